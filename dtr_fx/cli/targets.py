@@ -1,0 +1,149 @@
+"""From ``package.module:factory`` or ``path/to/file.py:factory`` to a model and its example inputs."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import torch
+
+from dtr_fx.errors import CommandError
+from dtr_fx.options import did_you_mean
+
+Inputs: TypeAlias = "tuple[Any, ...] | dict[str, Any]"
+
+
+def load_target(target: str) -> tuple[Callable[..., Any], Inputs]:
+    """Import a factory and call it.
+
+    Parameters
+    ----------
+    target:
+        ``package.module:factory``, importable from here or from the working directory, or
+        ``path/to/file.py:factory``, which may import from the file's own directory.
+
+    Returns
+    -------
+    tuple
+        The model, and its example inputs: a tuple of positional or a dict of keyword arguments.
+
+    Raises
+    ------
+    CommandError
+        There is no such factory, it fails, or it returns something else.
+    """
+    place, colon, name = target.rpartition(":")
+    if not (place and colon and name):
+        raise CommandError(
+            f"{target!r} names no factory: write package.module:factory or path/to/file.py:factory"
+        )
+    is_file = place.endswith(".py")
+    with _importable(Path(place).resolve().parent if is_file else Path.cwd()):
+        module = _import_file(Path(place)) if is_file else _import_module(place)
+        factory = _member(module, name, place)
+        with _one_line(f"{target} failed"):
+            made = factory()
+    return _model_and_inputs(made, target)
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    entry = str(folder)
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        if entry in sys.path:  # the user's code may have taken it out
+            sys.path.remove(entry)
+
+
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """Turn whatever the user's code raises, an exit included, into one line that says where."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        cause = " ".join(str(error).split())
+        raise CommandError(f"{what}: {type(error).__name__}: {cause}{_where(error)}") from error
+
+
+def _where(error: BaseException) -> str:
+    if isinstance(error, SyntaxError):  # its message names the line
+        return ""
+    machinery = (__file__, importlib.__file__, "<frozen")
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(machinery)
+    ]
+    # A wrong argument is told from where the user gave it, not from where a library noticed.
+    own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise CommandError(f"there is no file {path}")
+    # A name of its own: random.py or test.py must not stand in for the module of that name.
+    name = f"dtr_fx_target_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise CommandError(f"{path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    with _one_line(f"{path} cannot be imported"):
+        spec.loader.exec_module(module)
+    return module
+
+
+def _import_module(name: str) -> ModuleType:
+    with _one_line(f"{name} cannot be imported"):
+        return importlib.import_module(name)
+
+
+def _member(module: ModuleType, name: str, place: str) -> Callable[[], object]:
+    if not hasattr(module, name):
+        own = [key for key, value in vars(module).items() if _is_defined_in(module, value)]
+        raise CommandError(f"{place} has no {name!r}{did_you_mean(name, own) if own else ''}")
+    member = getattr(module, name)
+    if not callable(member):
+        raise CommandError(f"{place}:{name} is no function but of type {type(member).__name__}")
+    return member  # type: ignore[no-any-return]
+
+
+def _is_defined_in(module: ModuleType, value: object) -> bool:
+    return callable(value) and getattr(value, "__module__", None) == module.__name__
+
+
+def _model_and_inputs(made: object, target: str) -> tuple[Callable[..., Any], Inputs]:
+    if not (isinstance(made, (tuple, list)) and len(made) == 2):
+        raise CommandError(f"{target} must return a pair (model, inputs), not {_describe(made)}")
+    model, inputs = made
+    if not callable(model):
+        raise CommandError(f"{target}: the model must be a module or a function, not {_describe(model)}")
+    return model, _arguments(inputs, target)
+
+
+def _arguments(inputs: object, target: str) -> Inputs:
+    if isinstance(inputs, torch.Tensor):
+        return (inputs,)
+    if isinstance(inputs, (tuple, list)):
+        return tuple(inputs)
+    if isinstance(inputs, Mapping) and all(isinstance(key, str) for key in inputs):
+        return dict(inputs)
+    raise CommandError(
+        f"{target}: the inputs must be a tensor, a tuple of arguments or a dict of keyword arguments, "
+        f"not {_describe(inputs)}"
+    )
+
+
+def _describe(value: object) -> str:
+    size = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
+    return f"{type(value).__name__}{size}"

@@ -1,0 +1,95 @@
+"""What can go wrong, each with a message that says what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from dtr_fx.units import format_bytes, format_percent
+
+
+class DTRError(Exception):
+    """Any error that dtr_fx reports about what it was given."""
+
+
+class OptionError(DTRError, ValueError):
+    """An option that is unknown, or whose value cannot be understood."""
+
+
+class GraphError(DTRError, ValueError):
+    """A graph that cannot be planned."""
+
+
+class CommandError(DTRError, ValueError):
+    """A command line that cannot be carried out."""
+
+
+@dataclass(eq=False)
+class InfeasibleBudgetError(DTRError, ValueError):
+    """No plan fits the graph into the budget.
+
+    Parameters
+    ----------
+    asked:
+        The budget in bytes.
+    smallest:
+        The smallest budget in bytes for which a plan was found.
+    lower_bound:
+        The bytes that no plan can do without (see ``Report.lower_bound``).
+    baseline_peak:
+        The peak of the graph as it is, in bytes.
+    operator:
+        The node that needs more than was asked.
+    source:
+        The user's line that the operator comes from, or nothing.
+    pinned:
+        Bytes that may not be dropped when that operator runs, by kind (``"parameter"``, ``"input"``, ...).
+    """
+
+    asked: int
+    smallest: int
+    lower_bound: int
+    baseline_peak: int
+    operator: str
+    source: str
+    pinned: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        # As positional arguments of the exception the fields survive copying and pickling.
+        super().__init__(*vars(self).values())
+
+    def __str__(self) -> str:
+        where = f" ({self.source})" if self.source else ""
+        return "\n".join(
+            (
+                f"no plan fits this graph into {self._size(self.asked)}",
+                f"  its peak as it is: {self.baseline_peak} bytes = {format_bytes(self.baseline_peak)}",
+                f"  smallest budget that works: {self._size(self.smallest)}",
+                f"  lower bound for any plan: {self._size(self.lower_bound)}",
+                f"  operator that needs it: {self.operator}{where}",
+                f"  pinned then: {self._pinned()}",
+                f"  try: {self._advice()}",
+            )
+        )
+
+    def _size(self, nbytes: int) -> str:
+        share = f" = {format_percent(nbytes / self.baseline_peak)} of its peak" if self.baseline_peak else ""
+        return f"{nbytes} bytes = {format_bytes(nbytes)}{share}"
+
+    def _pinned(self) -> str:
+        kinds = sorted(((size, kind) for kind, size in self.pinned.items() if size), reverse=True)
+        return ", ".join(f"{kind} {format_bytes(size)}" for size, kind in kinds) or "nothing"
+
+    def _advice(self) -> str:
+        works = f"budget={self.smallest}{self._percent_that_works()}"
+        if 2 * sum(self.pinned.values()) > self.smallest:
+            return f"{works}; most of that is pinned, so a narrower dtype or a smaller model saves the most"
+        return f"{works}, or a smaller batch or sequence: most of that is activations"
+
+    def _percent_that_works(self) -> str:
+        if not self.smallest <= self.baseline_peak:
+            return ""
+        # Rounded up: a percent that is rounded down would fail again.
+        tenths = -(-1000 * Fraction(self.smallest, self.baseline_peak or 1) // 1)
+        return f' (or "{tenths / 10:.1f}%")'

@@ -1,0 +1,231 @@
+"""What a user can ask for: the budget in its several forms, and the options of the backend."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import numbers
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from dtr_fx.errors import OptionError
+from dtr_fx.report import Report
+from dtr_fx.runtime.heuristics import HEURISTICS, resolve
+from dtr_fx.units import parse_bytes, parse_percent
+
+_FORMS = (
+    "write a fraction of the graph's own peak (0.6 or '60%'), bytes (an int, '8GiB' or '8GB'), "
+    "or 'auto' for what the device has free"
+)
+
+
+@dataclass(frozen=True)
+class BudgetSpec:
+    """A budget as asked for: ``value`` is a fraction in (0, 1], bytes, or 0 for ``"auto"``."""
+
+    kind: Literal["fraction", "bytes", "auto"]
+    value: float
+
+
+def parse_budget(value: object) -> BudgetSpec:
+    """Understand a budget, before there is a graph to apply it to.
+
+    Parameters
+    ----------
+    value:
+        A float in (0, 1] or ``"60%"``: a fraction of the graph's own unconstrained peak.  An int or
+        ``"8GiB"``, ``"512MiB"``, ``"100KiB"`` (binary), ``"8GB"``, ``"512MB"``, ``"100KB"`` (decimal),
+        ``"123B"``: bytes.  ``"auto"``: what the device has free.  A number in a string, as a command
+        line gives it, means what the number means: ``"0.6"`` is a fraction, ``"100000"`` bytes.
+
+    Raises
+    ------
+    OptionError
+        It is none of these; the message says what to write.
+
+    Examples
+    --------
+    >>> parse_budget("60%")
+    BudgetSpec(kind='fraction', value=0.6)
+    >>> parse_budget("512MiB")
+    BudgetSpec(kind='bytes', value=536870912)
+    """
+    if isinstance(value, str):
+        return _from_text(value)
+    if isinstance(value, bool):
+        raise _rejected(value, "a bool is no budget")
+    if isinstance(value, numbers.Integral):
+        return _from_bytes(int(value), value)
+    if isinstance(value, numbers.Real):
+        return _from_fraction(float(value), value)
+    raise _rejected(value, f"{type(value).__name__} is no budget")
+
+
+def resolve_budget(
+    spec: BudgetSpec, baseline_peak: int, device: torch.device, *, already_held: int = 0
+) -> int:
+    """The budget in bytes for one graph.
+
+    Parameters
+    ----------
+    spec:
+        What ``parse_budget`` returned.
+    baseline_peak:
+        The peak of the graph as it is, in bytes, inputs and parameters included.
+    device:
+        Where the graph runs; ``"auto"`` asks it.
+    already_held:
+        Bytes of the graph's inputs and parameters that are on the device by now.  A budget counts
+        them, the free memory of the device no longer does, so ``"auto"`` adds them.
+
+    Raises
+    ------
+    OptionError
+        ``"auto"`` on a device that does not tell its free memory.
+    """
+    if spec.kind == "auto":
+        return _available(device) + already_held
+    if spec.kind == "bytes":
+        return int(spec.value)
+    # The fraction as written: in binary 0.29 * 100 is 28.999999999999996.
+    return int(Decimal(str(spec.value)) * baseline_peak)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of ``torch.compile(model, backend="dtr", options={...})``.
+
+    Parameters
+    ----------
+    budget:
+        See ``parse_budget``.  The default, 1.0, is the peak of the graph as it is.
+    heuristic:
+        A name in ``dtr_fx.runtime.HEURISTICS``, a ``Heuristic``, or a function ``score(s, m, c)`` of
+        staleness (seconds), size (bytes) and cost (seconds), over arrays.
+    costs:
+        Where the seconds of each operator come from: ``"roofline"``, a function or a mapping.
+    on_report:
+        Called with the ``Report`` of every graph that was planned.
+
+    Raises
+    ------
+    OptionError
+        A value that cannot be understood.
+    """
+
+    budget: float | int | str = 1.0
+    heuristic: str | Any = "dtr-eq"
+    costs: object = "roofline"
+    on_report: Callable[[Report], None] | None = None
+
+    def __post_init__(self) -> None:
+        parse_budget(self.budget)
+        _check_heuristic(self.heuristic)
+        if self.on_report is not None and not callable(self.on_report):
+            raise OptionError(f"on_report={self.on_report!r} cannot be called: give a function of a Report")
+
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, Any] | None) -> Options:
+        """Options from the dictionary that a compiler backend is given.
+
+        Raises
+        ------
+        OptionError
+            An unknown key, or a value that cannot be understood.
+        """
+        given = dict(options or {})
+        known = [field.name for field in fields(cls)]
+        for key in given:
+            if key not in known:
+                raise OptionError(f"unknown option {key!r}{did_you_mean(key, known)}")
+        return cls(**given)
+
+
+def did_you_mean(given: object, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: the nearest known one, or all of them."""
+    known = list(known)
+    near = difflib.get_close_matches(str(given), known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; choose one of {', '.join(map(repr, known))}"
+
+
+def _check_heuristic(heuristic: Any) -> None:
+    if isinstance(heuristic, str) and heuristic not in HEURISTICS:
+        raise OptionError(f"unknown heuristic {heuristic!r}{did_you_mean(heuristic, HEURISTICS)}")
+    try:
+        resolve(heuristic)
+    except TypeError as error:
+        raise OptionError(f"heuristic={heuristic!r}: {error}") from None
+
+
+def _from_text(text: str) -> BudgetSpec:
+    if text.strip() == "auto":
+        return BudgetSpec("auto", 0)
+    number = _plain_number(text)
+    if number is not None:
+        return parse_budget(number)
+    try:
+        size = parse_percent(text) if "%" in text else parse_bytes(text)
+    except ValueError as error:
+        raise _rejected(text, str(error)) from None
+    return _from_fraction(size, text) if isinstance(size, float) else _from_bytes(size, text)
+
+
+def _plain_number(text: str) -> int | float | None:
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            pass
+    return None
+
+
+def _from_bytes(nbytes: int, given: object) -> BudgetSpec:
+    if nbytes < 1:
+        raise _rejected(given, "a budget is at least one byte")
+    return BudgetSpec("bytes", nbytes)
+
+
+def _from_fraction(fraction: float, given: object) -> BudgetSpec:
+    if math.isnan(fraction):
+        raise _rejected(given, "not a number")
+    if fraction <= 0:
+        raise _rejected(given, "a fraction is above 0")
+    if fraction > 1:
+        raise _rejected(given, "a fraction is of the graph's own peak, so at most 1 (100%); bytes are an int")
+    return BudgetSpec("fraction", fraction)
+
+
+def _rejected(given: object, why: str) -> OptionError:
+    return OptionError(f"budget={given!r}: {why}; {_FORMS}")
+
+
+def _available(device: torch.device) -> int:
+    if device.type == "cpu":
+        return _cpu_available()
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        # What the caching allocator holds and does not use is free to this process.
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    raise OptionError(f"budget='auto': {device.type} does not tell its free memory; write the bytes")
+
+
+def _cpu_available(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """What Linux says can be had without swapping; elsewhere the pages that are free."""
+    try:
+        with meminfo.open() as lines:
+            sizes = dict(line.split(":", 1) for line in lines)
+        return int(sizes["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, AttributeError):
+        raise OptionError(
+            "budget='auto': this system does not tell its available memory; write the bytes"
+        ) from None

@@ -1,0 +1,104 @@
+"""What a plan did, as data: the one thing that logs, the command line and pictures are views of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Event:
+    """One step of the rewritten graph, in execution order.
+
+    ``kind`` is ``"compute"``, ``"recompute"``, ``"drop"`` or ``"banish"``.  ``name`` is the node in
+    the rewritten graph, ``origin`` the node of the original graph that it stands for.  ``nbytes`` are
+    the bytes that the step allocates (compute, recompute) or frees (drop, banish), ``cost`` its
+    seconds, ``live`` the bytes live while it runs.  ``reason`` says why a drop or a recompute
+    happened, ``score`` is the heuristic's score of the dropped storage, ``source`` the user's line.
+    """
+
+    kind: str
+    name: str
+    origin: str
+    phase: str
+    nbytes: int
+    cost: float
+    live: int
+    reason: str = ""
+    score: float | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The bytes live while one operator runs: one point of a memory timeline."""
+
+    live: int
+    name: str
+
+
+@dataclass(frozen=True)
+class StorageStats:
+    """What happened to one storage: ``kind`` is input, parameter, constant, activation or output."""
+
+    name: str
+    kind: str
+    nbytes: int
+    drops: int
+    recomputes: int
+    recompute_cost: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome of one plan.  Sizes are bytes, costs seconds.
+
+    ``baseline_peak`` is the peak of the graph as it was, ``planned_peak`` of the rewritten one, as the
+    verify pass derives it from the emitted graph; both count inputs and parameters.  ``lower_bound``
+    is the largest, over operators, of constants + outputs pinned by then + the operator's own inputs
+    and outputs: no plan can do with less.
+    """
+
+    budget: int
+    baseline_peak: int
+    planned_peak: int
+    lower_bound: int
+    constants: int
+    base_cost: float
+    total_cost: float
+    heuristic: str
+    device: str
+    events: tuple[Event, ...]
+    before: tuple[Point, ...]
+    after: tuple[Point, ...]
+    storages: tuple[StorageStats, ...]
+    seconds: dict[str, float]
+
+    @property
+    def overhead(self) -> float:
+        """Extra compute over base compute: 0.1 is 10% more."""
+        return (self.total_cost - self.base_cost) / self.base_cost if self.base_cost else 0.0
+
+    @property
+    def drops(self) -> int:
+        return sum(event.kind == "drop" for event in self.events)
+
+    @property
+    def recomputes(self) -> int:
+        return sum(event.kind == "recompute" for event in self.events)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        fields: dict[str, Any] = json.loads(text)
+        for key, item in (
+            ("events", Event),
+            ("before", Point),
+            ("after", Point),
+            ("storages", StorageStats),
+        ):
+            fields[key] = tuple(item(**entry) for entry in fields[key])
+        return cls(**fields)

@@ -1,0 +1,23 @@
+"""The paper's runtime: storages, operators, heuristics and eviction, without torch."""
+
+from .events import Event, trace
+from .graph import Operator, Storage, Tensor
+from .heuristics import HEURISTICS, Heuristic, parameterized, random, resolve
+from .runtime import Deallocation, OutOfBudget, Runtime, Thrash
+
+__all__ = [
+    "HEURISTICS",
+    "Deallocation",
+    "Event",
+    "Heuristic",
+    "Operator",
+    "OutOfBudget",
+    "Runtime",
+    "Storage",
+    "Tensor",
+    "Thrash",
+    "parameterized",
+    "random",
+    "resolve",
+    "trace",
+]

@@ -1,0 +1,135 @@
+"""Eviction heuristics (section 4.1 and Appendix D): the storage with the lowest score is evicted.
+
+Every heuristic is a function ``h'(s, m, c)`` of staleness (seconds), size (bytes) and compute cost
+(seconds), applied to whole arrays at once.  They differ in that function and in what ``c`` counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[np.float64]
+Score: TypeAlias = Callable[[Array, Array, Array], Array]
+Neighborhood: TypeAlias = Literal["exact", "eq", "ancestors", "needed", "local"]
+Time: TypeAlias = Literal["staleness", "next_use"]
+
+
+@dataclass(frozen=True)
+class Heuristic:
+    """How a victim is scored.
+
+    Parameters
+    ----------
+    name:
+        What reports call it.
+    make_score:
+        Called once per run; returns ``score(s, m, c)`` over equally long arrays of float64.
+    neighborhood:
+        What ``c`` counts beside the storage's own cost: ``"exact"`` the evicted neighbourhood e*,
+        ``"eq"`` its union-find approximation, ``"ancestors"`` the evicted ancestors, ``"needed"`` the
+        evicted ancestors and those evicted descendants that the program will still use, ``"local"``
+        nothing.
+    time:
+        What ``s`` is: the time since the last access, or (in a traced graph, where it is known) the
+        time until the next use.
+    """
+
+    name: str
+    make_score: Callable[[], Score]
+    neighborhood: Neighborhood = "eq"
+    time: Time = "staleness"
+
+
+def parameterized(
+    *, staleness: bool = True, size: bool = True, cost: Literal["exact", "eq", "local", "no"] = "eq"
+) -> Heuristic:
+    """The family h'(s, m, c) = c / (m · s) of Appendix D, each of its three factors on or off.
+
+    With all three off nothing is left to tell storages apart, and the choice is random, as in Figure 10.
+    """
+
+    def score(s: Array, m: Array, c: Array) -> Array:
+        numerator = np.ones_like(c) if cost == "no" else c
+        if staleness and size:
+            return numerator / (m * s)
+        if staleness:
+            return numerator / s
+        return numerator / m if size else numerator
+
+    name = f"h'({'s' if staleness else '-'}, {'m' if size else '-'}, {cost})"
+    if cost == "no" and not staleness and not size:
+        return replace(random(), name=name)
+    return Heuristic(name, lambda: score, "local" if cost == "no" else cost)
+
+
+def _cost_over_size_and_time(s: Array, m: Array, c: Array) -> Array:
+    return c / (m * s)
+
+
+def _stale(s: Array, m: Array, c: Array) -> Array:
+    return 1.0 / s
+
+
+def _large(s: Array, m: Array, c: Array) -> Array:
+    return 1.0 / m
+
+
+def _cost_over_size(s: Array, m: Array, c: Array) -> Array:
+    return c / m
+
+
+def _cost_over_size_and_root_time(s: Array, m: Array, c: Array) -> Array:
+    return c / (m * np.sqrt(s))
+
+
+def random(seed: int = 0) -> Heuristic:
+    """h_rand: a fresh uniform score for every storage at every choice; the same seed, the same run."""
+
+    def make_score() -> Score:
+        uniform = np.random.default_rng(seed)
+        return lambda s, m, c: uniform.random(len(c))
+
+    return Heuristic("rand", make_score, "local")
+
+
+HEURISTICS: dict[str, Heuristic] = {
+    heuristic.name: heuristic
+    for heuristic in (
+        Heuristic("dtr", lambda: _cost_over_size_and_time, "exact"),
+        Heuristic("dtr-eq", lambda: _cost_over_size_and_time, "eq"),
+        Heuristic("dtr-local", lambda: _cost_over_size_and_time, "local"),
+        Heuristic("lru", lambda: _stale, "local"),
+        Heuristic("size", lambda: _large, "local"),
+        Heuristic("msps", lambda: _cost_over_size, "ancestors"),
+        random(),
+        Heuristic("next-use", lambda: _cost_over_size_and_time, "needed", "next_use"),
+        Heuristic("next-use-root", lambda: _cost_over_size_and_root_time, "needed", "next_use"),
+    )
+}
+
+
+def resolve(heuristic: str | Heuristic | Score) -> Heuristic:
+    """A heuristic by name, as it is, or from a user's ``score(s, m, c)`` over arrays.
+
+    Raises
+    ------
+    ValueError
+        The name is not one of ``HEURISTICS``.
+    TypeError
+        It is neither a name, nor a ``Heuristic``, nor callable.
+    """
+    if isinstance(heuristic, Heuristic):
+        return heuristic
+    if isinstance(heuristic, str):
+        if heuristic not in HEURISTICS:
+            raise ValueError(f"unknown heuristic {heuristic!r}; choose one of {', '.join(HEURISTICS)}")
+        return HEURISTICS[heuristic]
+    if not callable(heuristic):
+        raise TypeError(f"a heuristic is a name, a Heuristic or a function score(s, m, c), not {heuristic!r}")
+    score = heuristic
+    return Heuristic(getattr(heuristic, "__name__", "custom"), lambda: score)

@@ -1,0 +1,251 @@
+"""Evicted neighbourhoods (section 4.1, C.2): what else must be recomputed if a storage is evicted.
+
+Each class keeps ``pool.cost`` equal to a storage's own cost plus that of its neighbourhood, and is told
+of every change: a storage ``enters`` the pool, is ``evicted`` from it, comes back by
+rematerialization (``restored``), or ``leaves`` the pool or the evicted storages for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+import numpy as np
+
+from .graph import Storage
+from .heuristics import Neighborhood
+from .pool import Pool
+
+
+class Local:
+    """c(S) alone: no neighbourhood (h_DTR^local, h_LRU, h_size)."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def entered(self, storage: Storage) -> None:
+        """The storage has joined the pool."""
+
+    def evicted(self, storage: Storage) -> None:
+        """The storage was evicted and has left the pool."""
+
+    def restored(self, storage: Storage) -> None:
+        """An evicted storage was rematerialized; it has not joined the pool yet."""
+
+    def left(self, storage: Storage) -> None:
+        """The storage left the pool, or stopped being evicted, for good."""
+
+    def referenced(self, storage: Storage) -> None:
+        """The program took its first, or gave up its last, reference to an evicted storage."""
+
+    def refresh(self) -> None:
+        """Called before a victim is chosen: bring ``pool.cost`` up to date."""
+
+
+class EquivalenceClasses(Local):
+    """ẽ*: the evicted components that a storage touches, as union-find sets with a running cost.
+
+    Eviction unites a storage with the evicted storages around it.  Rematerialization cannot split a
+    set: the storage's cost is subtracted and the rest stays one set (C.2), an overestimate of e*.
+    ``_touches[S]`` counts, per set, the evicted neighbours of a storage in the pool; ``_border`` is
+    its inverse, so that a change of a set's cost reaches exactly the scores that count it.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        super().__init__(pool)
+        self._up: list[int] = []
+        self._cost: list[float] = []
+        self._border: list[dict[Storage, None]] = []
+        self._member: dict[Storage, tuple[int, float]] = {}
+        self._touches: dict[Storage, dict[int, int]] = {}
+
+    def entered(self, storage: Storage) -> None:
+        touches: dict[int, int] = {}
+        self._touches[storage] = touches
+        for other in _around(storage):
+            if other.evicted:
+                number = self._find(self._member[other][0])
+                touches[number] = touches.get(number, 0) + 1
+                self._border[number][storage] = None
+        self._rescore(storage)
+
+    def evicted(self, storage: Storage) -> None:
+        number = self._unite(self._withdraw(storage))
+        self._member[storage] = (number, storage.cost)
+        self._change(number, storage.cost)
+        border = self._border[number]
+        for other in _around(storage):
+            if other.slot >= 0:
+                touches = self._touches[other]
+                touches[number] = touches.get(number, 0) + 1
+                if other not in border:
+                    border[other] = None
+                    self._pool.cost[other.slot] += self._cost[number]
+
+    def restored(self, storage: Storage) -> None:
+        number, cost = self._member.pop(storage)
+        number = self._find(number)
+        border = self._border[number]
+        for other in _around(storage):
+            if other.slot >= 0:
+                touches = self._touches[other]
+                touches[number] -= 1
+                if not touches[number]:
+                    del touches[number], border[other]
+                    self._rescore(other)
+        self._change(number, -cost)
+
+    def left(self, storage: Storage) -> None:
+        if storage in self._member:
+            self.restored(storage)
+        elif storage in self._touches:
+            self._withdraw(storage)
+
+    def _find(self, number: int) -> int:
+        up = self._up
+        while up[number] != number:
+            up[number] = up[up[number]]
+            number = up[number]
+        return number
+
+    def _withdraw(self, storage: Storage) -> dict[int, int]:
+        touches = self._touches.pop(storage)
+        for number in touches:
+            del self._border[number][storage]
+        return touches
+
+    def _unite(self, numbers: Collection[int]) -> int:
+        """One set for all: those with smaller borders join the one with the largest."""
+        if not numbers:
+            self._up.append(len(self._up))
+            self._cost.append(0.0)
+            self._border.append({})
+            return len(self._up) - 1
+        if len(numbers) == 1:
+            return next(iter(numbers))
+        root = max(numbers, key=lambda number: len(self._border[number]))
+        self._change(root, sum(self._cost[number] for number in numbers if number != root))
+        for number in numbers:
+            if number != root:
+                self._join(number, root)
+        return root
+
+    def _join(self, number: int, root: int) -> None:
+        self._up[number] = root
+        for storage in self._border[number]:
+            touches = self._touches[storage]
+            touches[root] = touches.get(root, 0) + touches.pop(number)
+            self._border[root][storage] = None
+            self._rescore(storage)
+        self._border[number] = {}
+
+    def _change(self, number: int, cost: float) -> None:
+        self._cost[number] += cost
+        border = self._border[number]
+        if len(border) > 16:
+            self._pool.cost[np.fromiter((s.slot for s in border), np.intp, len(border))] += cost
+        else:
+            for storage in border:
+                self._pool.cost[storage.slot] += cost
+
+    def _rescore(self, storage: Storage) -> None:
+        cost = storage.cost
+        for number in self._touches[storage]:
+            cost += self._cost[number]
+        self._pool.cost[storage.slot] = cost
+
+
+class Evicted(Local):
+    """e*: the evicted storages on an evicted path up, and (for h_DTR) down, found by search.
+
+    A search is repeated only for the storages whose neighbourhood has changed since the last choice.
+    ``downward`` says which evicted descendants count; a descendant that does not count still conducts.
+    """
+
+    def __init__(self, pool: Pool, downward: Callable[[Storage], bool] | None) -> None:
+        super().__init__(pool)
+        self._downward = downward
+        self._changed: dict[Storage, None] = {}
+
+    def entered(self, storage: Storage) -> None:
+        self._changed[storage] = None
+
+    def evicted(self, storage: Storage) -> None:
+        self._mark_around(storage)
+
+    restored = evicted
+
+    def left(self, storage: Storage) -> None:
+        self._changed.pop(storage, None)
+        if storage.retired:
+            self._mark_around(storage)
+
+    def referenced(self, storage: Storage) -> None:
+        if self._downward is _is_used_again:
+            self._mark_around(storage)
+
+    def refresh(self) -> None:
+        for storage in self._changed:
+            if storage.slot >= 0:
+                self._pool.cost[storage.slot] = self._neighborhood_cost(storage)
+        self._changed.clear()
+
+    def _neighborhood_cost(self, storage: Storage) -> float:
+        ancestors = _reach(storage, _parents)
+        cost = storage.cost + sum(other.cost for other in ancestors)
+        if self._downward is not None:
+            for other in _reach(storage, _children):
+                # Views of several storages can make one both an ancestor and a descendant.
+                if other not in ancestors and self._downward(other):
+                    cost += other.cost
+        return cost
+
+    def _mark_around(self, storage: Storage) -> None:
+        """Mark the resident storages whose search passes through this one."""
+        directions = [_children] if self._downward is None else [_children, _parents]
+        for step in directions:
+            for conductor in (storage, *_reach(storage, step)):
+                for other in step(conductor):
+                    if other.slot >= 0:
+                        self._changed[other] = None
+
+
+def _parents(storage: Storage) -> list[Storage]:
+    return storage.parents
+
+
+def _children(storage: Storage) -> list[Storage]:
+    return storage.children
+
+
+def _around(storage: Storage) -> Iterator[Storage]:
+    yield from storage.parents
+    yield from storage.children
+
+
+def _reach(storage: Storage, step: Callable[[Storage], Iterable[Storage]]) -> dict[Storage, None]:
+    """The evicted storages reached by steps through evicted storages only."""
+    reached: dict[Storage, None] = {}
+    pending = [storage]
+    while pending:
+        for other in step(pending.pop()):
+            if other.evicted and other not in reached:
+                reached[other] = None
+                pending.append(other)
+    return reached
+
+
+def _is_used_again(storage: Storage) -> bool:
+    return storage.refs > 0
+
+
+def track(neighborhood: Neighborhood, pool: Pool) -> Local:
+    """The tracker that keeps ``pool.cost`` for a heuristic's ``neighborhood``."""
+    if neighborhood == "eq":
+        return EquivalenceClasses(pool)
+    if neighborhood == "exact":
+        return Evicted(pool, lambda storage: True)
+    if neighborhood == "needed":
+        return Evicted(pool, _is_used_again)
+    if neighborhood == "ancestors":
+        return Evicted(pool, None)
+    return Local(pool)

@@ -1,0 +1,80 @@
+"""The pool of evictable storages, as arrays: choosing a victim is one vector expression, not a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from .graph import Storage
+from .heuristics import Array, Score, Time
+
+# A storage read at this very moment has a staleness of zero, and the paper divides by it.
+MIN_TIME = 1e-12
+
+
+class Pool:
+    """Evictable storages in contiguous slots: bytes, last access, next use, and cost with its neighbourhood.
+
+    Removing a storage moves the last one into its slot, so the arrays never have holes.
+    """
+
+    def __init__(self) -> None:
+        self.members: list[Storage] = []
+        self.size: Array = np.empty(64)
+        self.last_access: Array = np.empty(64)
+        self.next_use: Array = np.empty(64)
+        self.cost: Array = np.empty(64)
+
+    def add(self, storage: Storage) -> None:
+        slot = len(self.members)
+        if slot == len(self.size):
+            self._grow()
+        storage.slot = slot
+        self.members.append(storage)
+        self.size[slot] = storage.size
+        self.last_access[slot] = storage.last_access
+        self.next_use[slot] = storage.next_use
+        self.cost[slot] = storage.cost
+
+    def remove(self, storage: Storage) -> None:
+        slot = storage.slot
+        storage.slot = -1
+        last = self.members.pop()
+        if last is not storage:
+            end = len(self.members)
+            self.members[slot] = last
+            last.slot = slot
+            self.size[slot] = self.size[end]
+            self.last_access[slot] = self.last_access[end]
+            self.next_use[slot] = self.next_use[end]
+            self.cost[slot] = self.cost[end]
+
+    def victim(
+        self, score: Score, time: Time, clock: float, locked: Iterable[Storage]
+    ) -> tuple[Storage, float] | None:
+        """The unlocked storage of lowest score, or None; ties go to the first slot."""
+        n = len(self.members)
+        if not n:
+            return None
+        elapsed = clock - self.last_access[:n] if time == "staleness" else self.next_use[:n] - clock
+        # A copy: a score may return one of its arguments, and locked storages are crossed out below.
+        scores = np.array(score(np.maximum(elapsed, MIN_TIME), self.size[:n], self.cost[:n]), np.float64)
+        if scores.shape != (n,):
+            raise ValueError(f"the heuristic's scores for {n} storages have the shape {scores.shape}")
+        for storage in locked:
+            if storage.slot >= 0:
+                scores[storage.slot] = np.inf
+        storage = self.members[int(scores.argmin())]
+        if storage.locks:
+            # None is left, unless those that are have infinite scores, too.
+            unlocked = [other for other in self.members if not other.locks]
+            if not unlocked:
+                return None
+            storage = unlocked[0]
+        return storage, float(scores[storage.slot])
+
+    def _grow(self) -> None:
+        for name in ("size", "last_access", "next_use", "cost"):
+            array = getattr(self, name)
+            setattr(self, name, np.concatenate([array, np.empty_like(array)]))

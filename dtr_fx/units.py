@@ -1,0 +1,105 @@
+"""Bytes, shares and seconds: how they are shown, and how bytes and shares are read."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+_STEPS = {"K": 1, "M": 2, "G": 3, "T": 4}
+_UNITS = (
+    {"B": 1, "kB": 1000}
+    | {f"{prefix}B": 1000**step for prefix, step in _STEPS.items()}
+    | {f"{prefix}iB": 1024**step for prefix, step in _STEPS.items()}
+)
+_AMOUNT = re.compile(r"(?P<number>[+-]?(\d+\.?\d*|\.\d+))\s*(?P<unit>%|[a-z]*)", re.IGNORECASE)
+
+
+def format_bytes(nbytes: int) -> str:
+    """Bytes in binary units, to three digits.
+
+    >>> format_bytes(1000), format_bytes(3 * 2**19), format_bytes(2**30)
+    ('1000 B', '1.50 MiB', '1.00 GiB')
+    """
+    size, unit = float(abs(nbytes)), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1023.5:  # 1023.5 would be shown as 1024
+            break
+        size, unit = size / 1024, larger
+    number = f"{size:.0f}" if unit == "B" else _three_digits(size)
+    return f"{'-' if nbytes < 0 else ''}{number} {unit}"
+
+
+def format_percent(fraction: float) -> str:
+    """A share to a tenth of a percent; what is not nothing is never shown as nothing.
+
+    >>> format_percent(0.083), format_percent(0.0001), format_percent(0.0)
+    ('8.3%', '<0.1%', '0.0%')
+    """
+    return "<0.1%" if 0 < fraction < 0.0005 else f"{100 * fraction:.1f}%"
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds, to three digits.
+
+    >>> format_seconds(0.0123), format_seconds(75.0)
+    ('12.3 ms', '75.0 s')
+    """
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= 0.9995 * scale:
+            return f"{_three_digits(seconds / scale)} {unit}"
+    return f"{_three_digits(seconds * 1e9)} ns"
+
+
+def parse_bytes(text: str) -> int:
+    """Whole bytes in ``"8GiB"`` (binary), ``"8GB"`` (decimal), ``"100 KiB"`` or ``"123B"``.
+
+    Raises
+    ------
+    ValueError
+        Not a number with one of these units.
+
+    >>> parse_bytes("8GiB"), parse_bytes("1.5 KB")
+    (8589934592, 1500)
+    """
+    number, unit = _split(text)
+    if unit not in _UNITS:
+        raise ValueError(f"{unit!r} is not a unit of bytes{_suggestion(text)}")
+    return int(number * _UNITS[unit])
+
+
+def parse_percent(text: str) -> float:
+    """The fraction that ``"60%"`` stands for.
+
+    Raises
+    ------
+    ValueError
+        Not a number followed by ``%``.
+
+    >>> parse_percent("60%")
+    0.6
+    """
+    number, unit = _split(text)
+    if unit != "%":
+        raise ValueError(f"{text!r} is not a number followed by '%'")
+    return float(number / 100)
+
+
+def _split(text: str) -> tuple[Decimal, str]:
+    amount = _AMOUNT.fullmatch(text.strip())
+    if amount is None:
+        raise ValueError(f"{text!r} is not a number with a unit")
+    return Decimal(amount["number"]), amount["unit"]
+
+
+def _suggestion(text: str) -> str:
+    """What somebody who wrote "8gigs" or "8Gb" may have meant."""
+    amount = _AMOUNT.fullmatch(text.strip())
+    if amount is None or amount["unit"][:1].upper() not in _STEPS:
+        return ""
+    size = amount["number"] + amount["unit"][0].upper()
+    return f", did you mean '{size}iB' (binary) or '{size}B' (decimal)"
+
+
+def _three_digits(value: float) -> str:
+    decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{decimals}f}"

@@ -1,0 +1,112 @@
+"""Seconds per operator, by a roofline: the longer of computing its FLOPs and moving its bytes.
+
+FLOPs come from ``torch.utils.flop_counter``; bytes are those of the tensors read and written.  View
+operators, which make no storage, cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils.flop_counter import flop_registry
+
+from dtr_fx.errors import OptionError
+
+from .storages import hint, tensors_of
+
+Cost = Callable[[Node], float]
+
+
+@dataclass(frozen=True)
+class Device:
+    """FLOP/s by bytes per element, bytes/s of memory, and seconds to launch an operator.
+
+    The figures are data-sheet values (dense, no sparsity); what a plan needs is their ratio.
+    """
+
+    flops: Mapping[int, float]
+    bandwidth: float
+    launch: float = 4e-6
+
+
+CPU = Device({4: 2e11, 2: 1e11, 8: 1e11}, 3e10, 2e-6)
+_ACCELERATORS = {
+    "H200": Device({2: 989e12, 4: 67e12, 8: 34e12}, 4.8e12),
+    "H100": Device({2: 989e12, 4: 67e12, 8: 34e12}, 3.35e12),
+    "A100": Device({2: 312e12, 4: 19.5e12, 8: 9.7e12}, 2.0e12),
+    "L40": Device({2: 181e12, 4: 90e12, 8: 1.4e12}, 0.86e12),
+    "V100": Device({2: 125e12, 4: 15.7e12, 8: 7.8e12}, 0.9e12),
+    "T4": Device({2: 65e12, 4: 8.1e12, 8: 0.25e12}, 0.32e12),
+}
+_UNKNOWN_ACCELERATOR = Device({2: 100e12, 4: 15e12, 8: 7e12}, 1e12)
+
+
+def device_figures(device: torch.device) -> Device:
+    """The figures of a device, by its name."""
+    if device.type == "cpu":
+        return CPU
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" and torch.cuda.is_available() else ""
+    return next((figures for key, figures in _ACCELERATORS.items() if key in name), _UNKNOWN_ACCELERATOR)
+
+
+def roofline(device: torch.device) -> Cost:
+    """A cost function for the nodes of a graph on ``device``."""
+    figures = device_figures(device)
+
+    def cost(node: Node) -> float:
+        written = tensors_of(node.meta.get("val"))
+        read = [tensor for used in node.all_input_nodes for tensor in tensors_of(used.meta.get("val"))]
+        moved = sum(_bytes(tensor) for tensor in (*read, *written))
+        width = written[0].element_size() if written else 4
+        speed = figures.flops.get(width, figures.flops[4])
+        return figures.launch + max(flops(node) / speed, moved / figures.bandwidth)
+
+    return cost
+
+
+def flops(node: Node) -> int:
+    """Floating-point operations of one run, 0 for what the counter does not know."""
+    facts = node.meta.get("dtr_facts")
+    if facts is not None:
+        return int(facts.flops)
+    formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    if formula is None:
+        return 0
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    return hint(formula(*args, **kwargs, out_val=node.meta.get("val")))
+
+
+def resolve(costs: str | Cost | Mapping[Any, float], device: torch.device) -> Cost:
+    """``"roofline"``, a function of a node, or a mapping from a node's name or target to seconds.
+
+    Raises
+    ------
+    OptionError
+        It is none of these.
+    """
+    if callable(costs):
+        return costs
+    if isinstance(costs, Mapping):
+        estimate = roofline(device)
+
+        def look_up(node: Node) -> float:
+            for key in (node.name, node.target):
+                if key in costs:
+                    return costs[key]
+            return estimate(node)
+
+        return look_up
+    if costs == "roofline":
+        return roofline(device)
+    raise OptionError(
+        f"costs={costs!r} is unknown: write 'roofline', a function of a node that returns seconds, "
+        "or a mapping from node names or targets to seconds"
+    )
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return hint(tensor.numel()) * tensor.element_size()

@@ -1,0 +1,299 @@
+"""The DTR interpreter: an FX graph, run in execution order under a byte budget, as a new FX graph.
+
+    DTRInterpreter.plan()    drives the runtime over the program's steps: which storages to drop, when,
+      └─ Runtime.perform_op      and what to recompute; no tensor is touched
+    DTRInterpreter.emit()    writes down what the runtime did
+      ├─ compute             the node, as it was
+      ├─ recompute           a copy of it, reading what is resident now
+      └─ drop                a Drop node, where a storage goes that comes back later
+
+Requires: a ``Program`` (see ``storages``).  Ensures: a graph that computes the same outputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.utils._pytree as pytree
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from dtr_fx.runtime import Event, Heuristic, Runtime
+from dtr_fx.runtime.events import COMPUTE, DROP, RECOMPUTE
+
+from . import rng, storages
+from .drops import drop
+from .propagate import fake_mode_of_values
+from .storages import Program, Step, storage_key, tensors_of
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How one pass of the interpreter decides (see ``Runtime``)."""
+
+    heuristic: Heuristic
+    keep_passed: bool = True
+
+
+class DTRInterpreter:
+    """Runs one graph under one budget, first as a plan, then on the graph itself.
+
+    Parameters
+    ----------
+    program:
+        The graph, analysed.
+    budget:
+        Bytes that may be live at once, constants included; ``math.inf`` for no limit.
+    policy:
+        Which storage goes, and how long a rematerialized one stays.
+    max_cost:
+        Seconds of compute after which ``plan`` gives up with ``Thrash``.
+    """
+
+    def __init__(self, program: Program, budget: float, policy: Policy, *, max_cost: float = math.inf) -> None:
+        self.program = program
+        self.policy = policy
+        self.runtime = Runtime(
+            budget, policy.heuristic, keep_passed=policy.keep_passed, max_cost=max_cost
+        )
+        self.value_of_storage = list(program.constants)
+
+    def plan(self) -> list[Event]:
+        """Decide, without touching the graph: the runtime's events, whose operators are numbered as the steps.
+
+        Raises
+        ------
+        OutOfBudget, Thrash
+            See ``Runtime.perform_op``.
+        """
+        runtime = self.runtime
+        values = self.program.values
+        tensors = {value: runtime.constant(values[value].nbytes) for value in self.program.constants}
+        expectations = _expectations(self.program) if self.policy.heuristic.time == "next_use" else None
+        for number, step in enumerate(self.program.steps):
+            outputs = runtime.perform_op(
+                [tensors[value] for value in step.inputs],
+                [
+                    values[value].nbytes if values[value].alias_of == value else tensors[values[value].alias_of]
+                    for value in step.outputs
+                ],
+                step.cost,
+                workspace=step.workspace,
+                recomputable=step.recomputable,
+            )
+            tensors.update(zip(step.outputs, outputs))
+            self.value_of_storage += [value for value in step.outputs if values[value].alias_of == value]
+            if expectations is not None:
+                for value, time in expectations[number]:
+                    runtime.expect(tensors[value], time)
+            for value in step.pins:
+                runtime.pin(tensors[value])
+            for value in step.releases:
+                runtime.release(tensors[value])
+        return runtime.events
+
+    def emit(self) -> None:
+        """Write the plan into the graph that the program was read from.
+
+        Ensures: Drop and Recompute nodes in the order of the plan; what is read after a drop is the newest
+        copy; every node has ``meta["dtr"]`` with its role and, for a recompute, its origin.
+        """
+        _Emitter(self).run()
+
+
+def _expectations(program: Program) -> list[list[tuple[int, float]]]:
+    """For every step, when the storages that it touches are used next, in seconds of the base program."""
+    starts = [0.0]
+    for step in program.steps:
+        starts.append(starts[-1] + step.cost)
+    next_use: dict[int, float] = {}
+    expectations: list[list[tuple[int, float]]] = []
+    for number in range(len(program.steps) - 1, -1, -1):
+        step = program.steps[number]
+        touched = {program.storage(value) for value in (*step.inputs, *step.outputs)}
+        expectations.append([(value, next_use.get(value, math.inf)) for value in sorted(touched)])
+        for value in step.inputs:
+            next_use[program.storage(value)] = starts[number]
+    return expectations[::-1]
+
+
+class _Emitter:
+    """Edits a graph so that it does what a planned runtime did."""
+
+    def __init__(self, interpreter: DTRInterpreter) -> None:
+        self._program = interpreter.program
+        self._events = interpreter.runtime.events
+        self._value_of_storage = interpreter.value_of_storage
+        self._steps = self._program.steps
+        self._graph = self._steps[0].node.graph
+        self._mode = fake_mode_of_values(node.meta.get("val") for node in self._graph.nodes)
+        self._holder = {
+            tree: node for node, tree in reversed(self._program.values_of.items()) if isinstance(tree, int)
+        }
+        recomputed = {event.op for event in self._events if event.kind == RECOMPUTE}
+        self._read_again = {value for number in recomputed for value in self._steps[number].inputs}
+        self._newest: dict[Node, Node] = {}
+        self._saved: dict[int, Node] = {}
+        self._resident: set[int] = set()
+        self._selections: list[Node] = []
+        self._anchor = self._graph.output_node()
+
+    def run(self) -> None:
+        returning = self._drops_that_return()
+        anchors = self._anchors()
+        self._anchor = next(anchors)
+        with torch.no_grad(), self._mode or contextlib.nullcontext():
+            for position, event in enumerate(self._events):
+                if event.kind == COMPUTE:
+                    step = self._steps[event.op]
+                    self._compute(step)
+                    if step.role == storages.COMPUTE:
+                        self._anchor = next(anchors)
+                elif event.kind == RECOMPUTE:
+                    self._recompute(self._steps[event.op])
+                else:
+                    self._resident.discard(self._value_of_storage[event.storage])
+                    if position in returning:
+                        self._drop(event)
+        self._read_newest(self._anchor)
+        for selection in reversed(self._selections):
+            if not selection.users:
+                self._graph.erase_node(selection)
+
+    def _anchors(self) -> Iterator[Node]:
+        """The graph's operators in order, then its output: new nodes are inserted before the next of them."""
+        for step in self._steps:
+            if step.role == storages.COMPUTE:
+                yield step.node
+        yield self._graph.output_node()
+
+    def _drops_that_return(self) -> set[int]:
+        """The positions of the drops whose storage is recomputed later."""
+        returning = set()
+        dropped: dict[int, int] = {}
+        for position, event in enumerate(self._events):
+            if event.kind == DROP:
+                dropped[self._value_of_storage[event.storage]] = position
+            elif event.kind == RECOMPUTE:
+                for value in self._steps[event.op].outputs:
+                    if value in dropped:
+                        returning.add(dropped.pop(value))
+        return returning
+
+    def _compute(self, step: Step) -> None:
+        self._resident.update(step.outputs)
+        if step.role == storages.COMPUTE:
+            self._read_newest(step.node)
+            place = step.node
+            for selection in step.selections:
+                place.append(selection)
+                place = selection
+        elif step.role != storages.ARRIVE and step.outputs[0] in self._read_again:
+            self._saved[step.outputs[0]] = self._save(step)
+
+    def _save(self, step: Step) -> Node:
+        with self._graph.inserting_before(self._anchor):
+            if step.role == storages.SAVE_RNG:
+                node = self._graph.call_function(rng.save_state, (self._program.device.type,))
+                node.meta["val"] = self._own_storage(rng.state_like(self._program.device))
+            else:
+                node = self._graph.call_function(torch.ops.aten.clone.default, (step.node,))
+                node.meta["val"] = self._own_storage(step.node.meta["val"])
+        self._describe(node, role=step.role, origin=step.node.name)
+        return node
+
+    def _recompute(self, step: Step) -> None:
+        origin = step.node
+        kept = {node: self._saved[value] for node, value in step.kept.items()}
+
+        def newest(node: Node) -> Node:
+            return kept.get(node) or self._newest.get(node, node)
+
+        state = next((value for value in step.inputs if self._program.values[value].kind == "rng state"), None)
+        with self._graph.inserting_before(self._anchor):
+            if state is None:
+                node = self._graph.node_copy(origin, newest)
+            else:
+                node = self._replay(origin, self._saved[state], newest)
+            node.meta["val"] = pytree.tree_map(lambda leaf: self._value_again(leaf, origin, newest), origin.meta["val"])
+            self._rename(node, origin)
+            for selection in step.selections:
+                self._select_again(selection, step)
+        self._resident.update(step.outputs)
+
+    def _replay(self, origin: Node, state: Node, newest: Callable[[Node], Node]) -> Node:
+        target = rng.reference(origin)
+        if origin.op == "call_module":
+            target = self._graph.get_attr(str(origin.target))
+        args, kwargs = map_arg((origin.args, origin.kwargs), newest)
+        node = self._graph.call_function(
+            rng.replay, (state, self._program.device.type, target, *args), dict(kwargs)
+        )
+        node.meta = dict(origin.meta)
+        return node
+
+    def _select_again(self, selection: Node, step: Step) -> None:
+        """Take an element out of a recomputed result, unless the old one is still resident."""
+        source = self._newest.get(cast(Node, selection.args[0]))
+        values = pytree.tree_leaves(self._program.values_of[selection])
+        fresh = [value for value in values if value in step.outputs and self._program.storage(value) == value]
+        if source is None or (fresh and all(value in self._resident for value in fresh)):
+            return
+        node = self._graph.node_copy(selection, lambda _: source)
+        node.meta["val"] = source.meta["val"][selection.args[1]]
+        self._rename(node, selection)
+        self._selections.append(node)
+
+    def _drop(self, event: Event) -> None:
+        holder = self._holder[self._value_of_storage[event.storage]]
+        with self._graph.inserting_before(self._anchor):
+            node = self._graph.call_function(drop, (self._newest.get(holder, holder),))
+        node.name = f"drop_{holder.name}"
+        self._describe(node, role="drop", origin=holder.name, reason=event.reason, score=event.score)
+
+    def _rename(self, node: Node, origin: Node) -> None:
+        self._newest[origin] = node
+        node.name = f"{origin.name}_recompute"
+        for tag in ("recompute", "ac_graph_id"):
+            node.meta.pop(tag, None)
+        self._describe(node, role="recompute", origin=origin.name)
+
+    def _describe(self, node: Node, **facts: Any) -> None:
+        """Say what the node is for; it belongs to the pass, forward or backward, that it is inserted in."""
+        node.meta["dtr"] = facts
+        tag = self._anchor.meta.get("partitioner_tag")
+        if tag is not None:
+            node.meta["partitioner_tag"] = "is_backward" if tag == "is_backward" else "is_forward"
+
+    def _read_newest(self, node: Node) -> None:
+        newest = self._newest
+        if any(used in newest for used in node.all_input_nodes):
+            node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda used: newest.get(used, used))
+
+    def _value_again(self, leaf: Any, origin: Node, newest: Callable[[Node], Node]) -> Any:
+        """A fake value for a recompute: a view of what it reads where the origin's was, else new storage."""
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        key = storage_key(leaf)
+        for used in origin.all_input_nodes:
+            for position, tensor in enumerate(tensors_of(used.meta.get("val"))):
+                if storage_key(tensor) == key:
+                    base = tensors_of(newest(used).meta["val"])[position]
+                    return _view_like(leaf, base)
+        return self._own_storage(leaf)
+
+    def _own_storage(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is not torch.strided:
+            return torch.empty_like(tensor)
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def _view_like(tensor: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    if base.dtype != tensor.dtype:
+        base = torch.empty(0, dtype=tensor.dtype, device=base.device).set_(base.untyped_storage())
+    return base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

@@ -1,0 +1,91 @@
+"""Randomness that replays: a recomputed dropout draws the mask that it drew first.
+
+Before a random operator that will be recomputed, ``save_state`` takes the generator's state; its
+recomputation is ``replay``, which runs the operator from that state and puts the generator back as it
+found it.  Any number of replays draw the same numbers, and the program's own sequence is untouched.
+
+Plain functions, rather than ``torch._prims.rng_prims``, so that a rewritten graph of modules still
+differentiates: those operators refuse to be recorded by autograd.
+"""
+
+from __future__ import annotations
+
+import functools
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+def is_random(node: Node) -> bool:
+    """Whether the node draws from a generator."""
+    facts = node.meta.get("dtr_facts")
+    if facts is not None:
+        return bool(facts.is_random)
+    return isinstance(node.target, torch._ops.OpOverload) and (
+        torch.Tag.nondeterministic_seeded in node.target.tags
+    )
+
+
+def can_replay(node: Node) -> bool:
+    """Whether the node draws from its device's default generator and can be named in an argument."""
+    if node.kwargs.get("generator") is not None:
+        return False
+    return not callable(node.target) or reference(node) is not None
+
+
+def reference(node: Node) -> Any:
+    """The node's target as ``replay`` takes it: an operator, ``".method"``, or a function's full name."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target
+    if node.op == "call_method":
+        return f".{target}"
+    if node.op == "call_module":
+        return node.target
+    name = f"{getattr(target, '__module__', None) or 'torch'}:{getattr(target, '__name__', '')}"
+    try:
+        return name if pkgutil.resolve_name(name) is target else None
+    except (ValueError, ImportError, AttributeError):
+        return None
+
+
+def state_like(device: torch.device) -> torch.Tensor:
+    """A tensor like the generator's state, which always lies on the CPU."""
+    return _generator_state(device.type)
+
+
+def save_state(device: str) -> torch.Tensor:
+    """The state of the device's default generator (5,056 bytes on the CPU, 16 on CUDA)."""
+    return _generator_state(device)
+
+
+def replay(state: torch.Tensor, device: str, target: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run ``target`` as it ran when the generator was in ``state``, and leave the generator alone."""
+    function = _function(target) if isinstance(target, str) else target
+    current = _generator_state(device)
+    _set_generator_state(device, state)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        _set_generator_state(device, current)
+
+
+@functools.cache
+def _function(name: str) -> Callable[..., Any]:
+    if name.startswith("."):
+        return lambda tensor, *args, **kwargs: getattr(tensor, name[1:])(*args, **kwargs)
+    function: Callable[..., Any] = pkgutil.resolve_name(name)
+    return function
+
+
+def _generator_state(device: str) -> torch.Tensor:
+    return torch.get_rng_state() if device == "cpu" else getattr(torch, device).get_rng_state()
+
+
+def _set_generator_state(device: str, state: torch.Tensor) -> None:
+    if device == "cpu":
+        torch.set_rng_state(state)
+    else:
+        getattr(torch, device).set_rng_state(state)

@@ -1,0 +1,386 @@
+"""Which operator makes, views, reads and changes which storage: an FX graph as a program for the runtime.
+
+Requires: ``meta["val"]`` on every node (see ``propagate``), nodes in execution order.
+Ensures: a ``Program``, whose values are the leaf tensors of the nodes.  Two values share a storage
+when their fake tensors do.  A step is recomputable only when running it twice computes the same.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.fx import GraphModule, Node
+
+from . import rng
+
+COMPUTE = "compute"  # an operator of the graph
+ARRIVE = "arrive"  # an input that comes late: a tangent, when the backward pass starts
+SAVE_RNG = "save rng"  # the generator's state, saved before a random operator
+KEEP = "keep"  # a copy of an input that the graph changes later
+
+# Schemas of these name spaces do not show that every rank must take part.
+_COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "symm_mem")
+_PURE_PYTHON = ("torch", "_operator", "operator", "math", "builtins")
+
+
+@dataclass(frozen=True)
+class Value:
+    """One leaf tensor of a node; ``alias_of`` is the first value of its storage, itself if it is the first."""
+
+    name: str
+    kind: str
+    nbytes: int
+    alias_of: int
+
+
+@dataclass
+class Step:
+    """One operator: it reads and makes values, and afterwards releases those that are not read again.
+
+    ``selections`` are the ``getitem`` nodes that take its result apart.  ``kept`` maps an input that the
+    graph changes later to the value of its kept copy, which a recompute reads instead.
+    """
+
+    node: Node
+    role: str = COMPUTE
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    cost: float = 0.0
+    workspace: int = 0
+    recomputable: bool = True
+    selections: list[Node] = field(default_factory=list)
+    kept: dict[Node, int] = field(default_factory=dict)
+    pins: list[int] = field(default_factory=list)
+    releases: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Program:
+    """A graph as the runtime runs it: ``constants`` are resident from the start."""
+
+    device: torch.device
+    values: list[Value] = field(default_factory=list)
+    constants: list[int] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    values_of: dict[Node, Any] = field(default_factory=dict)
+
+    @property
+    def base_cost(self) -> float:
+        """Seconds of one run without recomputation."""
+        return sum(step.cost for step in self.steps)
+
+    @property
+    def constant_bytes(self) -> int:
+        return sum(self.values[value].nbytes for value in self.constants)
+
+    def storage(self, value: int) -> int:
+        """The value that stands for the storage."""
+        return self.values[value].alias_of
+
+
+def analyze(
+    gm: GraphModule, cost: Callable[[Node], float], workspace: Callable[[Node], int] = lambda node: 0
+) -> Program:
+    """The graph as a program; ``cost`` gives seconds, ``workspace`` bytes that only the operator itself sees."""
+    analysis = _Analysis(gm, cost, workspace)
+    for node in gm.graph.nodes:
+        analysis.visit(node)
+    return analysis.finish()
+
+
+def is_selection(node: Node) -> bool:
+    """Whether the node takes an element of another node's tuple, list or mapping."""
+    return (
+        node.op == "call_function"
+        and node.target is operator.getitem
+        and isinstance(node.args[0], Node)
+        and not isinstance(node.args[0].meta.get("val"), torch.Tensor)
+    )
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """What two tensors share when they share memory; a tensor without a storage has its own."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return id(tensor)
+
+
+def storage_bytes(tensor: torch.Tensor, device: torch.device) -> int:
+    """Bytes of the tensor's storage on ``device``, as its allocator hands them out; 0 on another device."""
+    if tensor.device.type != device.type or tensor.layout is not torch.strided:
+        return 0
+    nbytes = hint(tensor.untyped_storage().nbytes())
+    return -(-nbytes // 512) * 512 if device.type == "cuda" else nbytes
+
+
+def hint(size: int | torch.SymInt) -> int:
+    """The size in the trace at hand, without a guard on it (``SymNode.hint``: torch 2.11 to 2.13)."""
+    return size if isinstance(size, int) else int(size.node.hint or 0)
+
+
+def graph_device(gm: GraphModule) -> torch.device:
+    """The device that holds most of the graph's tensors."""
+    count: dict[torch.device, int] = defaultdict(int)
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            count[value.device] += 1
+    accelerators = [device for device in count if device.type not in ("cpu", "meta")]
+    return max(accelerators or count or [torch.device("cpu")], key=lambda device: count[device])
+
+
+def is_tangent(node: Node) -> bool:
+    """Whether AOTAutograd passes this input to the backward pass only."""
+    return node.op == "placeholder" and node.meta.get("partitioner_tag") == "is_backward"
+
+
+def mutated_tensors(node: Node) -> list[torch.Tensor]:
+    """The tensors that the node writes in place."""
+    facts = node.meta.get("dtr_facts")
+    if facts is not None:
+        return list(facts.mutates)
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return []
+    written = []
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            nodes = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Node)]
+            written += [tensor for leaf in nodes for tensor in tensors_of(leaf.meta.get("val"))]
+    return written
+
+
+def may_run_twice(node: Node) -> bool:
+    """Whether a second run computes the same and does nothing else (randomness apart, see ``rng``)."""
+    facts = node.meta.get("dtr_facts")
+    if facts is not None and facts.mutates:
+        return False
+    if node.op == "call_module":
+        module = node.graph.owning_module.get_submodule(str(node.target))  # type: ignore[union-attr]
+        return type(module).__module__.startswith("torch.nn.")
+    if node.op == "call_method":
+        return True
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return not target._schema.is_mutable and target.namespace not in _COLLECTIVES and not node.is_impure(impure_random=False)
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return False
+    module_name = str(getattr(target, "__module__", None) or "")
+    return module_name.partition(".")[0] in _PURE_PYTHON and not node.is_impure(impure_random=False)
+
+
+class _Analysis:
+    """The state of one reading of a graph."""
+
+    def __init__(
+        self, gm: GraphModule, cost: Callable[[Node], float], workspace: Callable[[Node], int]
+    ) -> None:
+        self._gm = gm
+        self._cost = cost
+        self._workspace = workspace
+        self._program = Program(graph_device(gm))
+        self._keys: list[int] = []
+        self._first_value: dict[int, int] = {}
+        self._last_write = _last_writes(gm)
+        self._position: dict[Node, int] = {node: i for i, node in enumerate(gm.graph.nodes)}
+        self._step_of: dict[Node, Step] = {}
+        self._tangents: list[Node] = []
+        self._kept: dict[Node, int] = {}
+        self._constants: dict[int, None] = {}
+        self._results: set[int] = set()
+        self._add_module_state()
+
+    def visit(self, node: Node) -> None:
+        if is_tangent(node):
+            self._tangents.append(node)
+        elif node.op in ("placeholder", "get_attr"):
+            self._add_constant(node)
+        elif node.op == "output":
+            self._results = set(self._inputs(node))
+        elif is_selection(node):
+            self._select(node)
+        else:
+            if node.meta.get("partitioner_tag") == "is_backward":
+                self._arrive()
+            self._add_operator(node)
+
+    def finish(self) -> Program:
+        self._arrive()
+        self._program.constants = list(self._constants)
+        last_use: dict[int, Step] = {}
+        for step in self._program.steps:
+            for value in (*step.outputs, *step.inputs):
+                last_use[value] = step
+            step.pins = [value for value in step.outputs if value in self._results]
+        for value, step in last_use.items():
+            if value not in self._results and value not in self._constants:
+                step.releases.append(value)
+        return self._program
+
+    def _add_module_state(self) -> None:
+        """Parameters and buffers that modules read without a node for it."""
+        if not any(node.op == "call_module" for node in self._gm.graph.nodes):
+            return
+        named = {node.target for node in self._gm.graph.nodes if node.op == "get_attr"}
+        for name, tensor in [*self._gm.named_parameters(), *self._gm.named_buffers()]:
+            if name not in named:
+                self._constants[self._new_value(name, "parameter", tensor)] = None
+
+    def _add_constant(self, node: Node) -> None:
+        values = self._new_values(node, _constant_kind(node))
+        if node.users:
+            self._constants.update(dict.fromkeys(map(self._program.storage, values)))
+
+    def _arrive(self) -> None:
+        """The inputs that come with the backward pass; they stay with their caller to its end."""
+        for node in self._tangents:
+            values = self._new_values(node, "input")
+            if node.users:
+                fresh = tuple(value for value in values if self._is_first(value))
+                self._results.update(fresh)
+                self._program.steps.append(Step(node, ARRIVE, outputs=fresh, recomputable=False))
+        self._tangents = []
+
+    def _add_operator(self, node: Node) -> None:
+        step = Step(node, inputs=self._inputs(node), recomputable=may_run_twice(node))
+        if step.recomputable:
+            self._replay_randomness(step)
+            self._protect_from_writes(step)
+        step.outputs = tuple(dict.fromkeys(self._new_values(node, "activation")))
+        fresh = [value for value in step.outputs if self._is_first(value)]
+        if any(self._keys[value] in self._last_write for value in fresh) or _is_used_whole(node):
+            step.recomputable = False
+        if fresh or not step.recomputable:
+            step.cost = self._cost(node)
+            step.workspace = self._workspace(node)
+        self._step_of[node] = step
+        self._program.steps.append(step)
+
+    def _select(self, node: Node) -> None:
+        source, index = node.args
+        assert isinstance(source, Node)
+        tree = self._program.values_of[source]
+        self._program.values_of[node] = () if tree == () else tree[index]
+        if source in self._step_of:
+            self._step_of[node] = self._step_of[source]
+            self._step_of[node].selections.append(node)
+
+    def _replay_randomness(self, step: Step) -> None:
+        """A random operator depends on the generator's state, which is saved before it."""
+        if not rng.is_random(step.node):
+            return
+        if not rng.can_replay(step.node):
+            step.recomputable = False
+            return
+        name = f"{step.node.name}_rng_state"
+        state = self._new_value(name, "rng state", rng.state_like(self._program.device), own_storage=True)
+        self._program.steps.append(Step(step.node, SAVE_RNG, outputs=(state,), recomputable=False))
+        step.inputs += (state,)
+
+    def _protect_from_writes(self, step: Step) -> None:
+        """A value read before the graph changes it is gone when a recompute would read it.
+
+        An input that is changed later is kept as a copy, unless that costs more than what it lets go.
+        """
+        position = self._position[step.node]
+        for value in dict.fromkeys(self._program.storage(value) for value in step.inputs):
+            if position > self._last_write.get(self._keys[value], -1):
+                continue
+            node = self._readable_input(step.node, value)
+            if node is None or self._program.values[value].nbytes > _bytes_of(step.node, self._program.device):
+                step.recomputable = False
+                return
+            if node not in self._kept:
+                self._keep(node, value)
+            step.kept[node] = self._kept[node]
+            step.inputs += (self._kept[node],)
+
+    def _readable_input(self, reader: Node, value: int) -> Node | None:
+        """The input of the graph that the reader reads directly, if that is how it reads the storage."""
+        reads = [
+            node for node in reader.all_input_nodes if value in map(self._program.storage, self._values(node))
+        ]
+        if len(reads) == 1 and reads[0].op in ("placeholder", "get_attr"):
+            return reads[0]
+        return None
+
+    def _keep(self, node: Node, value: int) -> None:
+        copy = self._new_value(f"{node.name}_kept", "kept copy", node.meta["val"], own_storage=True)
+        self._kept[node] = copy
+        cost = self._cost(node)
+        self._program.steps.append(Step(node, KEEP, (value,), (copy,), cost, recomputable=False))
+
+    def _inputs(self, node: Node) -> tuple[int, ...]:
+        used = (value for used in node.all_input_nodes for value in self._values(used))
+        return tuple(dict.fromkeys(map(self._constant_or_self, used)))
+
+    def _constant_or_self(self, value: int) -> int:
+        """Inputs that share a storage are one constant."""
+        first = self._program.storage(value)
+        return first if first in self._constants else value
+
+    def _values(self, node: Node) -> list[int]:
+        return [leaf for leaf in pytree.tree_leaves(self._program.values_of.get(node, ())) if leaf is not None]
+
+    def _new_values(self, node: Node, kind: str) -> list[int]:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            tree: Any = self._new_value(node.name, kind, value)
+        else:
+            tree = pytree.tree_map(
+                lambda leaf: self._new_value(node.name, kind, leaf) if isinstance(leaf, torch.Tensor) else None,
+                value,
+            )
+        self._program.values_of[node] = tree
+        return self._values(node)
+
+    def _new_value(self, name: str, kind: str, tensor: torch.Tensor, *, own_storage: bool = False) -> int:
+        number = len(self._keys)
+        key = -number - 1 if own_storage else storage_key(tensor)
+        first = self._first_value.setdefault(key, number)
+        nbytes = storage_bytes(tensor, self._program.device) if first == number else 0
+        self._keys.append(key)
+        self._program.values.append(Value(name, kind, nbytes, first))
+        return number
+
+    def _is_first(self, value: int) -> bool:
+        return self._program.storage(value) == value
+
+
+def _last_writes(gm: GraphModule) -> dict[int, int]:
+    """For every storage that the graph changes, the position of the last node that does."""
+    last = {}
+    for position, node in enumerate(gm.graph.nodes):
+        if node.op.startswith("call"):
+            for tensor in mutated_tensors(node):
+                last[storage_key(tensor)] = position
+    return last
+
+
+def _is_used_whole(node: Node) -> bool:
+    """Whether something holds on to the node's whole tuple, so that its elements live and die together."""
+    return isinstance(node.meta.get("val"), (tuple, list, dict)) and any(
+        not is_selection(user) and user.op != "output" for user in node.users
+    )
+
+
+def _bytes_of(node: Node, device: torch.device) -> int:
+    return sum(storage_bytes(tensor, device) for tensor in tensors_of(node.meta.get("val")))
+
+
+def _constant_kind(node: Node) -> str:
+    if node.op == "get_attr":
+        return "parameter"
+    described = type(node.meta.get("desc")).__name__
+    return "parameter" if described.startswith(("Param", "Buffer")) else "input"
