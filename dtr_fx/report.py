@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dtr_fx.units import format_bytes, format_percent
+
 
 @dataclass(frozen=True)
 class Event:
@@ -87,6 +89,14 @@ class Report:
     @property
     def recomputes(self) -> int:
         return sum(event.kind == "recompute" for event in self.events)
+
+    def summary(self) -> str:
+        """One line: peak → peak, budget, drops, recomputes, overhead."""
+        return (
+            f"peak {format_bytes(self.baseline_peak)} → {format_bytes(self.planned_peak)}, "
+            f"budget {format_bytes(self.budget)}: {self.drops} drops, {self.recomputes} recomputes, "
+            f"{format_percent(self.overhead)} more compute"
+        )
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

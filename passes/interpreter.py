@@ -138,6 +138,8 @@ class _Emitter:
         recomputed = {event.op for event in self._events if event.kind == RECOMPUTE}
         self._read_again = {value for number in recomputed for value in self._steps[number].inputs}
         self._newest: dict[Node, Node] = {}
+        self._origin: dict[Node, Node] = {}
+        self._old_value: dict[Node, Any] = {}
         self._saved: dict[int, Node] = {}
         self._resident: set[int] = set()
         self._selections: list[Node] = []
@@ -188,13 +190,33 @@ class _Emitter:
     def _compute(self, step: Step) -> None:
         self._resident.update(step.outputs)
         if step.role == storages.COMPUTE:
-            self._read_newest(step.node)
-            place = step.node
-            for selection in step.selections:
-                place.append(selection)
-                place = selection
+            self._compute_node(step)
         elif step.role != storages.ARRIVE and step.outputs[0] in self._read_again:
             self._saved[step.outputs[0]] = self._save(step)
+
+    def _compute_node(self, step: Step) -> None:
+        node = place = step.node
+        self._revalue_view(step)
+        self._read_newest(node)
+        for selection in step.selections:
+            if node in self._old_value:
+                self._old_value[selection] = selection.meta["val"]
+                selection.meta["val"] = cast(Node, selection.args[0]).meta["val"][selection.args[1]]
+            place.append(selection)
+            place = selection
+
+    def _revalue_view(self, step: Step) -> None:
+        """A view that is first taken after its storage was recomputed lies in the recomputed storage."""
+        node = step.node
+        if all(self._program.storage(value) == value for value in step.outputs):
+            return
+        read = [(used, self._newest_of(used)) for used in node.all_input_nodes]
+        if any(used is not new or used in self._old_value for used, new in read):
+            values = [
+                (self._old_value.get(used, used.meta.get("val")), new.meta.get("val")) for used, new in read
+            ]
+            self._old_value[node] = node.meta["val"]
+            node.meta["val"] = self._value_again(node.meta["val"], values)
 
     def _save(self, step: Step) -> Node:
         with self._graph.inserting_before(self._anchor):
@@ -212,7 +234,7 @@ class _Emitter:
         kept = {node: self._saved[value] for node, value in step.kept.items()}
 
         def newest(node: Node) -> Node:
-            return kept.get(node) or self._newest.get(node, node)
+            return kept.get(node) or self._newest_of(node)
 
         state = next((value for value in step.inputs if self._program.values[value].kind == "rng state"), None)
         with self._graph.inserting_before(self._anchor):
@@ -220,7 +242,8 @@ class _Emitter:
                 node = self._graph.node_copy(origin, newest)
             else:
                 node = self._replay(origin, self._saved[state], newest)
-            node.meta["val"] = pytree.tree_map(lambda leaf: self._value_again(leaf, origin, newest), origin.meta["val"])
+            values = [(used.meta.get("val"), newest(used).meta.get("val")) for used in origin.all_input_nodes]
+            node.meta["val"] = self._value_again(origin.meta["val"], values)
             self._rename(node, origin)
             for selection in step.selections:
                 self._select_again(selection, step)
@@ -258,10 +281,11 @@ class _Emitter:
 
     def _rename(self, node: Node, origin: Node) -> None:
         self._newest[origin] = node
+        self._origin[node] = origin
         node.name = f"{origin.name}_recompute"
         for tag in ("recompute", "ac_graph_id"):
             node.meta.pop(tag, None)
-        self._describe(node, role="recompute", origin=origin.name)
+        self._describe(node, role="recompute", origin=origin.name, reason=f"for {self._anchor.name}")
 
     def _describe(self, node: Node, **facts: Any) -> None:
         """Say what the node is for; it belongs to the pass, forward or backward, that it is inserted in."""
@@ -270,22 +294,29 @@ class _Emitter:
         if tag is not None:
             node.meta["partitioner_tag"] = "is_backward" if tag == "is_backward" else "is_forward"
 
-    def _read_newest(self, node: Node) -> None:
-        newest = self._newest
-        if any(used in newest for used in node.all_input_nodes):
-            node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda used: newest.get(used, used))
+    def _newest_of(self, node: Node) -> Node:
+        """The latest copy of what the node stands for; an operator may already read an earlier copy."""
+        return self._newest.get(self._origin.get(node, node), node)
 
-    def _value_again(self, leaf: Any, origin: Node, newest: Callable[[Node], Node]) -> Any:
-        """A fake value for a recompute: a view of what it reads where the origin's was, else new storage."""
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        key = storage_key(leaf)
-        for used in origin.all_input_nodes:
-            for position, tensor in enumerate(tensors_of(used.meta.get("val"))):
-                if storage_key(tensor) == key:
-                    base = tensors_of(newest(used).meta["val"])[position]
-                    return _view_like(leaf, base)
-        return self._own_storage(leaf)
+    def _read_newest(self, node: Node) -> None:
+        if any(used in self._newest for used in node.all_input_nodes):
+            node.args, node.kwargs = map_arg((node.args, node.kwargs), self._newest_of)
+
+    def _value_again(self, value: Any, read: list[tuple[Any, Any]]) -> Any:
+        """A fake value in storages of its own; where it was a view of what was read, of what is read now."""
+        bases = {
+            storage_key(old): new
+            for before, now in read
+            for old, new in zip(tensors_of(before), tensors_of(now))
+        }
+
+        def again(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            base = bases.get(storage_key(leaf))
+            return self._own_storage(leaf) if base is None else _view_like(leaf, base)
+
+        return pytree.tree_map(again, value)
 
     def _own_storage(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout is not torch.strided:

@@ -15,8 +15,18 @@ from dtr_fx.runtime import HEURISTICS, Heuristic, OutOfBudget, Thrash
 from .interpreter import DTRInterpreter, Policy
 from .storages import Program
 
-# A pass that recomputes this many times the whole program is given up for another policy.
-_THRASH = 8.0
+# A pass whose compute grows beyond this many times the program's own is given up for another policy.
+_THRASH = 12.0
+# How closely the smallest budget is searched, as a share of the lower bound.
+_TOLERANCE = 0.01
+
+
+class Infeasible(Exception):
+    """No policy fits the budget; ``smallest`` is the smallest budget, in bytes, that one was found for."""
+
+    def __init__(self, smallest: int) -> None:
+        super().__init__(f"the smallest budget that works is {smallest} bytes")
+        self.smallest = smallest
 
 
 @dataclass(frozen=True)
@@ -44,30 +54,67 @@ def lower_bound(program: Program) -> Need:
     return worst
 
 
-def baseline(program: Program) -> DTRInterpreter:
-    """The program as it is: nothing dropped but what is dead."""
-    return _run(program, math.inf, Policy(HEURISTICS["dtr-local"]))
+def fit(program: Program, budget: int, heuristic: Heuristic) -> DTRInterpreter:
+    """A plan within ``budget`` bytes: by the heuristic, else by the policies that reach furthest down.
 
-
-def fit(program: Program, budget: int, heuristic: Heuristic) -> DTRInterpreter | None:
-    """The first policy's plan that fits, or None."""
-    for policy in _policies(heuristic):
-        try:
-            return _run(program, budget, policy, _THRASH)
-        except (OutOfBudget, Thrash):
-            continue
-    return None
+    Raises
+    ------
+    Infeasible
+        No policy fits, neither at this budget nor at a smaller one.
+    """
+    bound = lower_bound(program).nbytes
+    if budget >= bound:
+        for policy in _policies(heuristic):
+            interpreter = _try(program, budget, policy)
+            if interpreter is not None:
+                return interpreter
+    smallest, interpreter = _smallest(program, bound)
+    if smallest > budget:
+        raise Infeasible(smallest)
+    return interpreter
 
 
 def _policies(heuristic: Heuristic) -> Iterator[Policy]:
+    """The heuristic as the paper runs it, and freeing at once what is only passed; then the fallbacks."""
+    yield Policy(heuristic)
     yield Policy(heuristic, keep_passed=False)
-    yield Policy(heuristic, keep_passed=True)
-    for name in ("next-use", "msps", "dtr"):
-        yield Policy(HEURISTICS[name], keep_passed=True)
-        yield Policy(HEURISTICS[name], keep_passed=False)
+    for fallback in _FALLBACKS:
+        if fallback.heuristic is not heuristic:
+            yield fallback
 
 
-def _run(program: Program, budget: float, policy: Policy, thrash: float = math.inf) -> DTRInterpreter:
-    interpreter = DTRInterpreter(program, budget, policy, max_cost=thrash * max(program.base_cost, 1e-9))
+# What a traced graph knows, the next use, reaches lower than any staleness.
+_FALLBACKS = (
+    Policy(HEURISTICS["next-use"]),
+    Policy(HEURISTICS["next-use"], keep_passed=False),
+    Policy(HEURISTICS["next-use-root"]),
+    Policy(HEURISTICS["dtr"], keep_passed=False),
+)
+
+
+def _smallest(program: Program, bound: int) -> tuple[int, DTRInterpreter]:
+    """The smallest budget that a bisection finds a plan for, and the plan."""
+    best = _run(program, math.inf, _FALLBACKS[0])
+    low, high = bound - 1, best.runtime.peak
+    while high - low > max(1, _TOLERANCE * bound):
+        middle = (low + high) // 2
+        plans = (_try(program, middle, policy) for policy in _FALLBACKS)
+        plan = next((plan for plan in plans if plan is not None), None)
+        if plan is None:
+            low = middle
+        else:
+            best, high = plan, plan.runtime.peak
+    return high, best
+
+
+def _try(program: Program, budget: float, policy: Policy) -> DTRInterpreter | None:
+    try:
+        return _run(program, budget, policy)
+    except (OutOfBudget, Thrash):
+        return None
+
+
+def _run(program: Program, budget: float, policy: Policy) -> DTRInterpreter:
+    interpreter = DTRInterpreter(program, budget, policy, max_cost=_THRASH * program.base_cost)
     interpreter.plan()
     return interpreter

@@ -140,6 +140,15 @@ def graph_device(gm: GraphModule) -> torch.device:
     return max(accelerators or count or [torch.device("cpu")], key=lambda device: count[device])
 
 
+def module_state(gm: GraphModule) -> list[tuple[str, torch.Tensor]]:
+    """Parameters and buffers that modules read without a node for it."""
+    if not any(node.op == "call_module" for node in gm.graph.nodes):
+        return []
+    named = {node.target for node in gm.graph.nodes if node.op == "get_attr"}
+    tensors = [*gm.named_parameters(), *gm.named_buffers()]
+    return [(name, tensor) for name, tensor in tensors if name not in named]
+
+
 def is_tangent(node: Node) -> bool:
     """Whether AOTAutograd passes this input to the backward pass only."""
     return node.op == "placeholder" and node.meta.get("partitioner_tag") == "is_backward"
@@ -229,13 +238,8 @@ class _Analysis:
         return self._program
 
     def _add_module_state(self) -> None:
-        """Parameters and buffers that modules read without a node for it."""
-        if not any(node.op == "call_module" for node in self._gm.graph.nodes):
-            return
-        named = {node.target for node in self._gm.graph.nodes if node.op == "get_attr"}
-        for name, tensor in [*self._gm.named_parameters(), *self._gm.named_buffers()]:
-            if name not in named:
-                self._constants[self._new_value(name, "parameter", tensor)] = None
+        for name, tensor in module_state(self._gm):
+            self._constants[self._new_value(name, "parameter", tensor)] = None
 
     def _add_constant(self, node: Node) -> None:
         values = self._new_values(node, _constant_kind(node))

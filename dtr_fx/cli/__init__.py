@@ -7,12 +7,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from dtr_fx.cli import diff
+from dtr_fx.cli import bench, diff
 from dtr_fx.errors import DTRError
 
 __all__ = ["main"]
 
-_COMMANDS = {"diff": diff}
+_COMMANDS = {"diff": diff, "bench": bench}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

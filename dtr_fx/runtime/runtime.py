@@ -7,7 +7,8 @@
 
 Deviations from the paper, each where it occurs: rematerialization keeps its own stack instead of
 recursing; locks held by operators that wait for a rematerialization give way when nothing else can be
-evicted; a storage that nothing can ask for again is freed for good.
+evicted; a storage that nothing can ask for again is freed for good; constants are never freed, not even
+by banishing.
 """
 
 from __future__ import annotations

@@ -1,0 +1,131 @@
+"""``torch.compile(model, backend="dtr", options={"budget": "60%"})``.
+
+AOTAutograd traces the joint graph; it is rewritten first and split afterwards, so that recomputation
+stands where the plan put it.  The two graphs run eagerly, boxed, so that saved activations are freed as
+the backward pass reads them for the last time.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import BackendCompilerFailed
+from torch.fx import GraphModule
+
+from dtr_fx.errors import DTRError, GraphError
+from dtr_fx.options import Options
+from dtr_fx.passes.drops import lower_drops
+from dtr_fx.passes.split import into_execution_order, split
+from dtr_fx.report import Report
+from dtr_fx.transform import rewrite
+
+log = logging.getLogger(__name__)
+
+
+def dtr(
+    gm: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """The compiler backend (entry point ``torch_dynamo_backends``); see ``Options``.
+
+    Raises
+    ------
+    OptionError
+        An unknown option or a value that cannot be understood, before anything is traced.
+    InfeasibleBudgetError
+        No plan fits; Dynamo wraps it, its message ends with ours.
+    """
+    chosen = Options.from_mapping(options)
+    compiler = aot_autograd(
+        fw_compiler=run_boxed,
+        bw_compiler=run_boxed,
+        inference_compiler=functools.partial(_compile_inference, options=chosen),
+        partition_fn=functools.partial(_partition, options=chosen),
+        keep_inference_input_mutations=True,
+    )
+    compiled: Callable[..., Any] = compiler(gm, example_inputs)
+    return compiled
+
+
+def plan_step(
+    model: torch.nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any], options: Options
+) -> list[Report]:
+    """Compile and run one step, forward and, where there are gradients, backward; a report per graph.
+
+    The loss is the model's output if that is a scalar, else the sum of its floating-point outputs.
+    The model's parameters keep their gradients as they were.
+
+    Raises
+    ------
+    DTRError
+        As ``dtr`` does.
+    """
+    reports: list[Report] = []
+    given = {**vars(options), "on_report": reports.append}
+    compiled = torch.compile(model, backend=functools.partial(dtr, options=given))
+    before = [(parameter, parameter.grad) for parameter in model.parameters()]
+    try:
+        output = compiled(**inputs) if isinstance(inputs, Mapping) else compiled(*inputs)
+        losses = [leaf.sum() for leaf in pytree.tree_leaves(output) if _is_differentiable(leaf)]
+        if losses:
+            sum(losses).backward()  # type: ignore[union-attr]
+    except BackendCompilerFailed as error:
+        if isinstance(error.inner_exception, DTRError):
+            raise error.inner_exception from None
+        raise
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient
+    return reports
+
+
+def run_boxed(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+    """A function that takes its arguments in a list and empties it, so that each can be freed in time.
+
+    ``_BoxedCodeGen`` is private; checked on torch 2.11 and 2.13.
+    """
+    from torch.fx.graph import _BoxedCodeGen
+
+    gm.graph.set_codegen(_BoxedCodeGen())
+    gm.recompile()
+    forward = gm.forward
+
+    def run(arguments: list[Any]) -> Any:
+        return forward(arguments)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _is_differentiable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _partition(
+    joint: GraphModule, inputs: Any, *, options: Options, **facts: Any
+) -> tuple[GraphModule, GraphModule]:
+    into_execution_order(joint)
+    _rewrite(joint, options)
+    return split(joint, inputs, **facts)
+
+
+def _compile_inference(
+    gm: GraphModule, example_inputs: Sequence[Any], *, options: Options
+) -> Callable[[list[Any]], Any]:
+    _rewrite(gm, options)
+    return run_boxed(gm, example_inputs)
+
+
+def _rewrite(gm: GraphModule, options: Options) -> None:
+    if not any(node.op.startswith("call") for node in gm.graph.nodes):
+        return
+    report = rewrite(gm, options)
+    lower_drops(gm.graph)
+    gm.recompile()
+    if options.on_report is not None:
+        options.on_report(report)

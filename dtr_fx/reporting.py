@@ -1,0 +1,130 @@
+"""A ``Report`` from a rewritten graph and the interpreter that rewrote it."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from dtr_fx.passes import storages
+from dtr_fx.passes.interpreter import DTRInterpreter
+from dtr_fx.passes.storages import Program
+from dtr_fx.report import Event, Point, Report, StorageStats
+from dtr_fx.runtime import events as kinds
+
+
+def make_report(
+    gm: GraphModule,
+    program: Program,
+    interpreter: DTRInterpreter | None,
+    *,
+    budget: int,
+    heuristic: str,
+    lower_bound: int,
+    before: Sequence[Point],
+    after: Sequence[Point],
+    seconds: dict[str, float],
+) -> Report:
+    """Put together what the passes know; ``interpreter`` is None where the graph fitted as it was."""
+    return Report(
+        budget=budget,
+        baseline_peak=max(point.live for point in before),
+        planned_peak=max(point.live for point in after),
+        lower_bound=lower_bound,
+        constants=program.constant_bytes,
+        base_cost=program.base_cost,
+        total_cost=interpreter.runtime.clock if interpreter else program.base_cost,
+        heuristic=interpreter.policy.heuristic.name if interpreter else heuristic,
+        device=str(program.device),
+        events=_events(gm, program, after),
+        before=tuple(before),
+        after=tuple(after),
+        storages=_storage_stats(program, interpreter),
+        seconds=seconds,
+    )
+
+
+def source_line(node: Node) -> str:
+    """The user's line that a node comes from, as ``file.py:12 in forward: y = f(x)``, or nothing."""
+    return _last_frame(node.meta.get("stack_trace") or "")
+
+
+@functools.lru_cache(maxsize=4096)
+def _last_frame(stack_trace: str) -> str:
+    frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)\n\s*(.*)', stack_trace)
+    if not frames:
+        return ""
+    path, line, function, code = frames[-1]
+    return f"{path.rsplit('/', 1)[-1]}:{line} in {function}: {code.strip()}"
+
+
+def _events(gm: GraphModule, program: Program, after: Sequence[Point]) -> tuple[Event, ...]:
+    step_of = {step.node.name: step for step in program.steps}
+    bytes_of = {
+        name: sum(program.values[value].nbytes for value in step.outputs) for name, step in step_of.items()
+    }
+    value_of = {node.name: tree for node, tree in program.values_of.items() if isinstance(tree, int)}
+    live_at = {point.name: point.live for point in after}
+    live = program.constant_bytes
+    events = []
+    for node in gm.graph.nodes:
+        if node.op in ("placeholder", "get_attr", "output") or storages.is_selection(node):
+            continue
+        facts: dict[str, Any] = node.meta.get("dtr") or {"role": kinds.COMPUTE, "origin": node.name}
+        is_drop = facts["role"] == kinds.DROP
+        live = live_at.get(node.name, live)
+        origin = facts["origin"]
+        step = step_of.get(origin)
+        nbytes = program.values[value_of[origin]].nbytes if is_drop else bytes_of.get(origin, 0)
+        if is_drop:
+            live -= nbytes
+        events.append(
+            Event(
+                kind=facts["role"] if facts["role"] in _KINDS else kinds.COMPUTE,
+                name=node.name,
+                origin=origin,
+                phase=str(node.meta.get("partitioner_tag", "")).removeprefix("is_"),
+                nbytes=nbytes,
+                cost=step.cost if step is not None and not is_drop else 0.0,
+                live=live,
+                reason=facts.get("reason", ""),
+                score=facts.get("score"),
+                source=source_line(node),
+            )
+        )
+    return tuple(events)
+
+
+_KINDS = (kinds.COMPUTE, kinds.RECOMPUTE, kinds.DROP, kinds.BANISH)
+
+
+def _storage_stats(program: Program, interpreter: DTRInterpreter | None) -> tuple[StorageStats, ...]:
+    drops: dict[int, int] = {}
+    recomputes: dict[int, int] = {}
+    costs: dict[int, float] = {}
+    for event in interpreter.runtime.events if interpreter else ():
+        if event.kind == kinds.DROP:
+            assert interpreter is not None
+            value = interpreter.value_of_storage[event.storage]
+            drops[value] = drops.get(value, 0) + 1
+        elif event.kind == kinds.RECOMPUTE:
+            step = program.steps[event.op]
+            for value in step.outputs:
+                recomputes[value] = recomputes.get(value, 0) + 1
+                costs[value] = costs.get(value, 0.0) + step.cost
+    results = {value for step in program.steps for value in step.pins}
+    return tuple(
+        StorageStats(
+            value.name,
+            "output" if number in results else value.kind,
+            value.nbytes,
+            drops.get(number, 0),
+            recomputes.get(number, 0),
+            costs.get(number, 0.0),
+        )
+        for number, value in enumerate(program.values)
+        if value.alias_of == number
+    )

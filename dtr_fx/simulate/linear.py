@@ -1,0 +1,97 @@
+"""The linear feedforward network of Theorem 3.1 and Appendix A (Kirisame et al., ICLR 2021).
+
+N operators f_1 … f_N forward and N gradient operators back, each of one unit of cost and memory::
+
+    t_1 = f_1()          t̂_N = f̂_N(t_{N-1})
+    t_i = f_i(t_{i-1})   t̂_i = f̂_i(t_{i-1}, t̂_{i+1})   t̂_1 = f̂_1(t̂_2)
+
+A tensor is released as soon as the program needs it no more (A.2).  Appendix A banishes it then; here the
+runtime's own policy decides, eager eviction by default, as in the paper's experiments.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dtr_fx.runtime import Heuristic, Runtime, Tensor
+
+
+@dataclass(frozen=True)
+class LinearRun:
+    """One run, forward and backward.
+
+    ``executed`` counts the operators that ran, of which 2N are the program's own; ``seconds`` is the wall
+    time that the runtime took for them.
+    """
+
+    n: int
+    budget: int
+    executed: int
+    seconds: float
+
+    @property
+    def ratio(self) -> float:
+        """Operators executed for each of the 2N operators of the program: 1 without a budget."""
+        return self.executed / (2 * self.n)
+
+    @property
+    def seconds_per_operator(self) -> float:
+        return self.seconds / self.executed
+
+
+def root_budget(n: int) -> int:
+    """B = 2⌈√N⌉, the budget of the paper's experiments on Theorem 3.1."""
+    return 2 * (math.isqrt(n - 1) + 1)
+
+
+def run_linear(
+    n: int,
+    heuristic: str | Heuristic = "dtr-eq",
+    budget: int | None = None,
+    *,
+    max_ratio: float = math.inf,
+) -> LinearRun:
+    """Run the network of ``n`` operators under a budget, ``root_budget(n)`` if none is given.
+
+    Raises
+    ------
+    OutOfBudget
+        Two inputs and an output do not fit.
+    Thrash
+        More than ``max_ratio`` operators were executed for each of the program's own.
+
+    Examples
+    --------
+    >>> run_linear(100).ratio
+    1.4
+    """
+    budget = root_budget(n) if budget is None else budget
+    runtime = Runtime(budget, heuristic, max_cost=max_ratio * 2 * n)
+    start = time.perf_counter()
+    backward(runtime, forward(runtime, n))
+    seconds = time.perf_counter() - start
+    return LinearRun(n, budget, round(runtime.clock), seconds)
+
+
+def forward(runtime: Runtime, n: int) -> list[Tensor]:
+    """The forward pass: t_1 … t_N, each with its external reference."""
+    tensors: list[Tensor] = []
+    for _ in range(n):
+        tensors += runtime.perform_op(tensors[-1:], [1], cost=1.0)
+    return tensors
+
+
+def backward(runtime: Runtime, tensors: Sequence[Tensor]) -> Tensor:
+    """The backward pass over what ``forward`` returned, which it releases; t̂_1."""
+    *rest, last = tensors
+    runtime.release(last)
+    [gradient] = runtime.perform_op(rest[-1:], [1], cost=1.0)
+    while rest:
+        runtime.release(rest.pop())
+        [earlier] = runtime.perform_op([*rest[-1:], gradient], [1], cost=1.0)
+        runtime.release(gradient)
+        gradient = earlier
+    return gradient

@@ -1,0 +1,230 @@
+"""An independent check of a rewritten graph, and its peak, from the emitted nodes alone.
+
+It shares no state with the interpreter.  Rules, each with an error that names the node:
+
+====================  ================================================================================
+live                  a node reads what stands before it, and no storage that was dropped
+same operator         a recompute calls what its origin calls
+same values           and on what its origin read: origins, their recomputes, kept copies
+same randomness       a random recompute replays the state saved right before its origin
+not twice             nothing that writes, or takes part in an effect, is recomputed
+not after a write     a recompute does not read a storage that was written since its origin read it
+====================  ================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from dtr_fx.errors import DTRError
+from dtr_fx.report import Point
+
+from . import rng
+from .storages import (
+    COMPUTE,
+    KEEP,
+    SAVE_RNG,
+    graph_device,
+    is_selection,
+    is_tangent,
+    may_run_twice,
+    module_state,
+    mutated_tensors,
+    storage_bytes,
+    storage_key,
+    tensors_of,
+)
+
+
+class VerificationError(DTRError):
+    """A rewritten graph breaks a rule: a defect of dtr_fx, worth a report."""
+
+
+def verify(gm: GraphModule) -> None:
+    """Check every rule.
+
+    Raises
+    ------
+    VerificationError
+        The first rule that is broken, and the node that breaks it.
+    """
+    check = _Check()
+    for node in gm.graph.nodes:
+        check.visit(node)
+
+
+class _Check:
+    """What has stood before the node at hand."""
+
+    def __init__(self) -> None:
+        self._seen: set[Node] = set()
+        self._origins: dict[str, Node] = {}
+        self._dropped: dict[int, str] = {}
+        self._writes: dict[int, int] = {}
+        self._versions_read: dict[str, dict[str, int]] = {}
+        self._open_states: list[Node] = []
+        self._state_of: dict[str, Node] = {}
+
+    def visit(self, node: Node) -> None:
+        self._check_live(node)
+        role = _role(node)
+        if role == "drop":
+            self._dropped.update((key, node.name) for key in _keys(node.all_input_nodes[0]))
+        elif role == "recompute":
+            self._check_recompute(node)
+        elif role == SAVE_RNG:
+            self._open_states.append(node)
+        elif role != KEEP:
+            self._remember(node)
+        if role == KEEP or self._writes:
+            self._versions_read[node.name] = self._versions(node)
+        self._seen.add(node)
+
+    def _check_live(self, node: Node) -> None:
+        for used in node.all_input_nodes:
+            if used not in self._seen:
+                raise _broken("live", node, f"it reads {used.name}, which does not stand before it")
+            if self._dropped:
+                for key in _keys(used):
+                    if key in self._dropped:
+                        raise _broken("live", node, f"it reads {used.name} after {self._dropped[key]}")
+
+    def _remember(self, node: Node) -> None:
+        """Note what a later recompute of this node will be held against."""
+        self._origins[node.name] = node
+        if not node.op.startswith("call"):
+            return
+        if self._open_states and rng.is_random(node):
+            for state in self._open_states:
+                if state.meta["dtr"]["origin"] == node.name:
+                    self._state_of[node.name] = state
+            self._open_states = []
+        for tensor in mutated_tensors(node):
+            key = storage_key(tensor)
+            self._writes[key] = self._writes.get(key, 0) + 1
+
+    def _check_recompute(self, node: Node) -> None:
+        origin = self._origins.get(node.meta["dtr"]["origin"])
+        if origin is None:
+            raise _broken("same operator", node, "its origin does not stand before it")
+        target, args, kwargs = node.target, node.args, node.kwargs
+        if target is rng.replay:
+            self._check_replay(node, origin)
+            args = args[3:]
+        elif target is not origin.target and target != origin.target:
+            raise _broken("same operator", node, f"it calls {target}, {origin.name} calls {origin.target}")
+        elif rng.is_random(origin):
+            raise _broken("same randomness", node, "it draws anew")
+        if _by_origin((args, kwargs)) != _by_origin((origin.args, origin.kwargs)):
+            raise _broken("same values", node, f"it reads {args}, {origin.name} reads {origin.args}")
+        if not is_selection(origin) and not may_run_twice(origin):
+            raise _broken("not twice", node, f"{origin.name} may run once only")
+        if self._writes:
+            self._check_versions(node, origin)
+
+    def _check_replay(self, node: Node, origin: Node) -> None:
+        if node.args[0] is not self._state_of.get(origin.name):
+            raise _broken("same randomness", node, f"its state was not saved right before {origin.name}")
+        target = node.args[2]
+        called = target.target if isinstance(target, Node) else target
+        if called != rng.reference(origin):
+            raise _broken("same operator", node, f"it replays {called}, {origin.name} calls {origin.target}")
+
+    def _check_versions(self, node: Node, origin: Node) -> None:
+        before = self._versions_read.get(origin.name, {})
+        for name, version in self._versions(node).items():
+            if version != before.get(name, 0):
+                raise _broken("not after a write", node, f"{name} was written after {origin.name} read it")
+
+    def _versions(self, node: Node) -> dict[str, int]:
+        """How often each storage that the node reads had been written; a kept copy stays as it was copied."""
+        versions = {}
+        for used in node.all_input_nodes:
+            name = _origin_name(used)
+            if _role(used) == KEEP:
+                versions[name] = self._versions_read[used.name][name]
+            else:
+                versions[name] = sum(self._writes.get(key, 0) for key in _keys(used))
+        return versions
+
+
+def liveness(gm: GraphModule, workspace: Mapping[str, int]) -> list[Point]:
+    """The bytes live while each operator runs, by the last reader of each storage.
+
+    ``workspace`` gives, by the name of an operator's origin, the bytes that it allocates for itself.
+    Inputs and parameters that the graph reads are live throughout, tangents from the first backward
+    operator on, outputs from when they are made to the end.
+    """
+    device = graph_device(gm)
+    nodes = list(gm.graph.nodes)
+    bytes_of = {node: _storages(node, device) for node in nodes}
+    last_reader: dict[int, Node] = {}
+    for node in nodes:
+        if _role(node) != "drop":
+            for used in (node, *node.all_input_nodes):
+                last_reader.update(dict.fromkeys(bytes_of[used], node))
+    dies_at: dict[Node, list[int]] = {}
+    for key, node in last_reader.items():
+        dies_at.setdefault(node, []).append(key)
+    live_bytes: dict[int, int] = {}
+    live = sum(storage_bytes(tensor, device) for _, tensor in module_state(gm))
+    tangents: list[Node] = []
+    points: list[Point] = []
+    forever: set[int] = set()
+
+    def allocate(node: Node) -> int:
+        new = {key: nbytes for key, nbytes in bytes_of[node].items() if key not in live_bytes}
+        live_bytes.update(new)
+        return sum(new.values())
+
+    for node in nodes:
+        if node.op in ("placeholder", "get_attr"):
+            if node.users and is_tangent(node):
+                tangents.append(node)
+            elif node.users:
+                live += allocate(node)
+            forever.update(bytes_of[node])
+        elif node.op != "output" and _role(node) != "drop":
+            if tangents and node.meta.get("partitioner_tag") == "is_backward":
+                live += sum(map(allocate, tangents))
+                tangents = []
+            live += allocate(node)
+            if not is_selection(node):
+                points.append(Point(live + workspace.get(_origin_name(node), 0), node.name))
+            for key in dies_at.get(node, ()):
+                if key not in forever:
+                    live -= live_bytes.pop(key, 0)
+    return points
+
+
+def _storages(node: Node, device: torch.device) -> dict[int, int]:
+    tensors = tensors_of(node.meta.get("val")) if node.op != "output" else []
+    return {storage_key(tensor): storage_bytes(tensor, device) for tensor in tensors}
+
+
+def _keys(node: Node) -> list[int]:
+    return [storage_key(tensor) for tensor in tensors_of(node.meta.get("val"))]
+
+
+def _role(node: Node) -> str:
+    facts = node.meta.get("dtr")
+    return facts["role"] if facts else COMPUTE
+
+
+def _origin_name(node: Node) -> str:
+    facts = node.meta.get("dtr")
+    return facts["origin"] if facts else node.name
+
+
+def _by_origin(arguments: Any) -> Any:
+    return map_arg(arguments, lambda node: f"%{_origin_name(node)}")
+
+
+def _broken(rule: str, node: Node, why: str) -> VerificationError:
+    return VerificationError(f"rule {rule!r} is broken at {node.format_node()}: {why}")
