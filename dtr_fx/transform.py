@@ -15,8 +15,8 @@ from dtr_fx.options import Options, parse_budget, resolve_budget
 from dtr_fx.passes import costs as cost_model
 from dtr_fx.passes import storages, verify
 from dtr_fx.passes.propagate import propagate
-from dtr_fx.passes.rematerialize import Infeasible, fit, lower_bound
-from dtr_fx.passes.workspace import measure_workspaces, workspace_bytes
+from dtr_fx.passes.rematerialize import Infeasible, Need, fit, lower_bound
+from dtr_fx.passes.workspace import workspaces
 from dtr_fx.report import Report
 from dtr_fx.reporting import make_report, source_line
 from dtr_fx.runtime import Heuristic, resolve
@@ -98,24 +98,25 @@ def rewrite(gm: GraphModule, options: Options) -> Report:
     if not calls:
         raise GraphError("the graph has no operators: there is nothing to plan")
     cost = cost_model.resolve(options.costs, storages.graph_device(gm))
-    measure_workspaces(calls)
+    workspace = workspaces(calls)
     lap("workspaces")
-    program = storages.analyze(gm, cost, workspace_bytes)
-    workspaces = {step.node.name: step.workspace for step in program.steps}
+    program = storages.analyze(gm, cost, workspace)
+    workspace_of = {node.name: nbytes for node, nbytes in workspace.items()}
     lap("storages")
-    before = verify.liveness(gm, workspaces)
+    before = verify.liveness(gm, workspace_of, program.device)
     baseline_peak = max(point.live for point in before)
     budget = resolve_budget(
         parse_budget(options.budget), baseline_peak, program.device, already_held=program.constant_bytes
     )
     lap("baseline")
+    need = lower_bound(program)
     heuristic = resolve(options.heuristic)
     interpreter = None
     if budget < baseline_peak:
         try:
-            interpreter = fit(program, budget, heuristic)
+            interpreter = fit(program, budget, heuristic, bound=need.nbytes)
         except Infeasible as infeasible:
-            raise _error(program, budget, baseline_peak, infeasible.smallest) from None
+            raise _error(program, need, budget, baseline_peak, infeasible.smallest) from None
     lap("plan")
     if interpreter is not None:
         interpreter.emit()
@@ -123,7 +124,7 @@ def rewrite(gm: GraphModule, options: Options) -> Report:
     if interpreter is not None:
         verify.verify(gm)
     lap("verify")
-    after = verify.liveness(gm, workspaces)
+    after = verify.liveness(gm, workspace_of, program.device)
     assert interpreter is None or max(point.live for point in after) <= budget, "the plan exceeds the budget"
     report = make_report(
         gm,
@@ -131,7 +132,7 @@ def rewrite(gm: GraphModule, options: Options) -> Report:
         interpreter,
         budget=budget,
         heuristic=heuristic.name,
-        lower_bound=lower_bound(program).nbytes,
+        lower_bound=need.nbytes,
         before=before,
         after=after,
         seconds=seconds,
@@ -141,9 +142,8 @@ def rewrite(gm: GraphModule, options: Options) -> Report:
 
 
 def _error(
-    program: storages.Program, budget: int, baseline_peak: int, smallest: int
+    program: storages.Program, need: Need, budget: int, baseline_peak: int, smallest: int
 ) -> InfeasibleBudgetError:
-    need = lower_bound(program)
     node = program.steps[need.step].node
     pinned: dict[str, int] = {}
     pinned_values = {program.storage(value) for step in program.steps[: need.step + 1] for value in step.pins}

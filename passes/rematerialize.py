@@ -54,15 +54,16 @@ def lower_bound(program: Program) -> Need:
     return worst
 
 
-def fit(program: Program, budget: int, heuristic: Heuristic) -> DTRInterpreter:
+def fit(program: Program, budget: int, heuristic: Heuristic, *, bound: int) -> DTRInterpreter:
     """A plan within ``budget`` bytes: by the heuristic, else by the policies that reach furthest down.
+
+    ``bound`` is the program's lower bound.
 
     Raises
     ------
     Infeasible
         No policy fits, neither at this budget nor at a smaller one.
     """
-    bound = lower_bound(program).nbytes
     if budget >= bound:
         for policy in _policies(heuristic):
             interpreter = _try(program, budget, policy)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,9 +84,7 @@ class Program:
         return self.values[value].alias_of
 
 
-def analyze(
-    gm: GraphModule, cost: Callable[[Node], float], workspace: Callable[[Node], int] = lambda node: 0
-) -> Program:
+def analyze(gm: GraphModule, cost: Callable[[Node], float], workspace: Mapping[Node, int]) -> Program:
     """The graph as a program; ``cost`` gives seconds, ``workspace`` bytes that only the operator itself sees."""
     analysis = _Analysis(gm, cost, workspace)
     for node in gm.graph.nodes:
@@ -105,6 +103,11 @@ def is_selection(node: Node) -> bool:
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors in a node's value, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if value is None:
+        return []
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
@@ -193,7 +196,7 @@ class _Analysis:
     """The state of one reading of a graph."""
 
     def __init__(
-        self, gm: GraphModule, cost: Callable[[Node], float], workspace: Callable[[Node], int]
+        self, gm: GraphModule, cost: Callable[[Node], float], workspace: Mapping[Node, int]
     ) -> None:
         self._gm = gm
         self._cost = cost
@@ -267,7 +270,7 @@ class _Analysis:
             step.recomputable = False
         if fresh or not step.recomputable:
             step.cost = self._cost(node)
-            step.workspace = self._workspace(node)
+            step.workspace = self._workspace.get(node, 0)
         self._step_of[node] = step
         self._program.steps.append(step)
 

@@ -30,7 +30,6 @@ from .storages import (
     COMPUTE,
     KEEP,
     SAVE_RNG,
-    graph_device,
     is_selection,
     is_tangent,
     may_run_twice,
@@ -154,58 +153,66 @@ class _Check:
         return versions
 
 
-def liveness(gm: GraphModule, workspace: Mapping[str, int]) -> list[Point]:
-    """The bytes live while each operator runs, by the last reader of each storage.
+def liveness(gm: GraphModule, workspace: Mapping[str, int], device: torch.device) -> list[Point]:
+    """The bytes live on ``device`` while each operator runs, by the last reader of each storage.
 
     ``workspace`` gives, by the name of an operator's origin, the bytes that it allocates for itself.
     Inputs and parameters that the graph reads are live throughout, tangents from the first backward
     operator on, outputs from when they are made to the end.
     """
-    device = graph_device(gm)
-    nodes = list(gm.graph.nodes)
-    bytes_of = {node: _storages(node, device) for node in nodes}
-    last_reader: dict[int, Node] = {}
-    for node in nodes:
-        if _role(node) != "drop":
-            for used in (node, *node.all_input_nodes):
-                last_reader.update(dict.fromkeys(bytes_of[used], node))
-    dies_at: dict[Node, list[int]] = {}
-    for key, node in last_reader.items():
-        dies_at.setdefault(node, []).append(key)
+    dies_at = _deaths(gm)
     live_bytes: dict[int, int] = {}
     live = sum(storage_bytes(tensor, device) for _, tensor in module_state(gm))
     tangents: list[Node] = []
     points: list[Point] = []
-    forever: set[int] = set()
 
     def allocate(node: Node) -> int:
-        new = {key: nbytes for key, nbytes in bytes_of[node].items() if key not in live_bytes}
-        live_bytes.update(new)
-        return sum(new.values())
+        allocated = 0
+        for tensor in tensors_of(node.meta.get("val")):
+            key = storage_key(tensor)
+            if key not in live_bytes:
+                live_bytes[key] = storage_bytes(tensor, device)
+                allocated += live_bytes[key]
+        return allocated
 
-    for node in nodes:
+    for node in gm.graph.nodes:
         if node.op in ("placeholder", "get_attr"):
             if node.users and is_tangent(node):
                 tangents.append(node)
             elif node.users:
                 live += allocate(node)
-            forever.update(bytes_of[node])
         elif node.op != "output" and _role(node) != "drop":
             if tangents and node.meta.get("partitioner_tag") == "is_backward":
                 live += sum(map(allocate, tangents))
                 tangents = []
-            live += allocate(node)
             if not is_selection(node):
+                live += allocate(node)
                 points.append(Point(live + workspace.get(_origin_name(node), 0), node.name))
             for key in dies_at.get(node, ()):
-                if key not in forever:
-                    live -= live_bytes.pop(key, 0)
+                live -= live_bytes.pop(key, 0)
     return points
 
 
-def _storages(node: Node, device: torch.device) -> dict[int, int]:
-    tensors = tensors_of(node.meta.get("val")) if node.op != "output" else []
-    return {storage_key(tensor): storage_bytes(tensor, device) for tensor in tensors}
+def _deaths(gm: GraphModule) -> dict[Node, list[int]]:
+    """For every node, the storages that it is the last to read; those of inputs and outputs stay."""
+    last_reader: dict[int, Node] = {}
+    kept: set[int] = set()
+    keys_of: dict[Node, list[int]] = {}
+    for node in gm.graph.nodes:
+        if node.op == "output":
+            kept.update(key for used in node.all_input_nodes for key in keys_of[used])
+        elif _role(node) != "drop":
+            keys_of[node] = _keys(node)
+            for used in (node, *node.all_input_nodes):
+                for key in keys_of[used]:
+                    last_reader[key] = node
+            if node.op in ("placeholder", "get_attr"):
+                kept.update(keys_of[node])
+    dies_at: dict[Node, list[int]] = {}
+    for key, node in last_reader.items():
+        if key not in kept:
+            dies_at.setdefault(node, []).append(key)
+    return dies_at
 
 
 def _keys(node: Node) -> list[int]:

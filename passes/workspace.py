@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from dtr_fx.measure import cpu_peaks
+
+from .storages import hint, storage_key, tensors_of
 
 log = logging.getLogger(__name__)
 aten = torch.ops.aten
@@ -31,24 +33,22 @@ SCALARS = 24
 _measured: dict[Any, int] = {}
 
 
-def workspace_bytes(node: Node) -> int:
-    """Hidden temporary bytes of the operator at ``node``; measures it if neither rule nor cache knows."""
-    known = _known(node)
-    if known is None:
-        measure_workspaces([node])
-        known = _known(node)
-    return known or 0
+def workspaces(nodes: Iterable[Node]) -> dict[Node, int]:
+    """Hidden temporary bytes of each operator, those of other devices than the CPU taken as none."""
+    known = {node: _known(node) for node in nodes}
+    unknown = [node for node, nbytes in known.items() if nbytes is None]
+    _measure(unknown)
+    return {node: _measured[_key(node)] if nbytes is None else nbytes for node, nbytes in known.items()}
 
 
-def measure_workspaces(nodes: Iterable[Node]) -> None:
+def _measure(nodes: Iterable[Node]) -> None:
     """Fill the cache for all of ``nodes`` under one profile: much cheaper than one by one."""
-    unknown = {_key(node): node for node in nodes if _known(node) is None}
-    cases = [_Case(node) for node in unknown.values()]
+    cases = {_key(node): _Case(node) for node in nodes}
     if not cases:
         return
     with _outside_of_tracing():
-        peaks = cpu_peaks(case.prepared() for case in cases)
-    for key, case, peak in zip(unknown, cases, peaks):
+        peaks = cpu_peaks(case.prepared() for case in cases.values())
+    for (key, case), peak in zip(cases.items(), peaks):
         # Where made-up inputs do not do, as much again as the outputs: a grad or a contiguous copy.
         _measured[key] = case.fresh_bytes if case.error is not None else max(0, peak - case.fresh_bytes)
         if case.error is not None:
@@ -70,16 +70,12 @@ def _known(node: Node) -> int | None:
 # --- what a node says of itself ----------------------------------------------------------------------------
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-
-
 def _inputs(node: Node) -> list[Tensor]:
-    return [tensor for source in node.all_input_nodes for tensor in _tensors(source.meta.get("val"))]
+    return [tensor for source in node.all_input_nodes for tensor in tensors_of(source.meta.get("val"))]
 
 
 def _outputs(node: Node) -> list[Tensor]:
-    return _tensors(node.meta.get("val"))
+    return tensors_of(node.meta.get("val"))
 
 
 def _arg(node: Node, index: int) -> Tensor:
@@ -91,15 +87,11 @@ def _device_type(node: Node) -> str:
     return tensors[0].device.type if tensors else "cpu"
 
 
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
 def _fresh(node: Node) -> dict[int, int]:
     """Storages that the operator makes, with their bytes."""
-    old = {_storage(tensor) for tensor in _inputs(node)}
-    made = {_storage(tensor): tensor.untyped_storage().nbytes() for tensor in _outputs(node)}
-    return {storage: int(nbytes) for storage, nbytes in made.items() if storage not in old}
+    old = {storage_key(tensor) for tensor in _inputs(node)}
+    made = {storage_key(tensor): tensor for tensor in _outputs(node) if tensor.layout is torch.strided}
+    return {key: hint(made[key].untyped_storage().nbytes()) for key in made if key not in old}
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -255,7 +247,7 @@ def _key(node: Node) -> Any:
 
     def describe(value: Any) -> Any:
         if isinstance(value, Node):
-            return numbers[value], tuple(map(_layout, _tensors(value.meta.get("val"))))
+            return numbers[value], tuple(map(_layout, tensors_of(value.meta.get("val"))))
         if isinstance(value, (list, tuple)):
             return tuple(map(describe, value))
         return repr(value)
