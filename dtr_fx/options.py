@@ -120,7 +120,7 @@ class Options:
     """
 
     budget: float | int | str = 1.0
-    heuristic: str | Any = "dtr-eq"
+    heuristic: str | Any = "next-use"
     costs: object = "roofline"
     on_report: Callable[[Report], None] | None = None
 

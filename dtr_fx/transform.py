@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
@@ -85,7 +87,24 @@ def transform(
 
 def rewrite(gm: GraphModule, options: Options) -> Report:
     """Rewrite a graph with shapes in place; it is changed only if a plan fits."""
-    seconds = {}
+    with _collector_paused():
+        return _rewrite(gm, options)
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """A collection walks all of torch's objects: it would take longer than the plan, and find nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _rewrite(gm: GraphModule, options: Options) -> Report:
+    seconds: dict[str, float] = {}
     started = time.perf_counter()
 
     def lap(stage: str) -> None:

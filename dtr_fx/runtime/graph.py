@@ -17,6 +17,7 @@ class Storage:
         "cost",
         "dependents",
         "evicted",
+        "has_let_go",
         "id",
         "last_access",
         "locks",
@@ -51,6 +52,7 @@ class Storage:
         self.refs = 0
         # Storages that could still ask for this one: evictable, and themselves not retired.
         self.dependents = 0
+        self.has_let_go = False
         self.slot = -1
 
     def __repr__(self) -> str:

@@ -157,56 +157,55 @@ class EquivalenceClasses(Local):
 class Evicted(Local):
     """e*: the evicted storages on an evicted path up, and (for h_DTR) down, found by search.
 
-    A search is repeated only for the storages whose neighbourhood has changed since the last choice.
-    ``downward`` says which evicted descendants count; a descendant that does not count still conducts.
+    A search is repeated only for the storages whose neighbourhood has changed since the last choice: those
+    that a search from what was evicted, restored or freed since then, ``_turned``, reaches.  ``downward``
+    says which evicted descendants count; a descendant that does not count still conducts.
     """
 
     def __init__(self, pool: Pool, downward: Callable[[Storage], bool] | None) -> None:
         super().__init__(pool)
         self._downward = downward
         self._changed: dict[Storage, None] = {}
+        self._turned: dict[Storage, None] = {}
 
     def entered(self, storage: Storage) -> None:
         self._changed[storage] = None
 
     def evicted(self, storage: Storage) -> None:
-        self._mark_around(storage)
+        self._turned[storage] = None
 
     restored = evicted
 
     def left(self, storage: Storage) -> None:
         self._changed.pop(storage, None)
         if storage.retired:
-            self._mark_around(storage)
+            self._turned[storage] = None
 
     def referenced(self, storage: Storage) -> None:
         if self._downward is _is_used_again:
-            self._mark_around(storage)
+            self._turned[storage] = None
 
     def refresh(self) -> None:
+        for step in (_children,) if self._downward is None else (_children, _parents):
+            for conductor in (*self._turned, *_reach(self._turned, step)):
+                for other in step(conductor):
+                    if other.slot >= 0:
+                        self._changed[other] = None
         for storage in self._changed:
             if storage.slot >= 0:
                 self._pool.cost[storage.slot] = self._neighborhood_cost(storage)
+        self._turned.clear()
         self._changed.clear()
 
     def _neighborhood_cost(self, storage: Storage) -> float:
-        ancestors = _reach(storage, _parents)
+        ancestors = _reach([storage], _parents)
         cost = storage.cost + sum(other.cost for other in ancestors)
         if self._downward is not None:
-            for other in _reach(storage, _children):
+            for other in _reach([storage], _children):
                 # Views of several storages can make one both an ancestor and a descendant.
                 if other not in ancestors and self._downward(other):
                     cost += other.cost
         return cost
-
-    def _mark_around(self, storage: Storage) -> None:
-        """Mark the resident storages whose search passes through this one."""
-        directions = [_children] if self._downward is None else [_children, _parents]
-        for step in directions:
-            for conductor in (storage, *_reach(storage, step)):
-                for other in step(conductor):
-                    if other.slot >= 0:
-                        self._changed[other] = None
 
 
 def _parents(storage: Storage) -> list[Storage]:
@@ -222,10 +221,10 @@ def _around(storage: Storage) -> Iterator[Storage]:
     yield from storage.children
 
 
-def _reach(storage: Storage, step: Callable[[Storage], Iterable[Storage]]) -> dict[Storage, None]:
+def _reach(start: Iterable[Storage], step: Callable[[Storage], Iterable[Storage]]) -> dict[Storage, None]:
     """The evicted storages reached by steps through evicted storages only."""
     reached: dict[Storage, None] = {}
-    pending = [storage]
+    pending = list(start)
     while pending:
         for other in step(pending.pop()):
             if other.evicted and other not in reached:

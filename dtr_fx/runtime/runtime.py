@@ -394,9 +394,11 @@ class Runtime:
 
     def _let_go_of_parents(self, storage: Storage) -> list[Storage]:
         """The parents no longer have to be there for this storage; those that nothing else needs."""
+        if storage.has_let_go:
+            return []
+        storage.has_let_go = True
         freed = []
-        parents, storage.parents = storage.parents, []
-        for parent in parents:
+        for parent in storage.parents:
             parent.dependents -= 1
             if parent.dependents == 0 and parent.refs == 0 and self.deallocation != "ignore":
                 freed.append(parent)
