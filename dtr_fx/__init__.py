@@ -1,8 +1,8 @@
 """Dynamic tensor rematerialization for the PyTorch compiler: train inside a byte budget.
 
-    torch.compile(model, backend="dtr", options={"budget": "60%"})
-    dtr_fx.transform(gm, budget)
-    dtr-fx diff module:factory --budget 60%
+torch.compile(model, backend="dtr", options={"budget": "60%"})
+dtr_fx.transform(gm, budget)
+dtr-fx diff module:factory --budget 60%
 """
 
 from .errors import DTRError, GraphError, InfeasibleBudgetError, OptionError

@@ -18,7 +18,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.fx import GraphModule
 
-from dtr_fx.errors import DTRError, GraphError
+from dtr_fx.errors import DTRError
 from dtr_fx.options import Options
 from dtr_fx.passes.drops import lower_drops
 from dtr_fx.passes.split import into_execution_order, split
@@ -53,7 +53,7 @@ def dtr(
 
 
 def plan_step(
-    model: torch.nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any], options: Options
+    model: Callable[..., Any], inputs: tuple[Any, ...] | Mapping[str, Any], options: Options
 ) -> list[Report]:
     """Compile and run one step, forward and, where there are gradients, backward; a report per graph.
 
@@ -68,7 +68,8 @@ def plan_step(
     reports: list[Report] = []
     given = {**vars(options), "on_report": reports.append}
     compiled = torch.compile(model, backend=functools.partial(dtr, options=given))
-    before = [(parameter, parameter.grad) for parameter in model.parameters()]
+    parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
+    before = [(parameter, parameter.grad) for parameter in parameters]
     try:
         output = compiled(**inputs) if isinstance(inputs, Mapping) else compiled(*inputs)
         losses = [leaf.sum() for leaf in pytree.tree_leaves(output) if _is_differentiable(leaf)]

@@ -42,7 +42,9 @@ class Trainee:
         Of every device's generator, at each start.
     """
 
-    def __init__(self, model: nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any], *, seed: int = 0) -> None:
+    def __init__(
+        self, model: nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any], *, seed: int = 0
+    ) -> None:
         self.model = model
         self.inputs = inputs
         self._seed = seed
@@ -238,9 +240,7 @@ def sweep(
     watch("smallest budget")
     smallest = smallest_budget(trainee, options).smallest
     for asked, spec in asked_for.items():
-        budget = (
-            smallest if spec is None else resolve_budget(spec, base.report.baseline_peak, trainee.device)
-        )
+        budget = smallest if spec is None else resolve_budget(spec, base.report.baseline_peak, trainee.device)
         if budget >= smallest:
             watch(asked)
             measured = measure(trainee, replace(options, budget=budget), repeats=repeats)

@@ -121,7 +121,7 @@ class Options:
 
     budget: float | int | str = 1.0
     heuristic: str | Any = "next-use"
-    costs: object = "roofline"
+    costs: Any = "roofline"
     on_report: Callable[[Report], None] | None = None
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ import torch.utils._pytree as pytree
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from dtr_fx.runtime import Event, Heuristic, Runtime
+from dtr_fx.runtime import Event, Heuristic, Runtime, Tensor
 from dtr_fx.runtime.events import COMPUTE, DROP, RECOMPUTE
 
 from . import rng, storages
@@ -55,16 +55,17 @@ class DTRInterpreter:
         Seconds of compute after which ``plan`` gives up with ``Thrash``.
     """
 
-    def __init__(self, program: Program, budget: float, policy: Policy, *, max_cost: float = math.inf) -> None:
+    def __init__(
+        self, program: Program, budget: float, policy: Policy, *, max_cost: float = math.inf
+    ) -> None:
         self.program = program
         self.policy = policy
-        self.runtime = Runtime(
-            budget, policy.heuristic, keep_passed=policy.keep_passed, max_cost=max_cost
-        )
+        self.runtime = Runtime(budget, policy.heuristic, keep_passed=policy.keep_passed, max_cost=max_cost)
         self.value_of_storage = list(program.constants)
+        self._tensors: dict[int, Tensor] = {}
 
     def plan(self) -> list[Event]:
-        """Decide, without touching the graph: the runtime's events, whose operators are numbered as the steps.
+        """Decide, without touching the graph; the events' operators are numbered as the steps.
 
         Raises
         ------
@@ -72,22 +73,20 @@ class DTRInterpreter:
             See ``Runtime.perform_op``.
         """
         runtime = self.runtime
-        values = self.program.values
-        tensors = {value: runtime.constant(values[value].nbytes) for value in self.program.constants}
+        tensors = self._tensors
+        for value in self.program.constants:
+            tensors[value] = runtime.constant(self.program.values[value].nbytes)
         expectations = _expectations(self.program) if self.policy.heuristic.time == "next_use" else None
         for number, step in enumerate(self.program.steps):
             outputs = runtime.perform_op(
                 [tensors[value] for value in step.inputs],
-                [
-                    values[value].nbytes if values[value].alias_of == value else tensors[values[value].alias_of]
-                    for value in step.outputs
-                ],
+                [self._output(value) for value in step.outputs],
                 step.cost,
                 workspace=step.workspace,
                 recomputable=step.recomputable,
             )
             tensors.update(zip(step.outputs, outputs))
-            self.value_of_storage += [value for value in step.outputs if values[value].alias_of == value]
+            self.value_of_storage += filter(self.program.is_storage, step.outputs)
             if expectations is not None:
                 for value, time in expectations[number]:
                     runtime.expect(tensors[value], time)
@@ -96,6 +95,11 @@ class DTRInterpreter:
             for value in step.releases:
                 runtime.release(tensors[value])
         return runtime.events
+
+    def _output(self, value: int) -> int | Tensor:
+        """A fresh storage's bytes, or the tensor that the value is a view of."""
+        described = self.program.values[value]
+        return described.nbytes if described.alias_of == value else self._tensors[described.alias_of]
 
     def emit(self) -> None:
         """Write the plan into the graph that the program was read from.
@@ -208,7 +212,7 @@ class _Emitter:
     def _revalue_view(self, step: Step) -> None:
         """A view that is first taken after its storage was recomputed lies in the recomputed storage."""
         node = step.node
-        if all(self._program.storage(value) == value for value in step.outputs):
+        if all(self._program.is_storage(value) for value in step.outputs):
             return
         read = [(used, self._newest_of(used)) for used in node.all_input_nodes]
         if any(used is not new or used in self._old_value for used, new in read):
@@ -236,18 +240,22 @@ class _Emitter:
         def newest(node: Node) -> Node:
             return kept.get(node) or self._newest_of(node)
 
-        state = next((value for value in step.inputs if self._program.values[value].kind == "rng state"), None)
+        state = self._rng_state(step)
         with self._graph.inserting_before(self._anchor):
             if state is None:
                 node = self._graph.node_copy(origin, newest)
             else:
-                node = self._replay(origin, self._saved[state], newest)
+                node = self._replay(origin, state, newest)
             values = [(used.meta.get("val"), newest(used).meta.get("val")) for used in origin.all_input_nodes]
             node.meta["val"] = self._value_again(origin.meta["val"], values)
             self._rename(node, origin)
             for selection in step.selections:
                 self._select_again(selection, step)
         self._resident.update(step.outputs)
+
+    def _rng_state(self, step: Step) -> Node | None:
+        states = [value for value in step.inputs if self._program.values[value].kind == "rng state"]
+        return self._saved[states[0]] if states else None
 
     def _replay(self, origin: Node, state: Node, newest: Callable[[Node], Node]) -> Node:
         target = rng.reference(origin)
@@ -264,7 +272,7 @@ class _Emitter:
         """Take an element out of a recomputed result, unless the old one is still resident."""
         source = self._newest.get(cast(Node, selection.args[0]))
         values = pytree.tree_leaves(self._program.values_of[selection])
-        fresh = [value for value in values if value in step.outputs and self._program.storage(value) == value]
+        fresh = [value for value in values if value in step.outputs and self._program.is_storage(value)]
         if source is None or (fresh and all(value in self._resident for value in fresh)):
             return
         node = self._graph.node_copy(selection, lambda _: source)

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from dtr_fx.errors import GraphError
 
@@ -45,8 +45,7 @@ def propagate(gm: GraphModule, example_inputs: Sequence[Any] | None) -> FakeTens
     with mode, torch.no_grad():
         inputs = pytree.tree_map_only(torch.Tensor, mode.from_tensor, tuple(example_inputs))
         state = {
-            name: mode.from_tensor(tensor)
-            for name, tensor in [*gm.named_parameters(), *gm.named_buffers()]
+            name: mode.from_tensor(tensor) for name, tensor in [*gm.named_parameters(), *gm.named_buffers()]
         }
         try:
             torch.func.functional_call(interpreter, {f"gm.{k}": v for k, v in state.items()}, inputs)

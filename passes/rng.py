@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+
 def is_random(node: Node) -> bool:
     """Whether the node draws from a generator."""
     facts = node.meta.get("dtr_facts")
@@ -61,7 +62,7 @@ def save_state(device: str) -> torch.Tensor:
     return _generator_state(device)
 
 
-def replay(state: torch.Tensor, device: str, target: Any, *args: Any, **kwargs: Any) -> Any:
+def replay(state: torch.Tensor, device: str, target: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Run ``target`` as it ran when the generator was in ``state``, and leave the generator alone."""
     function = _function(target) if isinstance(target, str) else target
     current = _generator_state(device)

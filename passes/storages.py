@@ -31,7 +31,7 @@ _PURE_PYTHON = ("torch", "_operator", "operator", "math", "builtins")
 
 @dataclass(frozen=True)
 class Value:
-    """One leaf tensor of a node; ``alias_of`` is the first value of its storage, itself if it is the first."""
+    """One leaf tensor of a node; ``alias_of`` is the first value in the same storage, maybe itself."""
 
     name: str
     kind: str
@@ -80,12 +80,16 @@ class Program:
         return sum(self.values[value].nbytes for value in self.constants)
 
     def storage(self, value: int) -> int:
-        """The value that stands for the storage."""
+        """The value that stands for the value's storage: the first that was made in it."""
         return self.values[value].alias_of
+
+    def is_storage(self, value: int) -> bool:
+        """Whether the value stands for a storage; else it is a view of another."""
+        return self.values[value].alias_of == value
 
 
 def analyze(gm: GraphModule, cost: Callable[[Node], float], workspace: Mapping[Node, int]) -> Program:
-    """The graph as a program; ``cost`` gives seconds, ``workspace`` bytes that only the operator itself sees."""
+    """The graph as a program; ``cost`` gives seconds, ``workspace`` bytes that only the operator sees."""
     analysis = _Analysis(gm, cost, workspace)
     for node in gm.graph.nodes:
         analysis.visit(node)
@@ -185,7 +189,8 @@ def may_run_twice(node: Node) -> bool:
         return True
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
-        return not target._schema.is_mutable and target.namespace not in _COLLECTIVES and not node.is_impure(impure_random=False)
+        is_pure = not target._schema.is_mutable and not node.is_impure(impure_random=False)
+        return is_pure and target.namespace not in _COLLECTIVES
     if isinstance(target, torch._ops.HigherOrderOperator):
         return False
     module_name = str(getattr(target, "__module__", None) or "")
@@ -195,9 +200,7 @@ def may_run_twice(node: Node) -> bool:
 class _Analysis:
     """The state of one reading of a graph."""
 
-    def __init__(
-        self, gm: GraphModule, cost: Callable[[Node], float], workspace: Mapping[Node, int]
-    ) -> None:
+    def __init__(self, gm: GraphModule, cost: Callable[[Node], float], workspace: Mapping[Node, int]) -> None:
         self._gm = gm
         self._cost = cost
         self._workspace = workspace
@@ -254,7 +257,7 @@ class _Analysis:
         for node in self._tangents:
             values = self._new_values(node, "input")
             if node.users:
-                fresh = tuple(value for value in values if self._is_first(value))
+                fresh = tuple(value for value in values if self._program.is_storage(value))
                 self._results.update(fresh)
                 self._program.steps.append(Step(node, ARRIVE, outputs=fresh, recomputable=False))
         self._tangents = []
@@ -265,7 +268,7 @@ class _Analysis:
             self._replay_randomness(step)
             self._protect_from_writes(step)
         step.outputs = tuple(dict.fromkeys(self._new_values(node, "activation")))
-        fresh = [value for value in step.outputs if self._is_first(value)]
+        fresh = [value for value in step.outputs if self._program.is_storage(value)]
         if any(self._keys[value] in self._last_write for value in fresh) or _is_used_whole(node):
             step.recomputable = False
         if fresh or not step.recomputable:
@@ -305,7 +308,8 @@ class _Analysis:
             if position > self._last_write.get(self._keys[value], -1):
                 continue
             node = self._readable_input(step.node, value)
-            if node is None or self._program.values[value].nbytes > _bytes_of(step.node, self._program.device):
+            made = _bytes_of(step.node, self._program.device)
+            if node is None or self._program.values[value].nbytes > made:
                 step.recomputable = False
                 return
             if node not in self._kept:
@@ -338,19 +342,24 @@ class _Analysis:
         return first if first in self._constants else value
 
     def _values(self, node: Node) -> list[int]:
-        return [leaf for leaf in pytree.tree_leaves(self._program.values_of.get(node, ())) if leaf is not None]
+        tree = self._program.values_of.get(node, ())
+        return (
+            [tree]
+            if isinstance(tree, int)
+            else [leaf for leaf in pytree.tree_leaves(tree) if leaf is not None]
+        )
 
     def _new_values(self, node: Node, kind: str) -> list[int]:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
             tree: Any = self._new_value(node.name, kind, value)
         else:
-            tree = pytree.tree_map(
-                lambda leaf: self._new_value(node.name, kind, leaf) if isinstance(leaf, torch.Tensor) else None,
-                value,
-            )
+            tree = pytree.tree_map(lambda leaf: self._new_leaf(node.name, kind, leaf), value)
         self._program.values_of[node] = tree
         return self._values(node)
+
+    def _new_leaf(self, name: str, kind: str, leaf: Any) -> int | None:
+        return self._new_value(name, kind, leaf) if isinstance(leaf, torch.Tensor) else None
 
     def _new_value(self, name: str, kind: str, tensor: torch.Tensor, *, own_storage: bool = False) -> int:
         number = len(self._keys)
@@ -360,9 +369,6 @@ class _Analysis:
         self._keys.append(key)
         self._program.values.append(Value(name, kind, nbytes, first))
         return number
-
-    def _is_first(self, value: int) -> bool:
-        return self._program.storage(value) == value
 
 
 def _last_writes(gm: GraphModule) -> dict[int, int]:

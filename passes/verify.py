@@ -15,7 +15,6 @@ not after a write     a recompute does not read a storage that was written since
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
