@@ -23,6 +23,7 @@ from torch.fx.node import map_arg
 
 from dtr_fx.errors import DTRError
 from dtr_fx.report import Point
+from dtr_fx.runtime.events import DROP, RECOMPUTE
 
 from . import rng
 from .storages import (
@@ -52,7 +53,7 @@ def verify(gm: GraphModule) -> None:
     VerificationError
         The first rule that is broken, and the node that breaks it.
     """
-    check = _Check()
+    check = _Check({_origin_name(node) for node in gm.graph.nodes if _role(node) == RECOMPUTE})
     for node in gm.graph.nodes:
         check.visit(node)
 
@@ -60,8 +61,9 @@ def verify(gm: GraphModule) -> None:
 class _Check:
     """What has stood before the node at hand."""
 
-    def __init__(self) -> None:
-        self._seen: set[Node] = set()
+    def __init__(self, recomputed: set[str]) -> None:
+        self._recomputed = recomputed
+        self._keys: dict[Node, list[int]] = {}
         self._origins: dict[str, Node] = {}
         self._dropped: dict[int, str] = {}
         self._writes: dict[int, int] = {}
@@ -72,24 +74,24 @@ class _Check:
     def visit(self, node: Node) -> None:
         self._check_live(node)
         role = _role(node)
-        if role == "drop":
-            self._dropped.update((key, node.name) for key in _keys(node.all_input_nodes[0]))
-        elif role == "recompute":
+        if role == DROP:
+            self._dropped.update((key, node.name) for key in self._keys[node.all_input_nodes[0]])
+        elif role == RECOMPUTE:
             self._check_recompute(node)
         elif role == SAVE_RNG:
             self._open_states.append(node)
         elif role != KEEP:
             self._remember(node)
-        if role == KEEP or self._writes:
+        if role == KEEP or node.name in self._recomputed:
             self._versions_read[node.name] = self._versions(node)
-        self._seen.add(node)
+        self._keys[node] = _keys(node)
 
     def _check_live(self, node: Node) -> None:
         for used in node.all_input_nodes:
-            if used not in self._seen:
+            if used not in self._keys:
                 raise _broken("live", node, f"it reads {used.name}, which does not stand before it")
             if self._dropped:
-                for key in _keys(used):
+                for key in self._keys[used]:
                     if key in self._dropped:
                         raise _broken("live", node, f"it reads {used.name} after {self._dropped[key]}")
 
@@ -123,8 +125,7 @@ class _Check:
             raise _broken("same values", node, f"it reads {args}, {origin.name} reads {origin.args}")
         if not is_selection(origin) and not may_run_twice(origin):
             raise _broken("not twice", node, f"{origin.name} may run once only")
-        if self._writes:
-            self._check_versions(node, origin)
+        self._check_versions(node, origin)
 
     def _check_replay(self, node: Node, origin: Node) -> None:
         if node.args[0] is not self._state_of.get(origin.name):
@@ -148,7 +149,7 @@ class _Check:
             if _role(used) == KEEP:
                 versions[name] = self._versions_read[used.name][name]
             else:
-                versions[name] = sum(self._writes.get(key, 0) for key in _keys(used))
+                versions[name] = sum(self._writes.get(key, 0) for key in self._keys[used])
         return versions
 
 
@@ -180,7 +181,7 @@ def liveness(gm: GraphModule, workspace: Mapping[str, int], device: torch.device
                 tangents.append(node)
             elif node.users:
                 live += allocate(node)
-        elif node.op != "output" and _role(node) != "drop":
+        elif node.op != "output" and _role(node) != DROP:
             if tangents and node.meta.get("partitioner_tag") == "is_backward":
                 live += sum(map(allocate, tangents))
                 tangents = []
@@ -200,7 +201,7 @@ def _deaths(gm: GraphModule) -> dict[Node, list[int]]:
     for node in gm.graph.nodes:
         if node.op == "output":
             kept.update(key for used in node.all_input_nodes for key in keys_of[used])
-        elif _role(node) != "drop":
+        elif _role(node) != DROP:
             keys_of[node] = _keys(node)
             for used in (node, *node.all_input_nodes):
                 for key in keys_of[used]:
