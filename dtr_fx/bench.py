@@ -128,19 +128,24 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Row:
-    """What one budget came to. Sizes are bytes, ``planned`` and ``measured`` above inputs and parameters.
+    """What one budget came to. Sizes are bytes.
 
-    ``overhead`` is planned extra compute over base compute, ``time_ratio`` the measured time of a step over
-    that of the unrewritten graph, ``planning`` seconds, ``verify_share`` the part of them spent in verifying.
+    ``allowed``, ``planned`` and ``measured`` count above the ``constants``, inputs and parameters; the others
+    count them too. ``deviation`` is how far measured is above planned, ``overhead`` is planned extra compute
+    over base compute, ``time_ratio`` the measured time of a step over that of the unrewritten graph.
+    ``differing`` names the results that did not come out the same. ``planning`` is seconds, ``verify_share``
+    the part of them spent in verifying.
     """
 
     asked: str
     budget: int
+    baseline_peak: int
+    lower_bound: int
+    constants: int
     allowed: int
     planned: int
     measured: int
     deviation: float
-    lower_bound: int
     overhead: float
     time_ratio: float
     differing: tuple[str, ...]
@@ -194,7 +199,7 @@ def smallest_budget(trainee: Trainee, options: Options) -> InfeasibleBudgetError
     torch._dynamo.reset()
     trainee.restart()
     try:
-        plan_step(trainee.model, tuple(trainee.inputs), replace(options, budget=1))
+        plan_step(trainee.model, trainee.inputs, replace(options, budget=1))
     except InfeasibleBudgetError as error:
         return error
     raise GraphError("the model fits into one byte: there is nothing to plan")
@@ -225,7 +230,7 @@ def sweep(
     repeats: int = 5,
     watch: Callable[[str], None] = lambda asked: None,
 ) -> Iterator[Row]:
-    """A row for every budget that works; ``watch`` is told which is at hand.
+    """A row for every budget that works; ``watch`` is told which is at hand, and "" at the end.
 
     Raises
     ------
@@ -245,6 +250,7 @@ def sweep(
             watch(asked)
             measured = measure(trainee, replace(options, budget=budget), repeats=repeats)
             yield _row(asked, measured, base)
+    watch("")
 
 
 def _row(asked: str, measured: Measurement, base: Measurement) -> Row:
@@ -253,11 +259,13 @@ def _row(asked: str, measured: Measurement, base: Measurement) -> Row:
     return Row(
         asked=asked,
         budget=report.budget,
+        baseline_peak=report.baseline_peak,
+        lower_bound=report.lower_bound,
+        constants=report.constants,
         allowed=measured.allowed,
         planned=measured.planned,
         measured=measured.peak,
         deviation=measured.deviation,
-        lower_bound=report.lower_bound,
         overhead=report.overhead,
         time_ratio=measured.seconds / base.seconds if base.seconds else 0.0,
         differing=differing(measured.results, base.results),

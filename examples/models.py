@@ -2,7 +2,7 @@
 
 Each factory returns ``(model, inputs)``; ``model(*inputs)`` is the scalar training loss. Seed with
 ``torch.manual_seed`` before the call: weights and inputs are drawn from the global generator. The models are
-in training mode, and but for the MLP their activations take more memory than their parameters.
+in training mode, and what they save for the backward pass takes several times the memory of their parameters.
 
     $ dtr-fx diff examples/models.py:gpt --budget 60%
 """
@@ -157,9 +157,9 @@ class ResNet(nn.Module):
 
 
 def resnet(
-    blocks: tuple[int, ...] = (3, 4, 6, 3), width: int = 16, batch: int = 8, size: int = 64, classes: int = 10
+    blocks: tuple[int, ...] = (3, 4, 6, 3), width: int = 8, batch: int = 32, size: int = 64, classes: int = 10
 ) -> Model:
-    """A ResNet-50 in shape, a quarter of its width, and a batch of random images."""
+    """A ResNet-50 in shape, an eighth of its width, and a batch of random images."""
     model = ResNet(blocks=blocks, width=width, classes=classes)
     return model, (torch.randn(batch, 3, size, size), torch.randint(classes, (batch,)))
 
@@ -202,7 +202,7 @@ class UNet(nn.Module):
         return F.cross_entropy(self.head(x), labels)
 
 
-def unet(depth: int = 4, width: int = 12, batch: int = 4, size: int = 64, classes: int = 4) -> Model:
+def unet(depth: int = 4, width: int = 8, batch: int = 8, size: int = 64, classes: int = 4) -> Model:
     """A U-Net and a batch of random images with a class for each pixel."""
     model = UNet(depth=depth, width=width, classes=classes)
     return model, (torch.randn(batch, 3, size, size), torch.randint(classes, (batch, size, size)))

@@ -127,7 +127,7 @@ def dtr(budget: str) -> Way:
 
 
 class Training:
-    """One model on its way: bytes of its peak, and seconds and loss of every step so far."""
+    """One model on its way: seconds and loss of every step so far, and at the end the bytes of its peak."""
 
     def __init__(self, way: Way, text: Text, settings: argparse.Namespace) -> None:
         torch.manual_seed(0)
@@ -135,7 +135,7 @@ class Training:
         self.reports: list[Report] = []
         self.seconds: list[float] = []
         self.losses: list[float] = []
-        self.peak = 0
+        self.peak = self.held = 0
         self.model = GPT(
             layers=settings.layers,
             width=settings.width,
@@ -161,8 +161,10 @@ class Training:
     def measure(self, batch: Batch) -> None:
         """The peak of one more forward and backward pass, parameters and batch included."""
         self._optimizer.zero_grad()
-        held = sum(tensor.numel() * tensor.element_size() for tensor in (*self.model.parameters(), *batch))
-        self.peak = held + measure_peak(lambda: self._loss(*batch).backward())
+        self.held = sum(
+            tensor.numel() * tensor.element_size() for tensor in (*self.model.parameters(), *batch)
+        )
+        self.peak = self.held + measure_peak(lambda: self._loss(*batch).backward())
 
     @property
     def seconds_per_step(self) -> float:
@@ -212,7 +214,7 @@ def table(trainings: Sequence[Training]) -> str:
     first = trainings[0]
     columns = {
         "": [training.name for training in trainings],
-        "budget": [format_bytes(training.reports[0].budget) if training.reports else "" for training in trainings],
+        "budget": [budget_of(training) for training in trainings],
         "peak memory": [format_bytes(training.peak) for training in trainings],
         f"of {first.name}": [format_percent(training.peak / first.peak) for training in trainings],
         "time per step": [format_seconds(training.seconds_per_step) for training in trainings],
@@ -224,6 +226,10 @@ def table(trainings: Sequence[Training]) -> str:
         del columns[f"of {first.name}"], columns["all losses"]
     alignment = ["left"] + ["right"] * (len(columns) - 1)
     return tabulate(columns, headers="keys", disable_numparse=True, colalign=alignment)
+
+
+def budget_of(training: Training) -> str:
+    return format_bytes(training.reports[0].budget) if training.reports else ""
 
 
 def learning_curve(losses: Sequence[float]) -> str:
@@ -243,9 +249,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(failure.inner_exception, DTRError):
             sys.exit(f"train_gpt.py: {failure.inner_exception}")
         raise
-    batch = f"{settings.steps} steps of {settings.batch} × {settings.length} characters"
-    print(f"{batch}, CPU, {torch.get_num_threads()} threads\n{table(trainings)}\n")
     last = trainings[-1]
+    print(f"{settings.steps} steps of {settings.batch} × {settings.length} characters, CPU")
+    print(f"{table(trainings)}\n")
+    held = format_bytes(last.held)
+    print(f"peak memory: {held} of parameters and batch, and what a step was measured to need above them")
     print(f"loss, {last.name}: {learning_curve(last.losses)}")
     print(f"plan, {last.name}: {last.reports[0].summary()}")
     print(f"the model writes: {write(last.model, text, settings.length, characters=100)}")
@@ -255,13 +263,18 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--budget", nargs="+", default=["50%"], help='such as "50%%" or "20MiB"; several make several rows')
+    parser.add_argument(
+        "--budget",
+        nargs="+",
+        default=["50%"],
+        help="50%% (the default), 20MiB, ...; several make several rows",
+    )
     parser.add_argument("--steps", type=int, default=100, help="optimizer steps (default: %(default)s)")
-    parser.add_argument("--compare", action="store_true", help="also train without dtr, and print a row for each")
+    parser.add_argument("--compare", action="store_true", help="train without dtr too, a row for each way")
     parser.add_argument("--layers", type=int, default=6, help="transformer blocks (default: %(default)s)")
     parser.add_argument("--width", type=int, default=64, help="a multiple of 4 (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=16, help="windows in a batch (default: %(default)s)")
-    parser.add_argument("--length", type=int, default=64, help="characters in a window (default: %(default)s)")
+    parser.add_argument("--length", type=int, default=64, help="window, characters (default: %(default)s)")
     settings = parser.parse_args(arguments)
     if settings.steps < 2:
         parser.error("--steps: at least 2, since the first one compiles and is not timed")

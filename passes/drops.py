@@ -9,13 +9,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.fx import Graph
+from torch.fx import Graph, Node
 from torch.fx.node import has_side_effect
+
+from .storages import is_backward, storage_key, tensors_of
 
 
 @has_side_effect
 def drop(value: Any) -> None:
     """Give up ``value``; nothing reads it, or a view of it, after this."""
+
+
+def hoist_drops(graph: Graph) -> None:
+    """Move every Drop node right behind the last reader of its storage, which a later one would hold on to.
+
+    Requires: ``meta["val"]``.  Ensures: the graph as it stands frees what its lowered form frees.
+    """
+    last_reader: dict[int, Node] = {}
+    for node in list(graph.nodes):
+        if node.target is drop:
+            value = node.all_input_nodes[0]
+            reader = last_reader[storage_key(tensors_of(value.meta["val"])[0])]
+            reader.append(node)
+            if "partitioner_tag" in node.meta:
+                node.meta["partitioner_tag"] = "is_backward" if is_backward(reader) else "is_forward"
+        else:
+            for used in (node, *node.all_input_nodes):
+                last_reader.update((storage_key(tensor), node) for tensor in tensors_of(used.meta.get("val")))
 
 
 def lower_drops(graph: Graph) -> None:

@@ -23,21 +23,31 @@ import torch.utils._pytree as pytree
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from dtr_fx.runtime import Event, Heuristic, Runtime, Tensor
+from dtr_fx.runtime import Event, Heuristic, Order, Runtime, Tensor
 from dtr_fx.runtime.events import COMPUTE, DROP, RECOMPUTE
 
 from . import rng, storages
-from .drops import drop
+from .drops import drop, hoist_drops
 from .propagate import fake_mode_of_values
-from .storages import Program, Step, storage_key, tensors_of
+from .storages import Program, Step, is_backward, storage_key, tensors_of
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How one pass of the interpreter decides (see ``Runtime``)."""
+    """How one pass of the interpreter decides.
+
+    ``keep_passed`` and ``order`` are those of ``Runtime``.  ``keep_gradients`` says that what the backward
+    pass computes is never evicted: by the time it is needed again, all that it was made from is gone.
+    """
 
     heuristic: Heuristic
     keep_passed: bool = True
+    order: Order = "program"
+    keep_gradients: bool = True
+
+    def may_recompute(self, step: Step) -> bool:
+        """Whether the step's outputs may be evicted."""
+        return step.recomputable and not (self.keep_gradients and is_backward(step.node))
 
 
 class DTRInterpreter:
@@ -60,7 +70,11 @@ class DTRInterpreter:
     ) -> None:
         self.program = program
         self.policy = policy
-        self.runtime = Runtime(budget, policy.heuristic, keep_passed=policy.keep_passed, max_cost=max_cost)
+        self.runtime = Runtime(budget,
+            policy.heuristic,
+            keep_passed=policy.keep_passed,
+            order=policy.order,
+            max_cost=max_cost,)
         self.value_of_storage = list(program.constants)
         self._tensors: dict[int, Tensor] = {}
 
@@ -83,7 +97,7 @@ class DTRInterpreter:
                 [self._output(value) for value in step.outputs],
                 step.cost,
                 workspace=step.workspace,
-                recomputable=step.recomputable,
+                recomputable=self.policy.may_recompute(step),
             )
             tensors.update(zip(step.outputs, outputs))
             self.value_of_storage += filter(self.program.is_storage, step.outputs)
@@ -170,6 +184,7 @@ class _Emitter:
         for selection in reversed(self._selections):
             if not selection.users:
                 self._graph.erase_node(selection)
+        hoist_drops(self._graph)
 
     def _anchors(self) -> Iterator[Node]:
         """The graph's operators in order, then its output: new nodes are inserted before the next of them."""
@@ -284,13 +299,13 @@ class _Emitter:
         holder = self._holder[self._value_of_storage[event.storage]]
         with self._graph.inserting_before(self._anchor):
             node = self._graph.call_function(drop, (self._newest.get(holder, holder),))
-        node.name = f"drop_{holder.name}"
+        node._rename(f"drop_{node.all_input_nodes[0].name}")
         self._describe(node, role="drop", origin=holder.name, reason=event.reason, score=event.score)
 
     def _rename(self, node: Node, origin: Node) -> None:
         self._newest[origin] = node
         self._origin[node] = origin
-        node.name = f"{origin.name}_recompute"
+        node._rename(f"{origin.name}_recompute")
         for tag in ("recompute", "ac_graph_id"):
             node.meta.pop(tag, None)
         self._describe(node, role="recompute", origin=origin.name, reason=f"for {self._anchor.name}")
@@ -298,9 +313,8 @@ class _Emitter:
     def _describe(self, node: Node, **facts: Any) -> None:
         """Say what the node is for; it belongs to the pass, forward or backward, that it is inserted in."""
         node.meta["dtr"] = facts
-        tag = self._anchor.meta.get("partitioner_tag")
-        if tag is not None:
-            node.meta["partitioner_tag"] = "is_backward" if tag == "is_backward" else "is_forward"
+        if "partitioner_tag" in self._anchor.meta:
+            node.meta["partitioner_tag"] = "is_backward" if is_backward(self._anchor) else "is_forward"
 
     def _newest_of(self, node: Node) -> Node:
         """The latest copy of what the node stands for; an operator may already read an earlier copy."""

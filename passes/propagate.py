@@ -1,11 +1,13 @@
 """Shapes, mutations, randomness and FLOPs of every node, by running the graph on fake tensors.
 
 Requires: example inputs, or ``meta["val"]`` already on every node (AOTAutograd, make_fx, export).
-Ensures: ``meta["val"]`` on every node; on graphs that were run here also ``meta["dtr_facts"]``.
+Ensures: ``meta["val"]`` on every node, sharing storages as the nodes do; on graphs that were run here also
+``meta["dtr_facts"]``.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from dtr_fx.errors import GraphError
+
+from .storages import storage_key, tensors_of, undeclared_writes
 
 
 @dataclass(frozen=True)
@@ -39,9 +43,11 @@ def propagate(gm: GraphModule, example_inputs: Sequence[Any] | None) -> FakeTens
     """
     if example_inputs is None:
         _check_has_values(gm)
-        return fake_mode_of(gm)
+        if _show_storages(gm):
+            return fake_mode_of(gm)
+        example_inputs = _inputs_of(gm)
     mode = fake_mode_of_values(example_inputs) or FakeTensorMode(allow_non_fake_inputs=True)
-    interpreter = _Propagation(gm)
+    interpreter = _Propagation(gm, mode)
     with mode, torch.no_grad():
         inputs = pytree.tree_map_only(torch.Tensor, mode.from_tensor, tuple(example_inputs))
         state = {
@@ -52,6 +58,51 @@ def propagate(gm: GraphModule, example_inputs: Sequence[Any] | None) -> FakeTens
         except Exception as error:
             raise GraphError(f"the graph does not run on the example inputs: {error}") from error
     return mode
+
+
+def _show_storages(gm: GraphModule) -> bool:
+    """Whether the values that the nodes have show which nodes share memory.
+
+    Those that make_fx leaves do not where it ran on real tensors (each node has its own) nor for parameters
+    (each reading of one has its own).
+    """
+    attributes: dict[str, set[int]] = {}
+    for node in gm.graph.nodes:
+        made = {storage_key(tensor) for tensor in tensors_of(node.meta.get("val"))}
+        if node.op == "get_attr":
+            if attributes.setdefault(str(node.target), made) != made:
+                return False
+            if not made and isinstance(_attribute(gm, node), torch.Tensor):
+                return False
+        elif made and _declares_alias(node):
+            read = [tensor for used in node.all_input_nodes for tensor in tensors_of(used.meta.get("val"))]
+            if made.isdisjoint(map(storage_key, read)):
+                return False
+    return True
+
+
+def _declares_alias(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and any(
+        result.alias_info is not None for result in node.target._schema.returns
+    )
+
+
+def _attribute(gm: GraphModule, node: Node) -> Any:
+    return functools.reduce(getattr, str(node.target).split("."), gm)
+
+
+def _inputs_of(gm: GraphModule) -> list[Any]:
+    """The values of the graph's inputs, in one mode."""
+    values = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+    if len({id(value.fake_mode) for value in values if isinstance(value, FakeTensor)}) <= 1:
+        return values
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return [
+            torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+            if isinstance(value, FakeTensor)
+            else value
+            for value in values
+        ]
 
 
 def fake_mode_of(gm: GraphModule) -> FakeTensorMode | None:
@@ -77,15 +128,26 @@ def _check_has_values(gm: GraphModule) -> None:
 class _Propagation(torch.nn.Module):
     """A module around the graph, so that ``functional_call`` can put fake parameters in it."""
 
-    def __init__(self, gm: GraphModule) -> None:
+    def __init__(self, gm: GraphModule, mode: FakeTensorMode) -> None:
         super().__init__()
         self.gm = gm
+        self._mode = mode
 
     def forward(self, *inputs: Any) -> Any:
-        return _Recorder(self.gm).run(*inputs)
+        return _Recorder(self.gm, self._mode).run(*inputs)
 
 
 class _Recorder(Interpreter):
+    def __init__(self, gm: GraphModule, mode: FakeTensorMode) -> None:
+        super().__init__(gm)
+        self._mode = mode
+
+    def fetch_attr(self, target: str) -> Any:
+        """What is neither parameter nor buffer is still real; reading it again gives the same fake tensor."""
+        value = super().fetch_attr(target)
+        is_real = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+        return self._mode.from_tensor(value) if is_real else value
+
     def run_node(self, n: Node) -> Any:
         args = [] if n.op == "output" else self._reachable_tensors(n)
         versions = [tensor._version for tensor in args]
@@ -95,7 +157,10 @@ class _Recorder(Interpreter):
         n.meta["dtr_facts"] = Facts(
             watch.flops,
             watch.is_random,
-            tuple(tensor for tensor, version in zip(args, versions) if tensor._version != version),
+            (
+                *(tensor for tensor, version in zip(args, versions) if tensor._version != version),
+                *watch.undeclared_writes,
+            ),
         )
         return value
 
@@ -110,16 +175,18 @@ class _Recorder(Interpreter):
 
 
 class _Watch(TorchDispatchMode):
-    """Counts FLOPs and notices random operators below one node."""
+    """Counts FLOPs and notices random operators and undeclared writes below one node."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.undeclared_writes: list[torch.Tensor] = []
         self.flops = 0
         self.is_random = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         value = func(*args, **kwargs)
+        self.undeclared_writes += tensors_of(undeclared_writes(func, args, kwargs))
         self.is_random |= torch.Tag.nondeterministic_seeded in func.tags
         formula = flop_registry.get(func._overloadpacket)
         if formula is not None:

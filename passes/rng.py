@@ -20,13 +20,18 @@ from torch.fx import Node
 
 
 def is_random(node: Node) -> bool:
-    """Whether the node draws from a generator."""
+    """Whether the node draws from a generator, or is a custom operator, which may draw without saying so."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload) and target.namespace not in _TAGGED:
+        return True
     facts = node.meta.get("dtr_facts")
     if facts is not None:
         return bool(facts.is_random)
-    return isinstance(node.target, torch._ops.OpOverload) and (
-        torch.Tag.nondeterministic_seeded in node.target.tags
-    )
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+# Name spaces whose random operators all carry the tag.
+_TAGGED = ("aten", "prims", "prim", "profiler", "_c10d_functional")
 
 
 def can_replay(node: Node) -> bool:

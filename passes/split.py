@@ -9,20 +9,44 @@ from __future__ import annotations
 from typing import Any
 
 from functorch.compile import default_partition
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 
 def into_execution_order(joint: GraphModule) -> None:
-    """Move the writes to mutated inputs, which AOTAutograd lists last, to the end of the forward pass."""
-    tagged = [(node, node.meta.get("partitioner_tag")) for node in joint.graph.nodes]
-    forward = [node for node, tag in tagged if tag == "is_forward"]
-    if not forward:
+    """Put every node into the pass where ``default_partition`` will, and say so in its tag.
+
+    AOTAutograd lists the writes to mutated inputs last: they move to the end of the forward pass.  It leaves
+    the backward formulas of ``autograd.Function`` without a tag, and gives the inputs of a subgraph a wrong
+    one.
+    """
+    nodes = list(joint.graph.nodes)
+    ends = [
+        number
+        for number, node in enumerate(nodes)
+        if node.meta.get("partitioner_tag") == "is_forward" or _is_forward_input(node)
+    ]
+    if not ends:
         return
-    last = forward[-1]
-    for node, tag in tagged:
-        if tag == "must_be_in_forward":
+    forward, backward = nodes[: ends[-1] + 1], nodes[ends[-1] + 1 :]
+    last = nodes[ends[-1]]
+    for node in backward:
+        if node.meta.get("partitioner_tag") == "must_be_in_forward":
             last.append(node)
             last = node
+        elif node.op != "output" and node.meta.get("partitioner_tag") != "must_be_in_backward":
+            node.meta["partitioner_tag"] = "is_backward"
+    for node in forward:
+        comes_late = node.op == "placeholder" and not _is_forward_input(node)
+        if node.meta.get("partitioner_tag") != "must_be_in_forward":
+            node.meta["partitioner_tag"] = "is_backward" if comes_late else "is_forward"
+
+
+def _is_forward_input(node: Node) -> bool:
+    """By its name, as the partitioner tells them apart."""
+    return node.op == "placeholder" and not any(late in str(node.target) for late in _BACKWARD_INPUTS)
+
+
+_BACKWARD_INPUTS = ("tangents", "bwd_seed", "bwd_base_offset")
 
 
 def split(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, GraphModule]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,15 @@ KEEP = "keep"  # a copy of an input that the graph changes later
 
 # Schemas of these name spaces do not show that every rank must take part.
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "symm_mem")
+# These update their running statistics in training.
+_BATCH_NORMS = (
+    torch.ops.aten.batch_norm,
+    torch.ops.aten._batch_norm_impl_index,
+    torch.ops.aten.native_batch_norm,
+    torch.ops.aten.cudnn_batch_norm,
+    torch.ops.aten.miopen_batch_norm,
+    torch.ops.aten.instance_norm,
+)
 _PURE_PYTHON = ("torch", "_operator", "operator", "math", "builtins")
 
 
@@ -158,7 +167,12 @@ def module_state(gm: GraphModule) -> list[tuple[str, torch.Tensor]]:
 
 def is_tangent(node: Node) -> bool:
     """Whether AOTAutograd passes this input to the backward pass only."""
-    return node.op == "placeholder" and node.meta.get("partitioner_tag") == "is_backward"
+    return node.op == "placeholder" and is_backward(node)
+
+
+def is_backward(node: Node) -> bool:
+    """Whether AOTAutograd made the node for the backward pass."""
+    return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
 
 
 def mutated_tensors(node: Node) -> list[torch.Tensor]:
@@ -166,15 +180,31 @@ def mutated_tensors(node: Node) -> list[torch.Tensor]:
     facts = node.meta.get("dtr_facts")
     if facts is not None:
         return list(facts.mutates)
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+    if not isinstance(node.target, torch._ops.OpOverload):
         return []
-    written = []
-    for position, argument in enumerate(node.target._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-            nodes = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Node)]
-            written += [tensor for leaf in nodes for tensor in tensors_of(leaf.meta.get("val"))]
-    return written
+    written = undeclared_writes(node.target, node.args, node.kwargs)
+    if node.target._schema.is_mutable:
+        for position, argument in enumerate(node.target._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                written.append(
+                    node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+                )
+    if not written:
+        return []
+    nodes = [leaf for leaf in pytree.tree_leaves(written) if isinstance(leaf, Node)]
+    return [tensor for leaf in nodes for tensor in tensors_of(leaf.meta.get("val"))]
+
+
+def undeclared_writes(
+    target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[Any]:
+    """The arguments that an operator writes although its schema does not say so."""
+    if target.overloadpacket not in _BATCH_NORMS:
+        return []
+    names = (argument.name for argument in target._schema.arguments)
+    given = {**dict(zip(names, args)), **kwargs}
+    in_training = given.get("training", given.get("use_input_stats"))
+    return [given.get("running_mean"), given.get("running_var")] if in_training else []
 
 
 def may_run_twice(node: Node) -> bool:
@@ -189,8 +219,8 @@ def may_run_twice(node: Node) -> bool:
         return True
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
-        is_pure = not target._schema.is_mutable and not node.is_impure(impure_random=False)
-        return is_pure and target.namespace not in _COLLECTIVES
+        writes = target._schema.is_mutable or bool(undeclared_writes(target, node.args, node.kwargs))
+        return not (writes or node.is_impure(impure_random=False) or target.namespace in _COLLECTIVES)
     if isinstance(target, torch._ops.HigherOrderOperator):
         return False
     module_name = str(getattr(target, "__module__", None) or "")
@@ -222,11 +252,11 @@ class _Analysis:
         elif node.op in ("placeholder", "get_attr"):
             self._add_constant(node)
         elif node.op == "output":
-            self._results = set(self._inputs(node))
+            self._results.update(self._inputs(node))
         elif is_selection(node):
             self._select(node)
         else:
-            if node.meta.get("partitioner_tag") == "is_backward":
+            if is_backward(node):
                 self._arrive()
             self._add_operator(node)
 
@@ -267,9 +297,11 @@ class _Analysis:
         if step.recomputable:
             self._replay_randomness(step)
             self._protect_from_writes(step)
-        step.outputs = tuple(dict.fromkeys(self._new_values(node, "activation")))
+        outputs = self._new_values(node, "activation")
+        step.outputs = tuple(dict.fromkeys(outputs))
         fresh = [value for value in step.outputs if self._program.is_storage(value)]
-        if any(self._keys[value] in self._last_write for value in fresh) or _is_used_whole(node):
+        is_written = any(self._keys[value] in self._last_write for value in fresh)
+        if is_written or _is_used_whole(node) or len(step.outputs) < len(outputs):
             step.recomputable = False
         if fresh or not step.recomputable:
             step.cost = self._cost(node)
@@ -354,12 +386,17 @@ class _Analysis:
         if isinstance(value, torch.Tensor):
             tree: Any = self._new_value(node.name, kind, value)
         else:
-            tree = pytree.tree_map(lambda leaf: self._new_leaf(node.name, kind, leaf), value)
+            first = len(self._keys)
+            tree = pytree.tree_map(lambda leaf: self._new_leaf(node.name, kind, leaf, first), value)
         self._program.values_of[node] = tree
         return self._values(node)
 
-    def _new_leaf(self, name: str, kind: str, leaf: Any) -> int | None:
-        return self._new_value(name, kind, leaf) if isinstance(leaf, torch.Tensor) else None
+    def _new_leaf(self, name: str, kind: str, leaf: Any, first: int) -> int | None:
+        """The leaf's value: that of a sibling, numbered from ``first``, if the node makes both in one storage."""
+        if not isinstance(leaf, torch.Tensor):
+            return None
+        sibling = self._first_value.get(storage_key(leaf), -1)
+        return sibling if sibling >= first else self._new_value(name, kind, leaf)
 
     def _new_value(self, name: str, kind: str, tensor: torch.Tensor, *, own_storage: bool = False) -> int:
         number = len(self._keys)

@@ -175,13 +175,16 @@ def liveness(gm: GraphModule, workspace: Mapping[str, int], device: torch.device
                 allocated += live_bytes[key]
         return allocated
 
+    constants = [*gm.graph.find_nodes(op="placeholder"), *gm.graph.find_nodes(op="get_attr")]
+    for node in constants:
+        if node.users and is_tangent(node):
+            tangents.append(node)
+        elif node.users:
+            live += allocate(node)
     for node in gm.graph.nodes:
         if node.op in ("placeholder", "get_attr"):
-            if node.users and is_tangent(node):
-                tangents.append(node)
-            elif node.users:
-                live += allocate(node)
-        elif node.op != "output" and _role(node) != DROP:
+            continue
+        if node.op != "output" and _role(node) != DROP:
             if tangents and node.meta.get("partitioner_tag") == "is_backward":
                 live += sum(map(allocate, tangents))
                 tangents = []

@@ -1,8 +1,8 @@
 """Random FX graphs: views, several outputs, randomness, in-place writes, dead code, every kind of output.
 
-A ``Recipe`` is a list of numbers; ``build`` reads it as a program over a few inputs and parameters.  The same
-recipe becomes a graph of ATen operators with fake values (``traced``, by make_fx) or a graph of functions,
-methods, modules and attributes without shapes (``modular``, as ``symbolic_trace`` makes them).
+A ``Recipe`` is a list of numbers, which ``Program`` reads as operators on a few inputs and parameters.  The same
+recipe becomes a graph of ATen operators (``traced``, by make_fx) or one of functions, methods, modules and
+attributes without shapes (``modular``, as ``symbolic_trace`` makes them).
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 WIDTH = 16
-MAX_CALLS = 36
+MAX_CALLS = 60
+_MAX_CALLS_BEFORE_REREADING = 36
 
 
 @dataclass(frozen=True)
 class Op:
-    """``name`` in ``MENU``; ``a`` and ``b`` choose its operands among the values that fit, ``n`` a variant."""
+    """``name`` in ``MENU``; ``a`` and ``b`` choose operands among the values that fit, ``n`` a variant."""
 
     name: str
     a: int
@@ -35,7 +36,10 @@ class Op:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A program: its operators, how many values it reads again at its end, what it returns and how nested."""
+    """A program: its operators, how often it reads early values again, what it returns, and how nested.
+
+    ``reread`` is 0 for not at all, else every so-manieth value.
+    """
 
     ops: tuple[Op, ...]
     reread: int
@@ -43,7 +47,7 @@ class Recipe:
     structure: str
 
 
-@dataclass
+@dataclass(frozen=True)
 class Case:
     """A graph, and the example inputs that it needs to know its shapes."""
 
@@ -51,32 +55,61 @@ class Case:
     example_inputs: tuple[Tensor, ...] | None
 
 
-def make_inputs() -> list[Tensor]:
-    """A matrix, a taller one, and a vector, with values in [-1, 1]."""
+def make_inputs() -> tuple[Tensor, ...]:
+    """A matrix, a taller one, and a vector, with values in [-1, 1]; the same every time."""
     shapes = ((WIDTH, WIDTH), (2 * WIDTH, WIDTH), (WIDTH,))
-    return [torch.linspace(-1, 1, torch.Size(shape).numel()).sin().reshape(shape) for shape in shapes]
+    return tuple(torch.arange(1.0, 1 + torch.Size(shape).numel()).sin().reshape(shape) for shape in shapes)
+
+
+def traced(recipe: Recipe, tracing_mode: str) -> Case:
+    """The recipe as ATen operators that know their shapes."""
+    layers = Layers()
+
+    def run(*inputs: Tensor) -> Any:
+        return Program(Builder(layers), list(inputs)).run(recipe)
+
+    trace = make_fx(run, tracing_mode=tracing_mode, _allow_non_fake_inputs=True)
+    with torch.no_grad():
+        return Case(trace(*make_inputs()), None)
+
+
+def modular(recipe: Recipe) -> Case:
+    """The recipe as functions, methods, modules and attributes, without shapes."""
+    builder = GraphBuilder(Layers())
+    inputs = [builder.placeholder(f"x{number}", value) for number, value in enumerate(make_inputs())]
+    with torch.no_grad():
+        result = Program(builder, list(inputs)).run(recipe)
+    builder.graph.output(_map_items(result, lambda item: item.node))
+    return Case(GraphModule(Layers(), builder.graph), make_inputs())
+
+
+BUILDS: dict[str, Callable[[Recipe], Case]] = {
+    "aten": lambda recipe: traced(recipe, "fake"),
+    "aten, traced on real tensors": lambda recipe: traced(recipe, "real"),
+    "functions, methods and modules": modular,
+}
 
 
 class Layers(nn.Module):
-    """The modules and the attribute that a graph can name."""
+    """The modules and parameters that a graph can name; the same every time."""
 
     def __init__(self) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
-        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH, generator=generator) / 4)
+        self.weight = nn.Parameter(torch.empty(WIDTH, WIDTH))
         self.linear = nn.Linear(WIDTH, WIDTH)
         self.norm = nn.LayerNorm(WIDTH)
         self.batch_norm = nn.BatchNorm1d(WIDTH)
         self.dropout = nn.Dropout(0.3)
         self.relu = nn.ReLU()
-        self.relu_ = nn.ReLU(inplace=True)
+        self.relu_in_place = nn.ReLU(inplace=True)
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) / 4)
 
 
 class Builder:
-    """Where operators go: ``call`` runs one on real values and notes it as a subclass pleases."""
+    """Runs the calls of a program: functions, ``".methods"`` and ``"modules"``."""
 
     def __init__(self, layers: Layers) -> None:
         self.layers = layers
@@ -104,7 +137,7 @@ class Builder:
         return getattr(self.layers, target)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Item:
     """A node and the value that it had on the example inputs."""
 
@@ -123,20 +156,18 @@ class GraphBuilder(Builder):
         return Item(self.graph.placeholder(name), value)
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> Item:
-        self.calls += 1
         values = _map_items((args, kwargs), lambda item: item.value)
         nodes = _map_items((args, kwargs), lambda item: item.node)
-        value = self._function(target)(*values[0], **values[1])
+        value = super().call(target, *values[0], **values[1])
         if not isinstance(target, str):
-            node = self.graph.call_function(target, *nodes)
-        elif target.startswith("."):
-            node = self.graph.call_method(target[1:], *nodes)
-        else:
-            node = self.graph.call_module(target, *nodes)
-        return Item(node, value)
+            return Item(self.graph.call_function(target, *nodes), value)
+        if target.startswith("."):
+            return Item(self.graph.call_method(target[1:], *nodes), value)
+        return Item(self.graph.call_module(target, *nodes), value)
 
     def element(self, values: Item, index: int) -> Item:
-        return self.call(operator.getitem, values, index)
+        node = self.graph.call_function(operator.getitem, (values.node, index))
+        return Item(node, values.value[index])
 
     def attribute(self, name: str) -> Item:
         return Item(self.graph.get_attr(name), getattr(self.layers, name))
@@ -156,7 +187,7 @@ def _map_items(arguments: Any, function: Callable[[Item], Any]) -> Any:
 
 
 class Program:
-    """A recipe being read: the values so far, and the operators of the menu on them."""
+    """A recipe being read: the values so far, and how an operator finds its operands among them."""
 
     def __init__(self, builder: Builder, inputs: list[Any]) -> None:
         self.builder = builder
@@ -164,10 +195,9 @@ class Program:
 
     def run(self, recipe: Recipe) -> Any:
         for op in recipe.ops:
-            if self.builder.calls > MAX_CALLS:
-                break
-            made = MENU[op.name](self, op)
-            self.values += made if isinstance(made, list) else [made]
+            if self.builder.calls < _MAX_CALLS_BEFORE_REREADING:
+                made = MENU[op.name](self, op)
+                self.values += made if isinstance(made, list) else [made]
         if recipe.reread:
             self.values.append(self._read_again(recipe.reread))
         chosen = [self.values[-1 - index % len(self.values)] for index in recipe.outputs]
@@ -177,23 +207,24 @@ class Program:
         """Read early values once more, the last first, as a backward pass does."""
         real = [value for value in self.values if self.builder.example(value).is_floating_point()]
         total = self.call(torch.sum, real[-1])
-        for value in real[-2:2:-every]:
-            total = self.call(torch.add, total, self.call(torch.mean, value))
+        for value in real[-2::-every]:
+            if self.builder.calls < MAX_CALLS - 1:
+                total = self.call(torch.add, total, self.call(torch.mean, value))
         return total
 
     def pick(self, index: int, fits: Callable[[Tensor], bool]) -> Any:
-        """One of the values that fit, late ones more often; the inputs fit whatever is asked for."""
+        """One of the values that fit, counted from the latest; inputs fit whatever an operator asks for."""
         fitting = [value for value in self.values if fits(self.builder.example(value))]
         return fitting[-1 - index % len(fitting)]
 
     def real(self, index: int) -> Any:
-        return self.pick(index, lambda t: t.is_floating_point())
+        return self.pick(index, Tensor.is_floating_point)
 
     def matrix(self, index: int) -> Any:
         return self.pick(index, lambda t: t.is_floating_point() and t.dim() == 2 and t.shape[1] == WIDTH)
 
     def partner(self, value: Any, index: int) -> Any:
-        """Something that broadcasts with the value into its shape."""
+        """Something that broadcasts with the value, into its shape."""
         shape = self.shape(value)
         return self.pick(index, lambda t: t.is_floating_point() and _broadcasts(t.shape, shape))
 
@@ -207,14 +238,17 @@ class Program:
         return [self.builder.element(whole, index) for index in range(count)]
 
 
-def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
-    return len(shape) <= len(to) and all(
-        size in (1, other) for size, other in zip(reversed(shape), reversed(to))
-    )
+def _broadcasts(shape: torch.Size, into: torch.Size) -> bool:
+    pairs = zip(reversed(shape), reversed(into))
+    return len(shape) <= len(into) and all(size in (1, other) for size, other in pairs)
 
+
+# --- the menu ----------------------------------------------------------------------------------------------
 
 _UNARY = (torch.sin, torch.tanh, torch.sigmoid, torch.cos, ".neg", ".clone", ".abs", F.silu)
 _BINARY = (torch.add, torch.mul, torch.sub, torch.maximum, ".add", operator.add)
+_MODULES = ("linear", "norm", "relu", "dropout", "batch_norm")
+_REDUCTIONS: tuple[tuple[Any, ...], ...] = ((torch.sum,), (torch.mean, 0), (".sum", 1), (torch.softmax, 1))
 
 
 def _unary(p: Program, op: Op) -> Any:
@@ -243,13 +277,13 @@ def _linear(p: Program, op: Op) -> Any:
 
 
 def _module(p: Program, op: Op) -> Any:
-    return p.call(("linear", "norm", "relu", "dropout", "batch_norm")[op.n % 5], p.matrix(op.a))
+    tall = p.pick(op.a, lambda t: t.is_floating_point() and t.dim() == 2 and t.shape[1] == WIDTH and len(t) > 1)
+    return p.call(_MODULES[op.n % len(_MODULES)], tall)
 
 
 def _reduce(p: Program, op: Op) -> Any:
-    target = (torch.sum, torch.mean, ".sum", torch.softmax)[op.n % 4]
-    x = p.matrix(op.a)
-    return p.call(target, x, 0) if op.n % 2 or target is torch.softmax else p.call(target, x)
+    target, *dim = _REDUCTIONS[op.n % len(_REDUCTIONS)]
+    return p.call(target, p.matrix(op.a), *dim)
 
 
 def _view(p: Program, op: Op) -> Any:
@@ -266,22 +300,22 @@ def _view(p: Program, op: Op) -> Any:
         lambda: p.call(torch.flatten, x),
         lambda: p.call(".reshape", x, -1, WIDTH // 2),
         lambda: p.call(operator.getitem, x, slice(1, None)) if rows > 1 else x,
+        lambda: p.call(torch.narrow, x, 0, 0, 0),
     )
     return views[op.n % len(views)]()
 
 
 def _split(p: Program, op: Op) -> Any:
     x = p.matrix(op.a)
-    rows = p.shape(x)[0]
-    if op.n % 3 == 0 and rows > 1:
-        return p.parts(p.call(torch.split, x, rows // 2), 2)
-    if op.n % 3 == 1 and rows > 1:
-        return p.parts(p.call(".chunk", x, 2), 2)
-    return p.parts(p.call(torch.unbind, x, 1), WIDTH)[:3]
+    half = p.shape(x)[0] // 2
+    if half == 0:
+        return p.parts(p.call(torch.unbind, x, 1), 3)
+    return p.parts(p.call(torch.split, x, half) if op.n % 2 else p.call(".chunk", x, 2), 2)
 
 
 def _several(p: Program, op: Op) -> Any:
-    x = p.matrix(op.a)
+    """Operators with several fresh outputs, of which some may stay unused."""
+    x = p.pick(op.a, lambda t: t.is_floating_point() and t.dim() == 2 and t.shape[1] == WIDTH and len(t) > 0)
     norm = (torch.ops.aten.native_layer_norm.default, x, [WIDTH], None, None, 1e-5)
     calls: tuple[tuple[Any, ...], ...] = (
         (torch.topk, x, 4),
@@ -293,26 +327,23 @@ def _several(p: Program, op: Op) -> Any:
         norm,
     )
     call = calls[op.n % len(calls)]
-    count = 3 if call is norm else 2
-    made = p.parts(p.call(*call), count)
-    return made[: 1 + op.b % count]
+    made = p.parts(p.call(*call), 3 if call is norm else 2)
+    return made[: 1 + op.b % len(made)]
 
 
 def _random(p: Program, op: Op) -> Any:
     x = p.real(op.a)
-    if op.n % 5 == 4:
-        return _shuffle(p, op)
     calls: tuple[Callable[[], Any], ...] = (
         lambda: p.call(torch.rand_like, x),
         lambda: p.call(torch.bernoulli, p.call(torch.sigmoid, x)),
         lambda: p.call(F.dropout, x, 0.4),
-        lambda: p.parts(p.call(torch.ops.aten.native_dropout.default, x, 0.5, True), 2)[0],
+        lambda: p.parts(p.call(torch.ops.aten.native_dropout.default, x, 0.5, True), 2)[op.b % 2],
+        lambda: _shuffle(p, p.matrix(op.a)),
     )
-    return calls[op.n % 5]()
+    return calls[op.n % len(calls)]()
 
 
-def _shuffle(p: Program, op: Op) -> Any:
-    x = p.matrix(op.a)
+def _shuffle(p: Program, x: Any) -> Any:
     order = p.call(torch.randperm, p.shape(x)[0])
     return [order, p.call(".index_select", x, 0, order)]
 
@@ -320,27 +351,22 @@ def _shuffle(p: Program, op: Op) -> Any:
 def _gather(p: Program, op: Op) -> Any:
     x = p.matrix(op.a)
     order = p.call(torch.argsort, p.matrix(op.b), 1)
-    if p.shape(order)[0] > p.shape(x)[0]:
-        return order
-    return [order, p.call(torch.gather, x, 1, order)]
+    fits = p.shape(order)[0] <= p.shape(x)[0]
+    return [order, p.call(torch.gather, x, 1, order)] if fits else order
 
 
 def _write(p: Program, op: Op) -> Any:
-    """In place, into an intermediate of its own or a view of it, or into whatever a matrix is."""
+    """In place: into a fresh value, a view of it, or whatever a matrix is, an input of the graph included."""
     x = p.matrix(op.a)
     if op.n % 4:
         x = p.call(".clone", x)
-    if any(stride == 0 for stride in p.builder.example(x).stride()) or _is_leaf(p.builder.example(x)):
+    if 0 in p.builder.example(x).stride():
         return x
     if op.n % 3 == 0:
-        return p.call("relu_", x)
-    if op.n % 3 == 1:
+        return p.call("relu_in_place", x)
+    if op.n % 3 == 1 or not len(p.builder.example(x)):
         return p.call(".add_", x, 0.25)
     return [x, p.call(".mul_", p.call(".select", x, 0, 0), 0.5)]
-
-
-def _is_leaf(tensor: Tensor) -> bool:
-    return tensor.requires_grad and tensor.is_leaf
 
 
 def _dead(p: Program, op: Op) -> list[Any]:
@@ -366,6 +392,7 @@ MENU: dict[str, Callable[[Program, Op], Any]] = {
     "write": _write,
     "dead": _dead,
 }
+_WEIGHTS = {"unary": 4, "binary": 3, "view": 2, "matmul": 2, "several": 2, "random": 2}
 
 STRUCTURES: dict[str, Callable[[list[Any]], Any]] = {
     "single": lambda values: values[0],
@@ -373,11 +400,9 @@ STRUCTURES: dict[str, Callable[[list[Any]], Any]] = {
     "nested": lambda values: {"first": values[0], "rest": [tuple(values[1:]), None, 3]},
     "with none": lambda values: (None, *values, None),
 }
-_WEIGHTS = {"unary": 4, "binary": 3, "view": 2, "matmul": 2, "several": 2, "random": 2}
 
-_numbers = st.integers(0, 59)
 _names = st.sampled_from([name for name in MENU for _ in range(_WEIGHTS.get(name, 1))])
-_ops = st.builds(Op, _names, st.integers(0, 12), st.integers(0, 12), _numbers)
+_ops = st.builds(Op, _names, st.integers(0, 12), st.integers(0, 12), st.integers(0, 59))
 recipes = st.builds(
     Recipe,
     st.lists(_ops, min_size=5, max_size=30).map(tuple),
@@ -385,27 +410,3 @@ recipes = st.builds(
     st.lists(st.integers(0, 60), min_size=1, max_size=4).map(tuple),
     st.sampled_from(list(STRUCTURES)),
 )
-
-
-def traced(recipe: Recipe) -> Case:
-    """The recipe as ATen operators with fake values."""
-    layers = Layers()
-
-    def run(*inputs: Tensor) -> Any:
-        return Program(Builder(layers), list(inputs)).run(recipe)
-
-    with torch.no_grad():
-        return Case(make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(*make_inputs()), None)
-
-
-def modular(recipe: Recipe) -> Case:
-    """The recipe as functions, methods, modules and attributes, without shapes."""
-    layers = Layers()
-    builder = GraphBuilder(layers)
-    inputs = make_inputs()
-    items: list[Any] = [builder.placeholder(f"x{i}", value) for i, value in enumerate(inputs)]
-    with torch.no_grad():
-        result = Program(builder, items).run(recipe)
-    builder.graph.output(_map_items(result, lambda item: item.node))
-    gm = GraphModule(Layers(), builder.graph)
-    return Case(gm, tuple(make_inputs()))

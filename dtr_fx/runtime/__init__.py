@@ -3,7 +3,7 @@
 from .events import Event, trace
 from .graph import Operator, Storage, Tensor
 from .heuristics import HEURISTICS, Heuristic, parameterized, random, resolve
-from .runtime import Deallocation, OutOfBudget, Runtime, Thrash
+from .runtime import Deallocation, Order, OutOfBudget, Runtime, Thrash
 
 __all__ = [
     "HEURISTICS",
@@ -11,6 +11,7 @@ __all__ = [
     "Event",
     "Heuristic",
     "Operator",
+    "Order",
     "OutOfBudget",
     "Runtime",
     "Storage",

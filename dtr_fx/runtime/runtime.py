@@ -25,6 +25,7 @@ from .neighborhood import track
 from .pool import Pool
 
 Deallocation: TypeAlias = Literal["eager", "banish", "ignore"]
+Order: TypeAlias = Literal["depth first", "program"]
 
 
 class OutOfBudget(Exception):
@@ -46,10 +47,12 @@ class Thrash(Exception):
 class _Frame:
     """An operator that is waiting for its inputs; ``held`` are those that it has locked."""
 
-    __slots__ = ("held", "lent", "op")
+    __slots__ = ("done", "held", "lent", "op", "wanted")
 
-    def __init__(self, op: Operator) -> None:
+    def __init__(self, op: Operator, wanted: Sequence[Tensor] = ()) -> None:
         self.op = op
+        self.wanted = wanted
+        self.done = False
         self.held: list[Storage] = []
         self.lent = 0
 
@@ -69,6 +72,9 @@ class Runtime:
     keep_passed:
         Whether a released storage that is rematerialized on the way to another one stays resident until
         it is evicted (as in the paper) or is dropped as soon as it has been read.
+    order:
+        How what is missing is rematerialized: ``"depth first"``, input by input (as in the paper), or in
+        ``"program"`` order, all that is missing at once and each operator of it once.
     max_cost:
         Total cost at which a run gives up with ``Thrash``.
 
@@ -91,12 +97,14 @@ class Runtime:
         *,
         deallocation: Deallocation = "eager",
         keep_passed: bool = True,
+        order: Order = "depth first",
         max_cost: float = math.inf,
     ) -> None:
         self.budget = budget
         self.heuristic = resolve(heuristic)
         self.deallocation = deallocation
         self.keep_passed = keep_passed
+        self.order = order
         self.max_cost = max_cost
         self.clock = 0.0
         self.base_cost = 0.0
@@ -109,6 +117,7 @@ class Runtime:
         self._pool = Pool()
         self._neighborhood = track(self.heuristic.neighborhood, self._pool)
         self._frames: list[_Frame] = []
+        self._waiting: dict[Storage, list[_Frame]] = {}
         self._locked: dict[Storage, None] = {}
         self._banishing: list[Storage] = []
 
@@ -213,21 +222,56 @@ class Runtime:
             while len(self._frames) > base:
                 frame = self._frames[-1]
                 missing = self._hold_inputs(frame)
-                if missing is None:
+                if frame.wanted and all(tensor.defined for tensor in frame.wanted):
+                    self._finish(frame)
+                elif not missing:
                     self._execute(frame.op)
-                    self._frames.pop()
-                    self._let_go(frame)
+                    self._finish(frame)
+                elif self.order == "program":
+                    self._frames += self._in_program_order(frame, missing)
                 else:
-                    assert missing.op is not None
-                    assert not missing.storage.retired
-                    self._touch(missing.op)
-                    self._frames.append(_Frame(missing.op))
+                    self._frames.append(self._rematerialize(missing[:1]))
         except (OutOfBudget, Thrash):
             for frame in self._frames[base:]:
                 for storage in frame.held:
                     self._unlock(storage)
+            self._waiting.clear()
             del self._frames[base:]
             raise
+
+    def _finish(self, frame: _Frame) -> None:
+        self._frames.pop()
+        frame.done = True
+        self._let_go(frame)
+
+    def _rematerialize(self, wanted: Sequence[Tensor]) -> _Frame:
+        op = wanted[0].op
+        assert op is not None
+        assert not wanted[0].storage.retired
+        self._touch(op)
+        return _Frame(op, wanted)
+
+    def _in_program_order(self, waiting: _Frame, missing: Sequence[Tensor]) -> list[_Frame]:
+        """Frames for all that is missing up to what is defined, the program's first operator on top.
+
+        A value is held from when it is there until the last of these operators has read it.
+        """
+        wanted: dict[Operator, list[Tensor]] = {}
+        pending = list(missing)
+        while pending:
+            tensor = pending.pop()
+            assert tensor.op is not None
+            if tensor.op not in wanted:
+                wanted[tensor.op] = []
+                pending += [other for other in tensor.op.inputs if not other.defined]
+            wanted[tensor.op].append(tensor)
+        frames = [self._rematerialize(wanted[op]) for op in sorted(wanted, key=_by_number, reverse=True)]
+        for frame in (waiting, *frames):
+            self._hold_inputs(frame)
+            for storage in frame.op.reads:
+                if not storage.resident:
+                    self._waiting.setdefault(storage, []).append(frame)
+        return frames
 
     def _touch(self, op: Operator) -> None:
         """Inputs count as accessed before they are rematerialized, an output after its first run."""
@@ -237,19 +281,17 @@ class Runtime:
             if storage.slot >= 0:
                 self._pool.last_access[storage.slot] = clock
 
-    def _hold_inputs(self, frame: _Frame) -> Tensor | None:
-        """Lock the inputs that are defined; the first that is not, or None."""
-        missing = None
-        held = frame.held
-        for tensor in frame.op.inputs:
-            storage = tensor.storage
-            if storage.resident and not storage.pinned and storage not in held:
-                storage.locks += 1
-                self._locked[storage] = None
-                held.append(storage)
-            if missing is None and not tensor.defined:
-                missing = tensor
-        return missing
+    def _hold_inputs(self, frame: _Frame) -> list[Tensor]:
+        """Lock the inputs that are resident; those that are not defined."""
+        for storage in frame.op.reads:
+            if storage.resident and not storage.pinned and storage not in frame.held:
+                self._hold(storage, frame)
+        return [tensor for tensor in frame.op.inputs if not tensor.defined]
+
+    def _hold(self, storage: Storage, frame: _Frame) -> None:
+        storage.locks += 1
+        self._locked[storage] = None
+        frame.held.append(storage)
 
     def _unlock(self, storage: Storage) -> None:
         storage.locks -= 1
@@ -303,6 +345,9 @@ class Runtime:
         if not storage.pinned and storage.size:
             self._pool.add(storage)
             self._neighborhood.entered(storage)
+        for frame in self._waiting.pop(storage, ()):
+            if not frame.done and storage not in frame.held:
+                self._hold(storage, frame)
 
     def _allocate_buffer(self, op: Operator) -> None:
         """Evict until the operator's outputs fit (Fig. 1, AllocateBuffer)."""
@@ -486,3 +531,7 @@ def _reads_again(child: Storage, storage: Storage) -> bool:
         not tensor.defined and tensor.op is not None and storage in tensor.op.reads
         for tensor in child.tensors
     )
+
+
+def _by_number(op: Operator) -> int:
+    return op.id

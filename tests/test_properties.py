@@ -1,0 +1,103 @@
+"""Whatever the graph, the budget and the heuristic: the rewritten graph does what the graph does, and fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.utils._pytree as pytree
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_graphs import BUILDS, Case, Recipe, make_inputs, recipes
+from torch import Tensor
+from torch.fx import GraphModule
+
+import dtr_fx
+from dtr_fx import HEURISTICS, InfeasibleBudgetError, Report
+from dtr_fx.passes.storages import is_selection
+from dtr_fx.passes.verify import verify
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that a run leaves behind, bit by bit."""
+
+    outputs: list[Any]
+    structure: pytree.TreeSpec
+    aliases: list[int]
+    inputs: list[Any]
+    state: dict[str, Any]
+    generator: bytes
+
+
+def run(gm: GraphModule) -> Outcome:
+    """Run the graph on equal inputs from the same seed; put its parameters and buffers back afterwards."""
+    before = {name: tensor.clone() for name, tensor in gm.state_dict().items()}
+    inputs = make_inputs()
+    torch.manual_seed(5)
+    with torch.no_grad():
+        leaves, structure = pytree.tree_flatten(gm(*inputs))
+        outcome = Outcome(
+            [bits(leaf) for leaf in leaves],
+            structure,
+            aliases([*inputs, *gm.state_dict().values(), *leaves]),
+            [bits(leaf) for leaf in inputs],
+            {name: bits(tensor) for name, tensor in gm.state_dict().items()},
+            torch.get_rng_state().numpy().tobytes(),
+        )
+        for name, tensor in gm.state_dict().items():
+            tensor.copy_(before[name])
+    return outcome
+
+
+def bits(leaf: Any) -> Any:
+    """A tensor as what can be compared exactly, not-a-numbers included."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return leaf.dtype, tuple(leaf.shape), leaf.stride(), leaf.contiguous().numpy().tobytes()
+
+
+def aliases(leaves: list[Any]) -> list[int]:
+    """For each leaf the first one that lies in the same memory."""
+    pointers = [
+        leaf.untyped_storage().data_ptr() or -number if isinstance(leaf, Tensor) else -number
+        for number, leaf in enumerate(leaves)
+    ]
+    return [pointers.index(pointer) for pointer in pointers]
+
+
+def rewrite(case: Case, budget: int, heuristic: str) -> tuple[GraphModule, Report]:
+    """The graph rewritten for the budget, or for the smallest that the error names."""
+    try:
+        return dtr_fx.transform(case.gm, budget, heuristic=heuristic, example_inputs=case.example_inputs)
+    except InfeasibleBudgetError as error:
+        assert error.smallest > budget
+        return dtr_fx.transform(
+            case.gm, error.smallest, heuristic=heuristic, example_inputs=case.example_inputs
+        )
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@settings(max_examples=35, derandomize=True, deadline=None)
+@given(recipe=recipes, share=st.floats(-0.1, 1))
+def test_rewritten_graphs_do_the_same_within_the_budget(build: str, recipe: Recipe, share: float) -> None:
+    case = BUILDS[build](recipe)
+    expected = run(case.gm)
+    _, asis = dtr_fx.transform(case.gm, 1.0, example_inputs=case.example_inputs)
+    budget = max(1, int(asis.lower_bound + share * (asis.baseline_peak - asis.lower_bound)))
+    for heuristic in HEURISTICS:
+        rewritten, report = rewrite(case, budget, heuristic)
+        assert report.planned_peak <= report.budget
+        assert report.lower_bound <= report.planned_peak
+        assert [event.name for event in report.events] == operators(rewritten)
+        verify(rewritten)
+        assert run(rewritten) == expected, heuristic
+    assert run(case.gm) == expected
+
+
+def operators(gm: GraphModule) -> list[str]:
+    return [
+        node.name for node in gm.graph.nodes if node.op.startswith("call") and not is_selection(node)
+    ]
