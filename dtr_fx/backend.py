@@ -16,6 +16,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._logging import trace_structured
 from torch.fx import GraphModule
 
 from dtr_fx.errors import DTRError
@@ -128,5 +129,10 @@ def _rewrite(gm: GraphModule, options: Options) -> None:
     report = rewrite(gm, options)
     lower_drops(gm.graph)
     gm.recompile()
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": "dtr_plan", "encoding": "json"},
+        payload_fn=report.to_json,
+    )
     if options.on_report is not None:
         options.on_report(report)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dtr_fx.runtime import HEURISTICS, Heuristic, OutOfBudget, Thrash
 
 from .interpreter import DTRInterpreter, Policy
-from .storages import Program
+from .storages import KEEP, SAVE_RNG, Program
 
 # A pass whose compute grows beyond this many times the program's own is given up for another policy.
 _THRASH = 12.0
@@ -43,8 +43,12 @@ def lower_bound(program: Program) -> Need:
     held = {program.storage(value) for value in program.constants}
     held_bytes = program.constant_bytes
     worst = Need(held_bytes, 0)
+    # What is saved for a recompute: a plan without it does not need it.
+    saved = {value for step in program.steps if step.role in (SAVE_RNG, KEEP) for value in step.outputs}
     for number, step in enumerate(program.steps):
-        own = {program.storage(value) for value in (*step.inputs, *step.outputs)} - held
+        if step.role in (SAVE_RNG, KEEP):
+            continue
+        own = {program.storage(value) for value in (*step.inputs, *step.outputs)} - held - saved
         own = {value for value in own if values[value].kind not in _ONLY_TO_RECOMPUTE}
         need = held_bytes + sum(values[value].nbytes for value in own) + step.workspace
         if need > worst.nbytes:
