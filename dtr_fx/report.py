@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dtr_fx.units import format_bytes, format_percent
+from dtr_fx.units import format_bytes, format_count, format_percent
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,13 @@ class Report:
         return sum(event.kind == "recompute" for event in self.events)
 
     def summary(self) -> str:
-        """One line: peak → peak, budget, drops, recomputes, overhead."""
+        """One line: whether the plan fits, peak before and after, budget, drops, recomputes, overhead."""
+        excess = self.planned_peak - self.budget
+        fits = "fits" if excess <= 0 else f"OVER BUDGET by {format_bytes(excess)}"
         return (
-            f"peak {format_bytes(self.baseline_peak)} → {format_bytes(self.planned_peak)}, "
-            f"budget {format_bytes(self.budget)}: {self.drops} drops, {self.recomputes} recomputes, "
-            f"{format_percent(self.overhead)} more compute"
+            f"{fits}: peak {format_bytes(self.baseline_peak)} → {format_bytes(self.planned_peak)}, "
+            f"budget {format_bytes(self.budget)}, {format_count(self.drops, 'drop')}, "
+            f"{format_count(self.recomputes, 'recompute')}, overhead {format_percent(self.overhead)}"
         )
 
     def to_json(self) -> str:

@@ -29,6 +29,11 @@ def format_bytes(nbytes: int) -> str:
     return f"{'-' if nbytes < 0 else ''}{number} {unit}"
 
 
+def format_count(number: int, noun: str) -> str:
+    """A number of things: ``1 drop``, ``2 drops``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def format_percent(fraction: float) -> str:
     """A share to a tenth of a percent; what is not nothing is never shown as nothing.
 

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from dtr_fx.inspect import render_diff, verdict
+from dtr_fx.inspect import render_diff
 from dtr_fx.report import Event, Point, Report, StorageStats
 
 MiB = 2**20
@@ -72,7 +72,7 @@ def test_a_report_survives_json() -> None:
 def test_the_first_line_is_the_verdict() -> None:
     made = report(compute("a"), drop("a"), recompute("a"), recompute("a"))
     first = render_diff(made).splitlines()[0]
-    assert first == verdict(made)
+    assert first == made.summary()
     for fact in (
         "fits",
         "40.0 MiB → 24.0 MiB",
@@ -85,7 +85,7 @@ def test_the_first_line_is_the_verdict() -> None:
 
 
 def test_the_verdict_on_a_plan_that_does_not_fit() -> None:
-    assert verdict(report(budget=20)).startswith("OVER BUDGET by 4.00 MiB")
+    assert report(budget=20).summary().startswith("OVER BUDGET by 4.00 MiB")
 
 
 def test_changes_say_what_how_much_why_where_and_how_much_lives() -> None:

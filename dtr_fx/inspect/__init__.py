@@ -1,5 +1,5 @@
 """Views of a ``Report``."""
 
-from dtr_fx.inspect.diff import render_diff, verdict
+from dtr_fx.inspect.diff import render_diff
 
-__all__ = ["render_diff", "verdict"]
+__all__ = ["render_diff"]

@@ -1,7 +1,7 @@
 """A report as text: the verdict, memory over time before and after, and the folded diff.
 
     render_diff
-    ├── verdict             did it fit, and what did that cost
+    ├── Report.summary      did it fit, and what did that cost
     ├── _timelines          memory over operators as block characters, one scale, the budget as a line
     └── _sections           one per phase, in execution order
         └── _fold           which events are shown, and how many operators lie between
@@ -18,7 +18,7 @@ from fractions import Fraction
 from itertools import groupby
 
 from dtr_fx.report import Event, Point, Report
-from dtr_fx.units import format_bytes, format_percent, format_seconds
+from dtr_fx.units import format_bytes, format_count, format_seconds
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _LINE = "▔"
@@ -43,21 +43,10 @@ def render_diff(report: Report, *, width: int = 100, color: bool = False) -> str
     """
     ink = _Ink(color)
     width = max(width, _NARROWEST)
-    lines = [ink(_verdict_color(report), verdict(report)), ink(_DIM, _circumstances(report)), ""]
+    lines = [ink(_verdict_color(report), report.summary()), ink(_DIM, _circumstances(report)), ""]
     lines += _timelines(report, width, ink)
     lines += _sections(report.events, width, ink)
     return "\n".join(line.rstrip() for line in lines) + "\n"
-
-
-def verdict(report: Report) -> str:
-    """One line: whether the plan fits, peak before and after, budget, drops, recomputes, overhead."""
-    excess = report.planned_peak - report.budget
-    fits = "fits" if excess <= 0 else f"OVER BUDGET by {format_bytes(excess)}"
-    return (
-        f"{fits}: peak {format_bytes(report.baseline_peak)} → {format_bytes(report.planned_peak)}, "
-        f"budget {format_bytes(report.budget)}, {_count(report.drops, 'drop')}, "
-        f"{_count(report.recomputes, 'recompute')}, overhead {format_percent(report.overhead)}"
-    )
 
 
 @dataclass(frozen=True)
@@ -79,10 +68,6 @@ def _circumstances(report: Report) -> str:
         f"{report.heuristic} on {report.device}; compute {format_seconds(report.base_cost)} → "
         f"{format_seconds(report.total_cost)}; lower bound of any plan {format_bytes(report.lower_bound)}"
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 # Memory over time
@@ -225,14 +210,14 @@ def _title(phase: str, rows: Sequence[Event | _Fold], width: int) -> str:
     kinds = [row.kind for row in rows if isinstance(row, Event)]
     operators = kinds.count("compute") + sum(row.operators for row in rows if isinstance(row, _Fold))
     text = (
-        f"── {phase}: {_count(operators, 'operator')}, {_count(kinds.count('drop'), 'drop')}, "
-        f"{_count(kinds.count('recompute'), 'recompute')} "
+        f"── {phase}: {format_count(operators, 'operator')}, {format_count(kinds.count('drop'), 'drop')}, "
+        f"{format_count(kinds.count('recompute'), 'recompute')} "
     )
     return f"{text:─<{width}}"
 
 
 def _fold_line(fold: _Fold, width: int) -> str:
-    operators = f"    … {_count(fold.operators, 'operator')}"
+    operators = f"    … {format_count(fold.operators, 'operator')}"
     return _with_live(f"{operators:{width}}", f"≤ {format_bytes(fold.live)}")
 
 
