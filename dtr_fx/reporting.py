@@ -76,9 +76,14 @@ def _events(gm: GraphModule, program: Program, after: Sequence[Point]) -> tuple[
         facts: dict[str, Any] = node.meta.get("dtr") or {"role": kinds.COMPUTE, "origin": node.name}
         is_drop = facts["role"] == kinds.DROP
         live = live_at.get(node.name, live)
-        origin = facts["origin"]
-        step = step_of.get(origin)
-        nbytes = program.values[value_of[origin]].nbytes if is_drop else bytes_of.get(origin, 0)
+        step = step_of.get(facts["origin"])
+        cost = step.cost if step is not None and not is_drop else 0.0
+        if facts["role"] in _SAVES:  # for a later recompute: no node of the original graph
+            origin, nbytes = node.name, _bytes_made(node, program)
+            cost = 0.0 if facts["role"] == storages.SAVE_RNG else cost
+        else:
+            origin = facts["origin"]
+            nbytes = program.values[value_of[origin]].nbytes if is_drop else bytes_of.get(origin, 0)
         if is_drop:
             live -= nbytes
         events.append(
@@ -88,7 +93,7 @@ def _events(gm: GraphModule, program: Program, after: Sequence[Point]) -> tuple[
                 origin=origin,
                 phase=str(node.meta.get("partitioner_tag", "")).removeprefix("is_"),
                 nbytes=nbytes,
-                cost=step.cost if step is not None and not is_drop else 0.0,
+                cost=cost,
                 live=live,
                 reason=facts.get("reason", ""),
                 score=facts.get("score"),
@@ -99,6 +104,12 @@ def _events(gm: GraphModule, program: Program, after: Sequence[Point]) -> tuple[
 
 
 _KINDS = (kinds.COMPUTE, kinds.RECOMPUTE, kinds.DROP, kinds.BANISH)
+_SAVES = (storages.SAVE_RNG, storages.KEEP)
+
+
+def _bytes_made(node: Node, program: Program) -> int:
+    tensors = storages.tensors_of(node.meta["val"])
+    return sum(storages.storage_bytes(tensor, program.device) for tensor in tensors)
 
 
 def _storage_stats(program: Program, interpreter: DTRInterpreter | None) -> tuple[StorageStats, ...]:

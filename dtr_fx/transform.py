@@ -16,6 +16,7 @@ from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.options import Options, parse_budget, resolve_budget
 from dtr_fx.passes import costs as cost_model
 from dtr_fx.passes import storages, verify
+from dtr_fx.passes.drops import lower_drops
 from dtr_fx.passes.propagate import propagate
 from dtr_fx.passes.rematerialize import Infeasible, Need, fit, lower_bound
 from dtr_fx.passes.workspace import workspaces
@@ -79,10 +80,18 @@ def transform(
     """
     options = Options(budget=budget, heuristic=heuristic, costs=costs)
     rewritten = GraphModule(gm, copy.deepcopy(gm.graph))
+    _forget_earlier_rewrite(rewritten)
     propagate(rewritten, example_inputs)
     report = rewrite(rewritten, options)
     rewritten.recompile()
     return rewritten, report
+
+
+def _forget_earlier_rewrite(gm: GraphModule) -> None:
+    """A graph that was rewritten before is a graph like any other: its recomputes are operators."""
+    lower_drops(gm.graph)
+    for node in gm.graph.nodes:
+        node.meta.pop("dtr", None)
 
 
 def rewrite(gm: GraphModule, options: Options) -> Report:

@@ -16,6 +16,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -46,7 +47,7 @@ def propagate(gm: GraphModule, example_inputs: Sequence[Any] | None) -> FakeTens
         if _show_storages(gm):
             return fake_mode_of(gm)
         example_inputs = _inputs_of(gm)
-    mode = fake_mode_of_values(example_inputs) or FakeTensorMode(allow_non_fake_inputs=True)
+    mode = fake_mode_of_values(example_inputs) or _new_mode()
     interpreter = _Propagation(gm, mode)
     with mode, torch.no_grad():
         inputs = pytree.tree_map_only(torch.Tensor, mode.from_tensor, tuple(example_inputs))
@@ -96,13 +97,18 @@ def _inputs_of(gm: GraphModule) -> list[Any]:
     values = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
     if len({id(value.fake_mode) for value in values if isinstance(value, FakeTensor)}) <= 1:
         return values
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with _new_mode():
         return [
             torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
             if isinstance(value, FakeTensor)
             else value
             for value in values
         ]
+
+
+def _new_mode() -> FakeTensorMode:
+    """Sizes are as given; a number that an operator reads from a tensor is a symbol."""
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
 
 
 def fake_mode_of(gm: GraphModule) -> FakeTensorMode | None:
@@ -118,11 +124,15 @@ def fake_mode_of_values(values: Any) -> FakeTensorMode | None:
 
 def _check_has_values(gm: GraphModule) -> None:
     for node in gm.graph.nodes:
-        if node.op in ("call_function", "call_method", "call_module") and "val" not in node.meta:
+        if not node.op.startswith("call") or "val" in node.meta:
+            continue
+        if node.users:
             raise GraphError(
                 f"node {node.name} has no shape: pass example_inputs=(...) so that shapes can be propagated, "
                 "or trace with make_fx, torch.export or torch.compile"
             )
+        # It is there for its effect: a check of torch.export's, a Drop.
+        node.meta["val"] = None
 
 
 class _Propagation(torch.nn.Module):

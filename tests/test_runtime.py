@@ -488,6 +488,43 @@ def test_without_keep_passed_a_sibling_that_nobody_asked_for_goes():
     assert net.resident == "p d"
 
 
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        # Input by input: late is the first that is missing.
+        ("depth first", "D z, R late, D w, R early, D v, R y"),
+        # As the program ran them; early is held until y, its last reader, has run.
+        ("program", "D z, R early, D w, R late, D v, R y"),
+    ],
+)
+def test_order_of_rematerialization(order, expected):
+    net = Network(3, order=order)
+    net.op("early")
+    net.op("late")
+    net.op("y", "late early")
+    net.release("early", "late")
+    for name in "zwv":
+        net.op(name)
+    assert net.trace == "C early, C late, C y, D early, D late, C z, C w, D y, C v"
+    net.access("y")
+    assert net.since(9) == expected
+
+
+def test_program_order_runs_what_two_inputs_share_once():
+    """Depth first and without keep_passed, a would be dropped behind b and made again for c."""
+    net = Network(4, order="program", keep_passed=False)
+    net.op("a")
+    net.op("b", "a")
+    net.op("c", "a")
+    net.op("y", "b c")
+    net.release("a", "b", "c")
+    for name in "pqrs":
+        net.op(name)
+    start = len(net.runtime.events)
+    net.access("y")
+    assert [step for step in net.since(start).split(", ") if step[0] == "R"] == ["R a", "R b", "R c", "R y"]
+
+
 def test_banishing():
     """A released storage is freed for good at once, and its children can never be evicted again."""
     net = Network(2, deallocation="banish")
@@ -762,11 +799,17 @@ class Replay:
     st.sampled_from([*HEURISTICS]),
     st.sampled_from(["eager", "banish", "ignore"]),
     st.booleans(),
+    st.sampled_from(["depth first", "program"]),
 )
-def test_every_run_is_possible(program, budget, heuristic, deallocation, keep_passed):
+def test_every_run_is_possible(program, budget, heuristic, deallocation, keep_passed, order):
     """Any program, budget and policy: a run that memory of that size could really carry out."""
     runtime = Runtime(
-        budget, heuristic, deallocation=deallocation, keep_passed=keep_passed, max_cost=MAX_COST
+        budget,
+        heuristic,
+        deallocation=deallocation,
+        keep_passed=keep_passed,
+        order=order,
+        max_cost=MAX_COST,
     )
     driver = Driver(runtime)
     driver.run(program)
