@@ -99,12 +99,13 @@ class Trainee:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Two training steps in a row under one plan, and their peak in bytes above what was there before.
+    """Two training steps in a row under one plan, and the second's peak in bytes above what was there before.
 
     ``results`` has what each of the two left behind (see ``Trainee.results``). ``seconds`` is the median time
-    of a step, 0 if none was timed.
+    of a step, 0 if none was timed. ``forward`` is the compiled model, for more steps.
     """
 
+    forward: Callable[..., Any]
     report: Report
     results: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
     peak: int
@@ -191,7 +192,7 @@ def measure(trainee: Trainee, options: Options, *, repeats: int = 0) -> Measurem
     outputs.clear()
     times = [_time(trainee, forward) for _ in range(repeats)]
     trainee.clear_gradients()
-    return Measurement(reports[0], (first, second), peak, statistics.median(times) if times else 0.0)
+    return Measurement(forward, reports[0], (first, second), peak, statistics.median(times) if times else 0.0)
 
 
 def smallest_budget(trainee: Trainee, options: Options) -> InfeasibleBudgetError:

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from dtr_fx.errors import GraphError
 
-from .storages import storage_key, tensors_of, undeclared_writes
+from .storages import is_selection, storage_key, tensors_of, undeclared_writes
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _show_storages(gm: GraphModule) -> bool:
                 return False
             if not made and isinstance(_attribute(gm, node), torch.Tensor):
                 return False
-        elif made and _declares_alias(node):
+        elif made and (is_selection(node) or _declares_alias(node)):
             read = [tensor for used in node.all_input_nodes for tensor in tensors_of(used.meta.get("val"))]
             if made.isdisjoint(map(storage_key, read)):
                 return False

@@ -27,13 +27,15 @@ KEEP = "keep"  # a copy of an input that the graph changes later
 # Schemas of these name spaces do not show that every rank must take part.
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "symm_mem")
 # These update their running statistics in training.
-_BATCH_NORMS = (
-    torch.ops.aten.batch_norm,
-    torch.ops.aten._batch_norm_impl_index,
-    torch.ops.aten.native_batch_norm,
-    torch.ops.aten.cudnn_batch_norm,
-    torch.ops.aten.miopen_batch_norm,
-    torch.ops.aten.instance_norm,
+_BATCH_NORMS = frozenset(
+    {
+        torch.ops.aten.batch_norm,
+        torch.ops.aten._batch_norm_impl_index,
+        torch.ops.aten.native_batch_norm,
+        torch.ops.aten.cudnn_batch_norm,
+        torch.ops.aten.miopen_batch_norm,
+        torch.ops.aten.instance_norm,
+    }
 )
 _PURE_PYTHON = ("torch", "_operator", "operator", "math", "builtins")
 
@@ -305,7 +307,7 @@ class _Analysis:
             step.recomputable = False
         if fresh or not step.recomputable:
             step.cost = self._cost(node)
-            step.workspace = self._workspace.get(node, 0)
+            step.workspace += self._workspace.get(node, 0)
         self._step_of[node] = step
         self._program.steps.append(step)
 
@@ -329,6 +331,8 @@ class _Analysis:
         state = self._new_value(name, "rng state", rng.state_like(self._program.device), own_storage=True)
         self._program.steps.append(Step(step.node, SAVE_RNG, outputs=(state,), recomputable=False))
         step.inputs += (state,)
+        # A replay keeps the generator's own state meanwhile.
+        step.workspace = self._program.values[state].nbytes
 
     def _protect_from_writes(self, step: Step) -> None:
         """A value read before the graph changes it is gone when a recompute would read it.

@@ -190,7 +190,10 @@ def liveness(gm: GraphModule, workspace: Mapping[str, int], device: torch.device
                 tangents = []
             if not is_selection(node):
                 live += allocate(node)
-                points.append(Point(live + workspace.get(_origin_name(node), 0), node.name))
+                own = workspace.get(_origin_name(node), 0)
+                if node.target is rng.replay:
+                    own += storage_bytes(rng.state_like(device), device)
+                points.append(Point(live + own, node.name))
             for key in dies_at.get(node, ()):
                 live -= live_bytes.pop(key, 0)
     return points

@@ -1,8 +1,8 @@
 """Random FX graphs: views, several outputs, randomness, in-place writes, dead code, every kind of output.
 
-A ``Recipe`` is a list of numbers, which ``Program`` reads as operators on a few inputs and parameters.  The same
-recipe becomes a graph of ATen operators (``traced``, by make_fx) or one of functions, methods, modules and
-attributes without shapes (``modular``, as ``symbolic_trace`` makes them).
+A ``Recipe`` is a list of numbers, which ``Program`` reads as operators on a few inputs and parameters.  It is
+built as a graph of ATen operators (``traced``, by make_fx) or of functions, methods, modules and attributes
+without shapes (``modular``, as ``symbolic_trace`` makes them).
 """
 
 from __future__ import annotations
@@ -220,8 +220,12 @@ class Program:
     def real(self, index: int) -> Any:
         return self.pick(index, Tensor.is_floating_point)
 
-    def matrix(self, index: int) -> Any:
-        return self.pick(index, lambda t: t.is_floating_point() and t.dim() == 2 and t.shape[1] == WIDTH)
+    def matrix(self, index: int, rows: int = 0) -> Any:
+        def fits(tensor: Tensor) -> bool:
+            is_matrix = tensor.dim() == 2 and tensor.shape[1] == WIDTH and tensor.shape[0] >= rows
+            return is_matrix and tensor.is_floating_point()
+
+        return self.pick(index, fits)
 
     def partner(self, value: Any, index: int) -> Any:
         """Something that broadcasts with the value, into its shape."""
@@ -277,8 +281,7 @@ def _linear(p: Program, op: Op) -> Any:
 
 
 def _module(p: Program, op: Op) -> Any:
-    tall = p.pick(op.a, lambda t: t.is_floating_point() and t.dim() == 2 and t.shape[1] == WIDTH and len(t) > 1)
-    return p.call(_MODULES[op.n % len(_MODULES)], tall)
+    return p.call(_MODULES[op.n % len(_MODULES)], p.matrix(op.a, rows=2))
 
 
 def _reduce(p: Program, op: Op) -> Any:
@@ -315,7 +318,7 @@ def _split(p: Program, op: Op) -> Any:
 
 def _several(p: Program, op: Op) -> Any:
     """Operators with several fresh outputs, of which some may stay unused."""
-    x = p.pick(op.a, lambda t: t.is_floating_point() and t.dim() == 2 and t.shape[1] == WIDTH and len(t) > 0)
+    x = p.matrix(op.a, rows=1)
     norm = (torch.ops.aten.native_layer_norm.default, x, [WIDTH], None, None, 1e-5)
     calls: tuple[tuple[Any, ...], ...] = (
         (torch.topk, x, 4),

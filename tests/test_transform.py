@@ -1,4 +1,4 @@
-"""``transform`` on every kind of FX graph: the same results within the budget, and errors that say what to do."""
+"""``transform`` on every kind of FX graph: the same results within the budget; errors say what to do."""
 
 from __future__ import annotations
 
@@ -62,14 +62,28 @@ def tightest(gm: GraphModule, example_inputs: Sequence[Any] | None = None) -> tu
 
 def run(gm: GraphModule, *inputs: Any) -> tuple[Any, dict[str, Tensor], Tensor]:
     """Outputs, parameters and buffers, and the generator's state, from seed 0; the graph is put back."""
-    before = copy.deepcopy(gm.state_dict())
+    before = {name: tensor.clone() for name, tensor in module_tensors(gm).items()}
     torch.manual_seed(0)
     with torch.no_grad():
         outputs = gm(*inputs)
-        outcome = copy.deepcopy(outputs), copy.deepcopy(gm.state_dict()), torch.get_rng_state()
-        for name, tensor in gm.state_dict().items():
+        state = {name: tensor.clone() for name, tensor in module_tensors(gm).items()}
+        outcome = copy.deepcopy(outputs), state, torch.get_rng_state()
+        for name, tensor in module_tensors(gm).items():
             tensor.copy_(before[name])
     return outcome
+
+
+def module_tensors(gm: GraphModule) -> dict[str, Tensor]:
+    return dict(sorted([*gm.named_parameters(), *gm.named_buffers()]))
+
+
+def assert_same_runs(rewritten: GraphModule, gm: GraphModule, *inputs: Any) -> None:
+    outputs, state, generator = run(rewritten, *inputs)
+    expected_outputs, expected_state, expected_generator = run(gm, *inputs)
+    assert_same(outputs, expected_outputs)
+    # A plain tensor attribute becomes a buffer of the copy, as GraphModule has it.
+    assert_same({name: state[name] for name in expected_state}, expected_state)
+    assert torch.equal(generator, expected_generator)
 
 
 def assert_same(left: Any, right: Any) -> None:
@@ -112,8 +126,9 @@ class Net(nn.Module):
         saved = []
         y = x
         for layer in self.layers:
-            y = self.dropout(torch.tanh(layer(y)).view(-1).view_as(x))
+            y = torch.tanh(layer(y)).view(-1).view_as(x)
             saved.append(y)
+        saved.append(self.dropout(y))
         y = self.relu(self.norm(y * self.scale + self.shift + self.table[0]))
         for value in reversed(saved):
             y = y * value.sigmoid()
@@ -144,8 +159,8 @@ def test_every_kind_of_graph_of_a_module(kind: str) -> None:
     x, other = torch.randn(128, WIDTH), torch.randn(128, WIDTH)
     gm = KINDS[kind](Net(), x)
     rewritten, _ = tightest(gm, [x] if kind == "symbolic_trace" else None)
-    assert_same(run(rewritten, x), run(gm, x))
-    assert_same(run(rewritten, other), run(gm, other))
+    assert_same_runs(rewritten, gm, x)
+    assert_same_runs(rewritten, gm, other)
     assert rewritten(x)["rest"][1][0] is x
 
 
@@ -190,7 +205,8 @@ def test_joint_graph_of_aot_export() -> None:
 def test_joint_graph_in_a_partition_function() -> None:
     """What transform makes of a joint graph can be split and trained with."""
     torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(0.3)) for _ in range(4)))
+    layers = ([nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(0.3)] for _ in range(4))
+    model = nn.Sequential(*(module for layer in layers for module in layer))
     x = torch.randn(256, WIDTH)
     reports = []
 
@@ -288,7 +304,7 @@ def test_dead_code_stays_harmless() -> None:
     x = mib()
     for gm, example in both(f, x):
         rewritten, _ = tightest(gm, example)
-        assert_same(run(rewritten, x), run(gm, x))
+        assert_same_runs(rewritten, gm, x)
 
 
 def test_numbers_read_from_tensors() -> None:
@@ -390,7 +406,7 @@ def test_recomputes_say_what_they_are() -> None:
         assert node.target == origin.target
         assert node.meta["dtr"]["reason"]
     for node in roles(rewritten, "drop"):
-        assert re.fullmatch(rf"drop_{node.meta['dtr']['origin']}(_\d+)?", node.name)
+        assert node.name.startswith(f"drop_{node.meta['dtr']['origin']}")
 
 
 def test_drop_nodes_survive_dead_code_elimination() -> None:
@@ -474,11 +490,12 @@ def test_the_original_is_left_untouched() -> None:
 
 _TWICE = """
 import dataclasses, hashlib, torch, dtr_fx
-from test_transform import Net, traced, WIDTH
+from test_transform import WIDTH, Net, tightest, traced
 torch.manual_seed(0)
 gm = traced(Net(), torch.randn(128, WIDTH))
+_, tight = tightest(gm)
 for heuristic in dtr_fx.HEURISTICS:
-    rewritten, report = dtr_fx.transform(gm, 0.8, heuristic=heuristic)
+    rewritten, report = dtr_fx.transform(gm, tight.budget, heuristic=heuristic)
     text = rewritten.code + dataclasses.replace(report, seconds={}).to_json()
     print(heuristic, report.recomputes, hashlib.sha256(text.encode()).hexdigest())
 """
@@ -495,7 +512,7 @@ def test_the_same_plan_byte_for_byte() -> None:
         printed.append(done.stdout)
     assert printed[0] == printed[1]
     assert len(printed[0].splitlines()) == len(dtr_fx.HEURISTICS)
-    assert any(int(line.split()[1]) > 0 for line in printed[0].splitlines())
+    assert all(int(line.split()[1]) > 0 for line in printed[0].splitlines())
 
 
 def test_the_same_plan_in_one_process() -> None:

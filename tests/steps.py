@@ -1,0 +1,141 @@
+"""Training steps under one backend or another, and all that they leave behind, to the bit.
+
+    check(make) ── run under aot_eager ── run under dtr, budget 1.0 ── run under dtr, the smallest budget
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
+
+from dtr_fx import InfeasibleBudgetError, Report
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model and what it is called with: one step for each of ``batches``, or two if there is but one."""
+
+    model: nn.Module
+    batches: Sequence[tuple[Any, ...]]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> Sequence[tuple[Any, ...]]:
+        return self.batches if len(self.batches) > 1 else [*self.batches, *self.batches]
+
+
+Make = Callable[[], Job]
+
+
+def job(model: nn.Module, *args: Any, **kwargs: Any) -> Job:
+    """Two steps of ``model(*args, **kwargs)``."""
+    return Job(model, [args], kwargs)
+
+
+@dataclass(frozen=True)
+class Run:
+    """For every step, its results by name; and a report for every graph that was planned."""
+
+    results: list[dict[str, Any]]
+    reports: list[Report]
+
+    @property
+    def recomputes(self) -> int:
+        return sum(report.recomputes for report in self.reports)
+
+
+def run(make: Make, backend: str, *, dynamic: bool | None = None, budget: float | int | None = None) -> Run:
+    """Make the job anew, compile it and take its steps, always from the same seed."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    made = make()
+    reports: list[Report] = []
+    given = {"options": {"budget": budget, "on_report": reports.append}} if backend == "dtr" else {}
+    # nn.LSTM and its kin would be left to run uncompiled.
+    with torch._dynamo.config.patch(allow_rnn=True):
+        compiled = torch.compile(made.model, backend=backend, dynamic=dynamic, **given)
+        results = [take_step(made, compiled, batch, seed) for seed, batch in enumerate(made.steps)]
+    return Run(results, reports)
+
+
+def run_smallest(make: Make, *, dynamic: bool | None = None) -> Run:
+    """The job under the smallest budget that works, as the errors name it.
+
+    A budget is for each graph: where Dynamo makes several, one that is enough for the first may not be for
+    the next.
+    """
+    budget = 1
+    while True:
+        try:
+            return run(make, "dtr", dynamic=dynamic, budget=budget)
+        except BackendCompilerFailed as failure:
+            error = failure.inner_exception
+            if not isinstance(error, InfeasibleBudgetError):
+                raise
+            assert budget < error.smallest <= error.baseline_peak
+            assert error.lower_bound <= error.smallest
+            budget = error.smallest
+
+
+def check(make: Make, *, reference: str = "aot_eager", dynamic: bool | None = None) -> tuple[Run, Run]:
+    """Hold ``dtr`` at its two ends against the reference; the runs at 100% and at the smallest budget."""
+    expected = run(make, reference, dynamic=dynamic)
+    full = run(make, "dtr", dynamic=dynamic, budget=1.0)
+    small = run_smallest(make, dynamic=dynamic)
+    for ours in (full, small):
+        assert differing(ours, expected) == []
+        assert len(ours.reports) == len(full.reports)
+        assert all(report.planned_peak <= report.budget for report in ours.reports)
+    return full, small
+
+
+def differing(ours: Run, theirs: Run) -> list[str]:
+    """The names of results that are not the same, to the bit and the stride, or that one side lacks."""
+    names = []
+    for step, (mine, other) in enumerate(zip(ours.results, theirs.results, strict=True)):
+        names += [f"{name} of step {step}" for name in {**mine, **other} if mine.get(name) != other.get(name)]
+    return names
+
+
+def take_step(made: Job, forward: Callable[..., Any], batch: tuple[Any, ...], seed: int) -> dict[str, Any]:
+    """One forward and backward pass; the loss weighs every element of every output differently."""
+    inputs = [leaf for leaf in pytree.tree_leaves((batch, made.kwargs)) if isinstance(leaf, Tensor)]
+    for tensor in (*made.model.parameters(), *inputs):
+        tensor.grad = None
+    torch.manual_seed(seed)
+    output = forward(*batch, **made.kwargs)
+    leaves, structure = pytree.tree_flatten(output)
+    results = {"structure": str(structure)}
+    results |= {f"output {number}": bits(leaf) for number, leaf in enumerate(leaves)}
+    losses = [weighed(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if losses:
+        torch.stack(losses).sum().backward()
+    tensors = dict([*made.model.named_parameters(), *made.model.named_buffers()])
+    tensors |= {f"input {number}": tensor for number, tensor in enumerate(inputs)}
+    results |= {name: bits(tensor) for name, tensor in tensors.items()}
+    results |= {f"gradient of {name}": bits(tensor.grad) for name, tensor in tensors.items() if tensor.is_leaf}
+    results["generator"] = bits(torch.get_rng_state())
+    return results
+
+
+def weighed(value: Tensor) -> Tensor:
+    value = torch.view_as_real(value) if value.is_complex() else value
+    weights = torch.linspace(-1, 1, value.numel()).reshape(value.shape)
+    return (value.float() * weights).sum()
+
+
+def bits(value: Any) -> Any:
+    """What tells a value from every other: of a tensor its type, shape, strides and bytes."""
+    if not isinstance(value, Tensor):
+        return value
+    value = value.detach()
+    if value.layout is torch.sparse_coo:
+        return "sparse", value.shape, bits(value._indices()), bits(value._values())
+    raw = value.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return value.dtype, value.shape, value.stride(), raw.numpy().tobytes()
