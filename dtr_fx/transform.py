@@ -182,7 +182,7 @@ def _error(
         pinned[kind] = pinned.get(kind, 0) + program.values[value].nbytes
     return InfeasibleBudgetError(
         asked=budget,
-        smallest=smallest,
+        smallest=min(smallest, baseline_peak),
         lower_bound=need.nbytes,
         baseline_peak=baseline_peak,
         operator=node.name,

@@ -243,6 +243,8 @@ class MLP(nn.Module):
         super().__init__()
         hidden = [module for _ in range(layers) for module in (nn.Linear(width, width), nn.ReLU())]
         self.layers = nn.Sequential(*hidden, nn.Linear(width, classes))
+        for module in hidden[::2]:  # as they come, the first of fifty layers would see no gradient
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(self.layers(x), labels)

@@ -96,7 +96,7 @@ class DTRInterpreter:
                 [tensors[value] for value in step.inputs],
                 [self._output(value) for value in step.outputs],
                 step.cost,
-                workspace=step.workspace,
+                workspace=step.workspace + step.replay_workspace,
                 recomputable=self.policy.may_recompute(step),
             )
             tensors.update(zip(step.outputs, outputs))

@@ -43,12 +43,10 @@ def lower_bound(program: Program) -> Need:
     held = {program.storage(value) for value in program.constants}
     held_bytes = program.constant_bytes
     worst = Need(held_bytes, 0)
-    # What is saved for a recompute: a plan without it does not need it.
-    saved = {value for step in program.steps if step.role in (SAVE_RNG, KEEP) for value in step.outputs}
     for number, step in enumerate(program.steps):
         if step.role in (SAVE_RNG, KEEP):
             continue
-        own = {program.storage(value) for value in (*step.inputs, *step.outputs)} - held - saved
+        own = {program.storage(value) for value in (*step.inputs, *step.outputs)} - held
         own = {value for value in own if values[value].kind not in _ONLY_TO_RECOMPUTE}
         need = held_bytes + sum(values[value].nbytes for value in own) + step.workspace
         if need > worst.nbytes:

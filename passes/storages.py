@@ -55,7 +55,8 @@ class Step:
     """One operator: it reads and makes values, and afterwards releases those that are not read again.
 
     ``selections`` are the ``getitem`` nodes that take its result apart.  ``kept`` maps an input that the
-    graph changes later to the value of its kept copy, which a recompute reads instead.
+    graph changes later to the value of its kept copy, which a recompute reads instead.  ``workspace`` are
+    the bytes that any run of it takes for itself, ``replay_workspace`` those that a recompute adds.
     """
 
     node: Node
@@ -64,6 +65,7 @@ class Step:
     outputs: tuple[int, ...] = ()
     cost: float = 0.0
     workspace: int = 0
+    replay_workspace: int = 0
     recomputable: bool = True
     selections: list[Node] = field(default_factory=list)
     kept: dict[Node, int] = field(default_factory=dict)
@@ -307,7 +309,7 @@ class _Analysis:
             step.recomputable = False
         if fresh or not step.recomputable:
             step.cost = self._cost(node)
-            step.workspace += self._workspace.get(node, 0)
+            step.workspace = self._workspace.get(node, 0)
         self._step_of[node] = step
         self._program.steps.append(step)
 
@@ -332,7 +334,7 @@ class _Analysis:
         self._program.steps.append(Step(step.node, SAVE_RNG, outputs=(state,), recomputable=False))
         step.inputs += (state,)
         # A replay keeps the generator's own state meanwhile.
-        step.workspace = self._program.values[state].nbytes
+        step.replay_workspace = self._program.values[state].nbytes
 
     def _protect_from_writes(self, step: Step) -> None:
         """A value read before the graph changes it is gone when a recompute would read it.

@@ -138,9 +138,9 @@ def study(request: pytest.FixtureRequest) -> Iterator[Study]:
 def test_every_result_of_a_step_is_bit_identical(study: Study, budget: str) -> None:
     step = study.at(budget).step
     assert step.report.recomputes > 0
-    gradients = {name for name in step.results[1] if name.startswith("gradient of ")}
-    assert gradients == {f"gradient of {name}" for name, _ in study.trainee.model.named_parameters()}
     assert differing(step.results, study.unrewritten.step.results) == ()
+    for name, _ in study.trainee.model.named_parameters():
+        assert step.results[1][f"gradient of {name}"].count_nonzero() > 0
 
 
 @pytest.mark.parametrize("budget", BUDGETS)

@@ -1,0 +1,197 @@
+"""``dtr-fx bench models``, and what it judges a step by."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dtr_fx.bench import SMALLEST, Trainee, differing, measure, same_bits, smallest_budget, sweep
+from dtr_fx.cli import main
+from dtr_fx.errors import GraphError
+from dtr_fx.options import Options
+
+MODEL = """
+import torch
+from torch import nn
+
+def factory():
+    layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.GELU())]
+    return nn.Sequential(*layers), torch.randn(512, 64)
+
+def function():
+    return torch.relu, torch.ones(2)
+"""
+
+
+@pytest.fixture
+def model_file(tmp_path: Path) -> Path:
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    return path
+
+
+@pytest.fixture
+def trainee() -> Trainee:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1))]
+    return Trainee(nn.Sequential(*layers), (torch.randn(512, 64),))
+
+
+# What counts as the same
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")]), True),
+        (torch.tensor([0.0]), torch.tensor([-0.0]), False),
+        (torch.tensor([1.0]), torch.tensor([1.0 + 2**-23]), False),
+        (torch.tensor([1]), torch.tensor([1.0]), False),
+        (torch.ones(2, 3), torch.ones(3, 2), False),
+        (torch.arange(6).view(2, 3).t(), torch.tensor([[0, 3], [1, 4], [2, 5]]), True),
+        (torch.tensor(True), torch.tensor(True), True),
+        (torch.empty(0), torch.empty(0), True),
+    ],
+)
+def test_the_same_bits(a: torch.Tensor, b: torch.Tensor, same: bool) -> None:
+    assert same_bits(a, b) is same
+
+
+def test_what_differs_is_named() -> None:
+    expected = {"loss": torch.ones(1), "gradient": torch.ones(2)}
+    assert differing([expected, expected], [expected, expected]) == ()
+    ours = {"loss": torch.ones(1), "gradient": torch.tensor([1.0, 2.0]), "more": torch.ones(1)}
+    assert differing([ours], [expected]) == ("gradient", "more")
+    assert differing([{"loss": torch.ones(1)}], [expected]) == ("gradient",)
+
+
+def test_a_start_puts_back_weights_buffers_gradients_and_generator() -> None:
+    trainee = Trainee(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout()), (torch.randn(8, 4),))
+    trainee.restart()
+    start = trainee.results([])
+    trainee.step(trainee.model)
+    with torch.no_grad():
+        trainee.model[0].weight.add_(1.0)
+    assert {"0.weight", "1.running_mean", "generator", "gradient of 0.bias"} <= set(
+        differing([trainee.results([])], [start])
+    )
+    trainee.restart()
+    assert differing([trainee.results([])], [start]) == ()
+
+
+def test_a_mistake_in_a_plan_would_be_seen(trainee: Trainee, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout that draws a fresh mask when it is recomputed: the fault that nothing else would show."""
+    from dtr_fx.passes import rng
+
+    expected = measure(trainee, Options())
+    smallest = smallest_budget(trainee, Options()).smallest
+    right = measure(trainee, Options(budget=smallest))
+    assert differing(right.results, expected.results) == ()
+
+    def draw_anew(state, device, target, *args, **kwargs):
+        return target(*args, **kwargs)
+
+    monkeypatch.setattr(rng, "replay", draw_anew)
+    wrong = measure(trainee, Options(budget=smallest))
+    assert "gradient of 0.weight" in differing(wrong.results, expected.results)
+
+
+def test_a_sweep_leaves_out_what_does_not_work(trainee: Trainee) -> None:
+    watched: list[str] = []
+    rows = list(sweep(trainee, Options(), ["80%", "1%", "1GiB", SMALLEST], repeats=1, watch=watched.append))
+    assert [row.asked for row in rows] == ["80%", "1GiB", SMALLEST]
+    assert watched == ["100%", "smallest budget", "80%", "1GiB", SMALLEST, ""]
+    most, unlimited, least = rows
+    assert least.budget == smallest_budget(trainee, Options()).smallest
+    assert least.measured < most.measured < unlimited.measured
+    assert unlimited.overhead == 0 < most.overhead < least.overhead
+    assert all(row.identical and row.time_ratio > 0 for row in rows)
+
+
+def test_a_step_of_several_graphs_is_refused() -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            x = self.layer(x)
+            torch._dynamo.graph_break()
+            return self.layer(x)
+
+    with pytest.raises(GraphError, match="2 graphs"):
+        measure(Trainee(Broken(), (torch.ones(2, 4),)), Options())
+
+
+# The command
+
+
+def test_the_table(model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "models", f"{model_file}:factory", "--budgets", "80%", "smallest"]) == 0
+    captured = capsys.readouterr()
+    title, header, _, first, last = captured.out.strip().splitlines()
+    assert title.startswith(f"{model_file}:factory: peak ")
+    assert [
+        word for word in ("planned", "measured", "identical", "planning", "verify") if word not in header
+    ] == []
+    assert first.startswith("80%")
+    assert last.startswith("smallest")
+    assert " yes " in first
+    assert " yes " in last
+    assert captured.err == ""  # no progress line: this is no terminal
+
+
+def test_the_same_as_json(model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = f"{model_file}:factory"
+    assert main(["bench", "models", target, target, "--budgets", "70%", "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert first["target"] == second["target"] == target
+    (row,), (again,) = first["rows"], second["rows"]
+    assert row["measured"] <= row["allowed"] == row["budget"] - row["constants"]
+    assert row["budget"] == row["baseline_peak"] * 7 // 10
+    assert row["identical"] is True
+    assert 0 < row["verify_share"] < 1
+    varying = {"time_ratio", "planning", "verify_share"}
+    assert {key: row[key] for key in row if key not in varying} == {
+        key: again[key] for key in again if key not in varying
+    }
+
+
+def test_progress_on_a_terminal(
+    model_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert main(["bench", "models", f"{model_file}:factory", "--budgets", "80%"]) == 0
+    captured = capsys.readouterr()
+    assert f"{model_file}:factory: 80%" in captured.err
+    assert captured.err.endswith("\r\033[K")
+    assert "\033" not in captured.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "facts"),
+    [
+        (["{file}:function"], ["function", "give a module"]),
+        (["{file}:factory", "--budgets", "8 gigs"], ["'8GiB'"]),
+        (["{file}:factry"], ["did you mean 'factory'"]),
+    ],
+)
+def test_every_mistake_is_one_line(
+    model_file: Path, arguments: list[str], facts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "models", *(argument.format(file=model_file) for argument in arguments)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("dtr-fx: error: ")
+    assert captured.err.count("\n") == 1
+    for fact in facts:
+        assert fact in captured.err
+
+
+def test_a_budget_that_does_not_work_is_said(model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "models", f"{model_file}:factory", "--budgets", "1%"]) == 0
+    assert "none of these budgets works" in capsys.readouterr().out
