@@ -112,6 +112,9 @@ def _partition(
     joint: GraphModule, inputs: Any, *, options: Options, **facts: Any
 ) -> tuple[GraphModule, GraphModule]:
     into_execution_order(joint)
+    inputs_in_order = joint.graph.find_nodes(op="placeholder")
+    for index in facts.get("static_lifetime_input_indices") or ():
+        inputs_in_order[index].meta["dtr_parameter"] = True
     _rewrite(joint, options)
     return split(joint, inputs, **facts)
 
@@ -119,14 +122,14 @@ def _partition(
 def _compile_inference(
     gm: GraphModule, example_inputs: Sequence[Any], *, options: Options
 ) -> Callable[[list[Any]], Any]:
-    _rewrite(gm, options)
+    _rewrite(gm, options, saves_nothing=True)
     return run_boxed(gm, example_inputs)
 
 
-def _rewrite(gm: GraphModule, options: Options) -> None:
+def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool = False) -> None:
     if not any(node.op.startswith("call") for node in gm.graph.nodes):
         return
-    report = rewrite(gm, options)
+    report = rewrite(gm, options, saves_nothing=saves_nothing)
     lower_drops(gm.graph)
     gm.recompile()
     trace_structured(

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 
 from dtr_fx.errors import GraphError, InfeasibleBudgetError
@@ -94,10 +95,22 @@ def _forget_earlier_rewrite(gm: GraphModule) -> None:
         node.meta.pop("dtr", None)
 
 
-def rewrite(gm: GraphModule, options: Options) -> Report:
-    """Rewrite a graph with shapes in place; it is changed only if a plan fits."""
-    with _collector_paused():
-        return _rewrite(gm, options)
+def rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool = False) -> Report:
+    """Rewrite a graph with shapes in place; it is changed only if a plan fits.
+
+    A graph that ``saves_nothing`` for a backward pass has a small peak and little to give up: there a share
+    that no plan reaches is no error, and the graph stays as it is.
+    """
+    with _collector_paused(), _without_guards(gm):
+        return _rewrite(gm, options, saves_nothing=saves_nothing)
+
+
+def _without_guards(gm: GraphModule) -> contextlib.AbstractContextManager[None]:
+    """Sizes count as they are in the trace at hand, but the graph is to serve inputs of other sizes, too."""
+    values = (node.meta.get("val") for node in gm.graph.nodes)
+    mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
+    shapes = mode.shape_env if mode is not None else None
+    return shapes.suppress_guards() if shapes is not None else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -112,7 +125,7 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _rewrite(gm: GraphModule, options: Options) -> Report:
+def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool) -> Report:
     seconds: dict[str, float] = {}
     started = time.perf_counter()
 
@@ -133,9 +146,8 @@ def _rewrite(gm: GraphModule, options: Options) -> Report:
     lap("storages")
     before = verify.liveness(gm, workspace_of, program.device)
     baseline_peak = max(point.live for point in before)
-    budget = resolve_budget(
-        parse_budget(options.budget), baseline_peak, program.device, already_held=program.constant_bytes
-    )
+    asked = parse_budget(options.budget)
+    budget = resolve_budget(asked, baseline_peak, program.device, already_held=program.constant_bytes)
     lap("baseline")
     need = lower_bound(program)
     heuristic = resolve(options.heuristic)
@@ -146,7 +158,9 @@ def _rewrite(gm: GraphModule, options: Options) -> Report:
         except Infeasible as infeasible:
             # As it is, the graph needs no saved states of random operators: where those weigh most, less.
             smallest = min(infeasible.smallest, baseline_peak)
-            raise _error(program, need, budget, baseline_peak, smallest) from None
+            if not saves_nothing or asked.kind != "fraction":
+                raise _error(program, need, budget, baseline_peak, smallest) from None
+            budget = baseline_peak
     lap("plan")
     if interpreter is not None:
         interpreter.emit()

@@ -70,11 +70,13 @@ class DTRInterpreter:
     ) -> None:
         self.program = program
         self.policy = policy
-        self.runtime = Runtime(budget,
+        self.runtime = Runtime(
+            budget,
             policy.heuristic,
             keep_passed=policy.keep_passed,
             order=policy.order,
-            max_cost=max_cost,)
+            max_cost=max_cost,
+        )
         self.value_of_storage = list(program.constants)
         self._tensors: dict[int, Tensor] = {}
 

@@ -228,7 +228,9 @@ def may_run_twice(node: Node) -> bool:
     if isinstance(target, torch._ops.HigherOrderOperator):
         return False
     module_name = str(getattr(target, "__module__", None) or "")
-    return module_name.partition(".")[0] in _PURE_PYTHON and not node.is_impure(impure_random=False)
+    # torch.rand_like and its kin count as impure whatever is asked.
+    is_pure = rng.is_random(node) or not node.is_impure(impure_random=False)
+    return is_pure and module_name.partition(".")[0] in _PURE_PYTHON
 
 
 class _Analysis:
@@ -398,7 +400,7 @@ class _Analysis:
         return self._values(node)
 
     def _new_leaf(self, name: str, kind: str, leaf: Any, first: int) -> int | None:
-        """The leaf's value: that of a sibling, numbered from ``first``, if the node makes both in one storage."""
+        """The leaf's value: that of a sibling, numbered from ``first``, if both are in one new storage."""
         if not isinstance(leaf, torch.Tensor):
             return None
         sibling = self._first_value.get(storage_key(leaf), -1)
@@ -438,5 +440,4 @@ def _bytes_of(node: Node, device: torch.device) -> int:
 def _constant_kind(node: Node) -> str:
     if node.op == "get_attr":
         return "parameter"
-    described = type(node.meta.get("desc")).__name__
-    return "parameter" if described.startswith(("Param", "Buffer")) else "input"
+    return "parameter" if node.meta.get("dtr_parameter") else "input"

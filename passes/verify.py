@@ -5,10 +5,11 @@ It shares no state with the interpreter.  Rules, each with an error that names t
 ====================  ================================================================================
 live                  a node reads what stands before it, and no storage that was dropped
 same operator         a recompute calls what its origin calls
-same values           and on what its origin read: origins, their recomputes, kept copies
+same values           and on what its origin read: origins, their recomputes, kept copies that are copies
 same randomness       a random recompute replays the state saved right before its origin
 not twice             nothing that writes, or takes part in an effect, is recomputed
-not after a write     a recompute does not read a storage that was written since its origin read it
+not after a write     a recompute neither reads a storage that was written since its origin read it, nor
+                      makes anew one that was written since
 ====================  ================================================================================
 """
 
@@ -79,8 +80,13 @@ class _Check:
         elif role == RECOMPUTE:
             self._check_recompute(node)
         elif role == SAVE_RNG:
+            if node.target is not rng.save_state:
+                raise _broken("same randomness", node, "it does not save the generator's state")
             self._open_states.append(node)
-        elif role != KEEP:
+        elif role == KEEP:
+            if node.target is not torch.ops.aten.clone.default or _origin_name(node) != str(node.args[0]):
+                raise _broken("same values", node, f"it does not copy {_origin_name(node)}")
+        else:
             self._remember(node)
         if role == KEEP or node.name in self._recomputed:
             self._versions_read[node.name] = self._versions(node)
@@ -126,11 +132,17 @@ class _Check:
         if not is_selection(origin) and not may_run_twice(origin):
             raise _broken("not twice", node, f"{origin.name} may run once only")
         self._check_versions(node, origin)
+        read = {key for used in origin.all_input_nodes for key in self._keys[used]}
+        if any(self._writes.get(key, 0) for key in self._keys[origin] if key not in read):
+            raise _broken("not after a write", node, f"{origin.name} was written, which it does not repeat")
 
     def _check_replay(self, node: Node, origin: Node) -> None:
-        if node.args[0] is not self._state_of.get(origin.name):
+        saved, device, target, *_ = node.args
+        state = self._state_of.get(origin.name)
+        if state is None or saved is not state:
             raise _broken("same randomness", node, f"its state was not saved right before {origin.name}")
-        target = node.args[2]
+        if device != state.args[0]:
+            raise _broken("same randomness", node, f"it replays on {device}, {state} is of {state.args[0]}")
         called = target.target if isinstance(target, Node) else target
         if called != rng.reference(origin):
             raise _broken("same operator", node, f"it replays {called}, {origin.name} calls {origin.target}")

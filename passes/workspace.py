@@ -95,7 +95,7 @@ def _fresh(node: Node) -> dict[int, int]:
 
 
 def _bytes(tensor: Tensor) -> int:
-    return int(tensor.numel()) * tensor.element_size()
+    return hint(tensor.numel()) * tensor.element_size()
 
 
 # --- rules -------------------------------------------------------------------------------------------------
@@ -156,7 +156,8 @@ def _matmul(node: Node) -> int | None:
 def _blas_reads(tensor: Tensor) -> bool:
     if tensor.dim() < 2:
         return True
-    (rows, columns), (down, across) = tensor.shape[-2:], tensor.stride()[-2:]
+    _, shape, stride = _layout(tensor)
+    (rows, columns), (down, across) = shape[-2:], stride[-2:]
     return (
         (across == 1 and down >= max(1, columns))
         or (down == 1 and across >= max(1, rows))
@@ -167,8 +168,8 @@ def _blas_reads(tensor: Tensor) -> bool:
 def _copy(node: Node) -> int | None:
     """A transposed matrix is copied by way of a 60×60 tile."""
     sources, (copy,) = _inputs(node), _outputs(node)
-    tiled = copy.dim() == 2 and copy.numel() >= 3600 and copy.dtype == sources[0].dtype
-    transposed = sources[0].stride() != copy.stride()
+    tiled = copy.dim() == 2 and hint(copy.numel()) >= 3600 and copy.dtype == sources[0].dtype
+    transposed = _layout(sources[0])[2] != _layout(copy)[2]
     return SCALARS + (3600 * copy.element_size() if tiled and transposed else 0)
 
 
@@ -189,15 +190,16 @@ def _layer_norm_backward(node: Node) -> int | None:
         return None
     width = 1
     for size in node.args[2]:  # type: ignore[union-attr]
-        width *= int(size)  # type: ignore[arg-type]
+        width *= hint(size.meta["val"] if isinstance(size, Node) else size)  # type: ignore[arg-type]
     return 2 * torch.get_num_threads() * width * max(tensor.element_size() for tensor in _inputs(node))
 
 
 def _safe_softmax(node: Node) -> int | None:
     """Which elements, and which rows, are masked."""
     x = _arg(node, 0)
-    rows = int(x.numel()) // max(1, int(x.shape[node.args[1]])) if x.dim() else 1  # type: ignore[index]
-    return SCALARS + int(x.numel()) + rows if _plain(node) is not None else None
+    count = hint(x.numel())
+    rows = count // max(1, hint(x.shape[node.args[1]])) if x.dim() else 1  # type: ignore[index]
+    return SCALARS + count + rows if _plain(node) is not None else None
 
 
 _POINTWISE = """
@@ -247,7 +249,8 @@ def _key(node: Node) -> Any:
 
     def describe(value: Any) -> Any:
         if isinstance(value, Node):
-            return numbers[value], tuple(map(_layout, tensors_of(value.meta.get("val"))))
+            given = value.meta.get("val")
+            return numbers[value], tuple(map(_layout, tensors_of(given))), _known_symbol(given)
         if isinstance(value, (list, tuple)):
             return tuple(map(describe, value))
         return repr(value)
@@ -257,7 +260,7 @@ def _key(node: Node) -> Any:
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
+    return tensor.dtype, tuple(map(hint, tensor.shape)), tuple(map(hint, tensor.stride()))
 
 
 class _Case:
@@ -269,12 +272,7 @@ class _Case:
         self.error: Exception | None = None
 
     def prepared(self) -> Callable[[], None]:
-        made = {
-            source: tree_map(
-                lambda leaf: _made_up(leaf) if isinstance(leaf, Tensor) else leaf, source.meta.get("val")
-            )
-            for source in self.node.all_input_nodes
-        }
+        made = {source: tree_map(_real, source.meta.get("val")) for source in self.node.all_input_nodes}
         args, kwargs = torch.fx.node.map_arg((self.node.args, self.node.kwargs), made.__getitem__)
 
         def run() -> None:
@@ -284,6 +282,18 @@ class _Case:
                 self.error = error
 
         return run
+
+
+def _real(value: Any) -> Any:
+    """What may stand for a fake tensor or a symbol."""
+    return _made_up(value) if isinstance(value, Tensor) else _known_symbol(value)
+
+
+def _known_symbol(value: Any) -> Any:
+    """A symbol's value in the trace at hand; None for what only the data says, and for tensors."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value.node.hint
+    return None if isinstance(value, Tensor) else value
 
 
 def _made_up(like: Tensor) -> Tensor:

