@@ -650,7 +650,7 @@ def test_inputs_of_several_shapes(make: Make) -> None:
     assert small.recomputes > 0
 
 
-@pytest.mark.parametrize("make", params(CUSTOM, STATE))
+@pytest.mark.parametrize("make", params(STATE))
 def test_sizes_that_are_symbols_change_nothing(make: Make) -> None:
     full, small = check(make, dynamic=True)
     assert full.reports

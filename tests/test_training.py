@@ -492,3 +492,19 @@ def test_a_budget_too_small_is_refused_with_the_smallest_that_works() -> None:
     assert error.lower_bound <= error.smallest <= error.baseline_peak
     _, (report,) = used_under(trainee, error.smallest, lambda trainee, forward: trainee.step(forward))
     assert report.budget == error.smallest
+
+
+def test_validating_without_gradients_goes_on_where_its_own_share_cannot_be_reached() -> None:
+    """The graph of a validation step saves nothing, so 60% of its small peak may be out of reach."""
+    torch.manual_seed(0)
+    model, inputs = models.gpt(layers=2, length=32)
+    reports: list[Report] = []
+    compiled = torch.compile(model, backend="dtr", options={"budget": "60%", "on_report": reports.append})
+    compiled(*inputs).backward()
+    model.eval()
+    with torch.no_grad():
+        loss = compiled(*inputs)
+        assert torch.equal(loss, torch.compile(model, backend="aot_eager")(*inputs))
+    training, validation = reports
+    assert training.drops > 0
+    assert validation.planned_peak <= training.budget
