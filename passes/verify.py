@@ -15,7 +15,7 @@ not after a write     a recompute neither reads a storage that was written since
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -209,6 +209,13 @@ def liveness(gm: GraphModule, workspace: Mapping[str, int], device: torch.device
             for key in dies_at.get(node, ()):
                 live -= live_bytes.pop(key, 0)
     return points
+
+
+def check_budget(points: Sequence[Point], budget: int) -> None:
+    """Raise ``VerificationError`` where more than ``budget`` bytes are live."""
+    peak = max(points, key=lambda point: point.live)
+    if peak.live > budget:
+        raise VerificationError(f"{peak.live} bytes are live at {peak.name}, more than the budget of {budget}")
 
 
 def _deaths(gm: GraphModule) -> dict[Node, list[int]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.fx import Graph, GraphModule, symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dtr_fx
 from dtr_fx import InfeasibleBudgetError, Report
@@ -31,6 +32,19 @@ NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_CUDA])]
 
 Noise = Callable[[Tensor], Tensor]
+
+
+@pytest.fixture(autouse=True)
+def reproducible(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """On CUDA, kernels that add in the same order each time; without them no two runs agree."""
+    if "device" not in request.fixturenames or request.getfixturevalue("device") == "cpu":
+        yield
+        return
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
+    torch.use_deterministic_algorithms(False)
 
 
 def attention(x: Tensor) -> Tensor:
@@ -294,19 +308,37 @@ def test_an_operator_with_a_generator_of_its_own_runs_once() -> None:
 # --- the replay itself --------------------------------------------------------------------------------------
 
 
+def attend(x: Tensor) -> Tensor:
+    heads = x.view(2, 5, 10, 16)
+    return F.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.5)
+
+
+REPLAYED: dict[str, tuple[Any, Callable[[Tensor], Any]]] = {
+    "operator": (torch.ops.aten.rand_like.default, torch.rand_like),
+    "operator with two results": (torch.ops.aten.native_dropout.default, lambda x: F.dropout(x, 0.5)),
+    "function": ("torch:bernoulli", torch.bernoulli),
+    "function of Python": ("torch.nn.functional:dropout", F.dropout),
+    "function of one's own": (attend, attend),
+    "method": (".bernoulli", torch.bernoulli),
+    "module": (nn.Dropout(0.5), F.dropout),
+}
+
+
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("times", [1, 2, 7])
-def test_replays_draw_the_same_and_leave_the_generator_alone(times: int, device: str) -> None:
-    x = torch.rand(1000, device=device)
+@pytest.mark.parametrize("target", REPLAYED)
+def test_replays_draw_the_same_and_leave_the_generator_alone(target: str, device: str) -> None:
+    called, direct = REPLAYED[target]
+    x = torch.rand(1600, device=device)
+    arguments = (0.5, True) if target == "operator with two results" else ()
     torch.manual_seed(0)
     state = rng.save_state(device)
-    first = torch.rand_like(x)
-    after = generators()
-    for number in range(times):
-        assert torch.equal(rng.replay(state, device, torch.ops.aten.rand_like.default, x), first)
-        assert generators() == after
+    first = direct(x)
+    for number in range(5):
         torch.rand(number, device=device)  # the program goes on drawing between replays
-        after = generators()
+        before = generators()
+        again = rng.replay(state, device, called, x, *arguments)
+        assert torch.equal(again[0] if isinstance(again, tuple) else again, first)
+        assert generators() == before
 
 
 def test_a_replay_that_fails_leaves_the_generator_alone() -> None:

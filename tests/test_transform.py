@@ -26,6 +26,8 @@ from dtr_fx.passes.storages import is_selection
 
 MiB = 2**20
 WIDTH = 64
+# Raised inside torch when the structure of an exported graph is copied.
+pytestmark = pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
 
 
 def mib(seed: int = 0) -> Tensor:
