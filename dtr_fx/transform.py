@@ -156,10 +156,8 @@ def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool) -> Repor
         try:
             interpreter = fit(program, budget, heuristic, bound=need.nbytes)
         except Infeasible as infeasible:
-            # As it is, the graph needs no saved states of random operators: where those weigh most, less.
-            smallest = min(infeasible.smallest, baseline_peak)
             if not saves_nothing or asked.kind != "fraction":
-                raise _error(program, need, budget, baseline_peak, smallest) from None
+                raise _error(program, need, budget, baseline_peak, infeasible.smallest) from None
             budget = baseline_peak
     lap("plan")
     if interpreter is not None:
@@ -197,6 +195,7 @@ def _error(
         pinned[kind] = pinned.get(kind, 0) + program.values[value].nbytes
     return InfeasibleBudgetError(
         asked=budget,
+        # As it is, the graph needs no saved states of random operators: where those weigh most, less.
         smallest=min(smallest, baseline_peak),
         lower_bound=need.nbytes,
         baseline_peak=baseline_peak,

@@ -215,7 +215,7 @@ def check_budget(points: Sequence[Point], budget: int) -> None:
     """Raise ``VerificationError`` where more than ``budget`` bytes are live."""
     peak = max(points, key=lambda point: point.live)
     if peak.live > budget:
-        raise VerificationError(f"{peak.live} bytes are live at {peak.name}, more than the budget of {budget}")
+        raise VerificationError(f"{peak.live} bytes are live at {peak.name}, the budget is {budget}")
 
 
 def _deaths(gm: GraphModule) -> dict[Node, list[int]]:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from steps import Between, Job, Make, between, chain, check, job
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 WIDTH = 32
 
@@ -116,7 +116,7 @@ def custom_random() -> Job:
 
 def autograd_function() -> Job:
     class Doubled(torch.autograd.Function):
-        """Its backward formula is a part of the graph that AOTAutograd gives no place in it."""
+        """AOTAutograd does not say in which pass the operators of its backward formula run."""
 
         @staticmethod
         def forward(context: Any, x: Tensor) -> Tensor:
@@ -128,7 +128,10 @@ def autograd_function() -> Job:
             (x,) = context.saved_tensors
             return 2 * gradient * x.cos()
 
-    return between(Function(lambda x, layer: Doubled.apply(chain(layer(x))), linear()), rows())
+    def function(x: Tensor, layer: nn.Module) -> Tensor:
+        return Doubled.apply(layer(Doubled.apply(chain(layer(Doubled.apply(layer(x)))))))
+
+    return job(Function(function, linear()), rows())
 
 
 def backward_that_writes() -> Job:
@@ -175,8 +178,8 @@ def conditional() -> Job:
     return between(Function(function, linear()), rows())
 
 
-def mapped() -> Job:
-    region = torch.compiler.nested_compile_region(lambda x, weight: chain(x @ weight))
+def nested_region() -> Job:
+    region = torch.compiler.nested_compile_region(lambda x, weight: chain(x @ weight).tanh())
     return between(Function(lambda x, layer: region(region(x, layer.weight), layer.weight), linear()), rows())
 
 
@@ -192,8 +195,6 @@ def checkpointed(**kwargs: Any) -> Job:
 
 
 def selectively_checkpointed() -> Job:
-    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
-
     def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         is_product = operator == torch.ops.aten.addmm.default
         return CheckpointPolicy.MUST_SAVE if is_product else CheckpointPolicy.PREFER_RECOMPUTE
@@ -230,7 +231,7 @@ def sized_by_data() -> Job:
 
 FLOW: dict[str, Make] = {
     "cond": conditional,
-    "nested region": mapped,
+    "nested region": nested_region,
     "checkpoint": functools.partial(checkpointed, use_reentrant=False),
     "reentrant checkpoint": functools.partial(checkpointed, use_reentrant=True),
     "selective checkpoint": selectively_checkpointed,
@@ -312,6 +313,15 @@ def written_and_returned() -> Job:
     return between(Function(function, linear()), torch.ones(WIDTH), rows())
 
 
+def written_beside_an_overlapping_input() -> Job:
+    def function(written: Tensor, read: Tensor, x: Tensor, layer: nn.Module) -> Tensor:
+        written.add_(1)
+        return chain(layer(x)) * read.sum()
+
+    memory = torch.ones(100)
+    return between(Function(function, linear()), memory[:40], memory[20:60], rows())
+
+
 def written_in_place_inside() -> Job:
     def function(x: Tensor, layer: nn.Module) -> Tensor:
         y = layer(x)
@@ -343,6 +353,7 @@ STATE: dict[str, Make] = {
     "running mean": running_mean,
     "written through a view": written_through_a_view,
     "written and returned": written_and_returned,
+    "written beside an overlapping input": written_beside_an_overlapping_input,
     "written in place inside": written_in_place_inside,
     "aliases": aliases,
     "unused and detached": unused_and_detached,
@@ -463,6 +474,22 @@ def concatenated(x: Tensor, empty: Tensor, layer: nn.Module) -> tuple[Tensor, Te
     return torch.cat([chain(layer(x)), chain(empty)]), chain(layer(x)[:, :0])
 
 
+def jagged(x: Tensor, layer: nn.Module) -> Tensor:
+    rows = torch.nested.nested_tensor_from_jagged(chain(layer(x)), torch.tensor([0, 10, 40, 64]))
+    return layer(chain(rows)).values()
+
+
+def per_row_gradients(x: Tensor, layer: nn.Module) -> Tensor:
+    gradient = torch.func.grad(lambda row: chain(layer(row)).sum())
+    return chain(torch.func.vmap(gradient)(chain(x)))
+
+
+def asserted(x: Tensor, layer: nn.Module) -> Tensor:
+    y = chain(layer(x))
+    torch._assert_async((y.abs() <= 1).all())
+    return y
+
+
 def of(function: Callable[..., Any], *inputs: Tensor) -> Make:
     return lambda: between(Function(function, linear()), rows(), *inputs)
 
@@ -482,6 +509,9 @@ VALUES: dict[str, Make] = {
     "chunks": of(in_chunks),
     "decompositions": lambda: between(Function(decomposed, nn.Linear(WIDTH, 48)), real(24, WIDTH)),
     "scatter": of(scattered, torch.arange(64) % 10),
+    "jagged": of(jagged),
+    "gradients inside": of(per_row_gradients),
+    "assert": of(asserted),
 }
 
 
@@ -588,6 +618,12 @@ def test_sizes_and_scalars_that_only_the_data_tell() -> None:
         full, _ = check(sized_by_data)
     assert full.graphs == 1
     assert len(full.reports) == 1
+
+
+def test_masks_smaller_than_the_state_that_would_redraw_them() -> None:
+    layers = [layer for _ in range(3) for layer in (nn.Linear(8, 8), nn.Dropout(0.3))]
+    full, _ = check(lambda: job(nn.Sequential(*layers), real(4, 8)))
+    assert full.reports
 
 
 def test_every_output_is_an_input() -> None:

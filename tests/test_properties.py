@@ -15,9 +15,12 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 import dtr_fx
-from dtr_fx import HEURISTICS, InfeasibleBudgetError, Report
+from dtr_fx import HEURISTICS, InfeasibleBudgetError, Report, measure_peak
 from dtr_fx.passes.storages import is_selection
 from dtr_fx.passes.verify import verify
+
+# Kernels make tensors of their own of a Python number or two.
+SCALARS = 64
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def rewrite(case: Case, budget: int, heuristic: str) -> tuple[GraphModule, Repor
 
 @pytest.mark.parametrize("build", BUILDS)
 @settings(max_examples=60, derandomize=True, deadline=None)
-@given(recipe=recipes, share=st.floats(-0.1, 1))
+@given(recipe=recipes, share=st.floats(-0.1, 0.9))
 def test_rewritten_graphs_do_the_same_within_the_budget(build: str, recipe: Recipe, share: float) -> None:
     case = BUILDS[build](recipe)
     expected = run(case.gm)
@@ -97,7 +100,15 @@ def test_rewritten_graphs_do_the_same_within_the_budget(build: str, recipe: Reci
         assert [event.name for event in report.events] == operators(rewritten)
         verify(rewritten)
         assert run(rewritten) == expected, heuristic
+        if "aten" in build:  # inside of functions and modules there may be temporaries that no node shows
+            assert peak_above_inputs(rewritten) <= report.planned_peak - report.constants + SCALARS
     assert run(case.gm) == expected
+
+
+def peak_above_inputs(gm: GraphModule) -> int:
+    inputs = make_inputs()
+    with torch.no_grad():
+        return measure_peak(lambda: gm(*inputs))
 
 
 def operators(gm: GraphModule) -> list[str]:
