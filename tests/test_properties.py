@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,13 +38,12 @@ class Outcome:
 
 
 def run(gm: GraphModule) -> Outcome:
-    """Run the graph on equal inputs from the same seed; put its parameters and buffers back afterwards."""
-    before = {name: tensor.clone() for name, tensor in gm.state_dict().items()}
+    """Run the graph on equal inputs from the same seed."""
     inputs = make_inputs()
     torch.manual_seed(5)
-    with torch.no_grad():
+    with torch.no_grad(), state_put_back(gm):
         leaves, structure = pytree.tree_flatten(gm(*inputs))
-        outcome = Outcome(
+        return Outcome(
             [bits(leaf) for leaf in leaves],
             structure,
             aliases([*inputs, *gm.state_dict().values(), *leaves]),
@@ -50,9 +51,15 @@ def run(gm: GraphModule) -> Outcome:
             {name: bits(tensor) for name, tensor in gm.state_dict().items()},
             torch.get_rng_state().numpy().tobytes(),
         )
-        for name, tensor in gm.state_dict().items():
-            tensor.copy_(before[name])
-    return outcome
+
+
+@contextmanager
+def state_put_back(gm: GraphModule) -> Iterator[None]:
+    """Undo afterwards what a run does to parameters and buffers, which rewritten graphs share."""
+    before = {name: tensor.clone() for name, tensor in gm.state_dict().items()}
+    yield
+    for name, tensor in gm.state_dict().items():
+        tensor.copy_(before[name])
 
 
 def bits(leaf: Any) -> Any:
@@ -107,7 +114,7 @@ def test_rewritten_graphs_do_the_same_within_the_budget(build: str, recipe: Reci
 
 def peak_above_inputs(gm: GraphModule) -> int:
     inputs = make_inputs()
-    with torch.no_grad():
+    with torch.no_grad(), state_put_back(gm):
         return measure_peak(lambda: gm(*inputs))
 
 
