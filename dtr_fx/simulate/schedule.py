@@ -1,0 +1,116 @@
+"""What the simulator replays: operators on numbered tensors, and how long the program holds on to each.
+
+A schedule comes from an operator log (``read_log``) or a synthetic network (``networks``).  Sizes are bytes;
+costs are in whatever unit the source has, nanoseconds for logs, and only their ratios matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+
+class Constant(NamedTuple):
+    """A tensor that is there before the program starts: a parameter, an input."""
+
+    tensor: int
+    size: int
+
+
+class Output(NamedTuple):
+    """What a call returns: a fresh tensor of ``size`` bytes, or a view of the input ``alias``."""
+
+    tensor: int
+    size: int
+    alias: int | None = None
+
+
+class Call(NamedTuple):
+    """An operator; ``inputs`` are read in their order, and one may be read twice."""
+
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[Output, ...]
+    cost: float
+
+
+class Retain(NamedTuple):
+    """The program takes another reference to a tensor; a new tensor has one."""
+
+    tensor: int
+
+
+class Release(NamedTuple):
+    """The program gives one of its references up."""
+
+    tensor: int
+
+
+class Keep(NamedTuple):
+    """A result: the tensor has to be there from now on."""
+
+    tensor: int
+
+
+Step: TypeAlias = Constant | Call | Retain | Release | Keep
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A program's steps in order; ``backward`` is the number of the first call of its backward pass."""
+
+    name: str
+    steps: tuple[Step, ...]
+    backward: int | None = None
+
+    def calls(self) -> Iterator[Call]:
+        return (step for step in self.steps if isinstance(step, Call))
+
+    @property
+    def cost(self) -> float:
+        """What all calls cost, each run once."""
+        return sum(call.cost for call in self.calls())
+
+    @property
+    def constants(self) -> int:
+        """Bytes of the constants."""
+        return sum(step.size for step in self.steps if isinstance(step, Constant))
+
+    @property
+    def peak(self) -> int:
+        """The most bytes held at once if everything is freed with its last reference, constants too.
+
+        The axis of the paper's figures: a budget is a share of it.
+        """
+        held = peak = 0
+        sizes: list[int] = []
+        references: list[int] = []
+        storages: dict[int, int] = {}
+
+        def add(tensor: int, size: int) -> None:
+            storages[tensor] = len(sizes)
+            sizes.append(size)
+            references.append(1)
+
+        for step in self.steps:
+            if isinstance(step, Constant):
+                add(step.tensor, step.size)
+                held += step.size
+            elif isinstance(step, Call):
+                for output in step.outputs:
+                    if output.alias is None:
+                        add(output.tensor, output.size)
+                        held += output.size
+                    else:
+                        storages[output.tensor] = storages[output.alias]
+                        references[storages[output.tensor]] += 1
+            elif isinstance(step, Retain):
+                references[storages[step.tensor]] += 1
+            elif isinstance(step, Release):
+                storage = storages[step.tensor]
+                references[storage] -= 1
+                if not references[storage]:
+                    held -= sizes[storage]
+            peak = max(peak, held)
+        return peak
