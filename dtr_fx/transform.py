@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensor
@@ -23,7 +22,7 @@ from dtr_fx.passes.rematerialize import Infeasible, Need, fit, lower_bound
 from dtr_fx.passes.workspace import workspaces
 from dtr_fx.report import Report
 from dtr_fx.reporting import make_report, source_line
-from dtr_fx.runtime import Heuristic, resolve
+from dtr_fx.runtime import Heuristic, collector_paused, resolve
 from dtr_fx.runtime.heuristics import Score
 
 log = logging.getLogger(__name__)
@@ -101,7 +100,7 @@ def rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool = False) -
     A graph that ``saves_nothing`` for a backward pass has a small peak and little to give up: there a share
     that no plan reaches is no error, and the graph stays as it is.
     """
-    with _collector_paused(), _without_guards(gm):
+    with collector_paused(), _without_guards(gm):
         return _rewrite(gm, options, saves_nothing=saves_nothing)
 
 
@@ -111,18 +110,6 @@ def _without_guards(gm: GraphModule) -> contextlib.AbstractContextManager[None]:
     mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
     shapes = mode.shape_env if mode is not None else None
     return shapes.suppress_guards() if shapes is not None else contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """A collection walks all of torch's objects: it would take longer than the plan, and find nothing."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool) -> Report:

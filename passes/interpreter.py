@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ import torch.utils._pytree as pytree
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from dtr_fx.runtime import Event, Heuristic, Order, Runtime, Tensor
+from dtr_fx.runtime import Event, Heuristic, Order, Runtime, Tensor, next_uses
 from dtr_fx.runtime.events import COMPUTE, DROP, RECOMPUTE
 
 from . import rng, storages
@@ -61,12 +61,12 @@ class DTRInterpreter:
         Bytes that may be live at once, constants included; ``math.inf`` for no limit.
     policy:
         Which storage goes, and how long a rematerialized one stays.
-    max_cost:
-        Seconds of compute after which ``plan`` gives up with ``Thrash``.
+    max_recompute:
+        Seconds of recomputation after which ``plan`` gives up with ``Thrash``.
     """
 
     def __init__(
-        self, program: Program, budget: float, policy: Policy, *, max_cost: float = math.inf
+        self, program: Program, budget: float, policy: Policy, *, max_recompute: float = math.inf
     ) -> None:
         self.program = program
         self.policy = policy
@@ -75,7 +75,7 @@ class DTRInterpreter:
             policy.heuristic,
             keep_passed=policy.keep_passed,
             order=policy.order,
-            max_cost=max_cost,
+            max_recompute=max_recompute,
         )
         self.value_of_storage = list(program.constants)
         self._tensors: dict[int, Tensor] = {}
@@ -128,18 +128,11 @@ class DTRInterpreter:
 
 def _expectations(program: Program) -> list[list[tuple[int, float]]]:
     """For every step, when the storages that it touches are used next, in seconds of the base program."""
-    starts = [0.0]
-    for step in program.steps:
-        starts.append(starts[-1] + step.cost)
-    next_use: dict[int, float] = {}
-    expectations: list[list[tuple[int, float]]] = []
-    for number in range(len(program.steps) - 1, -1, -1):
-        step = program.steps[number]
-        touched = {program.storage(value) for value in (*step.inputs, *step.outputs)}
-        expectations.append([(value, next_use.get(value, math.inf)) for value in sorted(touched)])
-        for value in step.inputs:
-            next_use[program.storage(value)] = starts[number]
-    return expectations[::-1]
+
+    def stored(values: Iterable[int]) -> list[int]:
+        return [program.storage(value) for value in values]
+
+    return next_uses((step.cost, stored(step.inputs), stored(step.outputs)) for step in program.steps)
 
 
 class _Emitter:

@@ -15,8 +15,8 @@ from dtr_fx.runtime import HEURISTICS, Heuristic, OutOfBudget, Thrash
 from .interpreter import DTRInterpreter, Policy
 from .storages import KEEP, SAVE_RNG, Program
 
-# A pass whose compute grows beyond this many times the program's own is given up for another policy.
-_THRASH = 12.0
+# A pass that recomputes more than this many times the program's own compute is given up for another policy.
+_THRASH = 11.0
 # How closely the smallest budget is searched, as a share of the lower bound.
 _TOLERANCE = 0.01
 
@@ -120,6 +120,6 @@ def _try(program: Program, budget: float, policy: Policy) -> DTRInterpreter | No
 
 
 def _run(program: Program, budget: float, policy: Policy) -> DTRInterpreter:
-    interpreter = DTRInterpreter(program, budget, policy, max_cost=_THRASH * program.base_cost)
+    interpreter = DTRInterpreter(program, budget, policy, max_recompute=_THRASH * program.base_cost)
     interpreter.plan()
     return interpreter

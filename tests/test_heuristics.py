@@ -116,7 +116,7 @@ class Probe:
 
     def __init__(self, neighborhood: str, budget: int, **options: object) -> None:
         heuristic = Heuristic("probe", lambda: self.score, neighborhood)
-        self.runtime = Runtime(budget, heuristic, max_cost=MAX_COST, **options)
+        self.runtime = Runtime(budget, heuristic, max_recompute=MAX_COST, **options)
         self.driver = Driver(self.runtime)
         self.history = History(self.driver)
         self.choices: list[tuple[int, Storage, float]] = []
@@ -374,7 +374,7 @@ def test_random_is_seeded_and_uniform():
 @given(programs(), budgets, st.sampled_from([*HEURISTICS]))
 @settings(max_examples=50, deadline=None)
 def test_every_heuristic_is_deterministic(program, budget, name):
-    runs = [Driver(Runtime(budget, name, max_cost=MAX_COST)) for _ in range(2)]
+    runs = [Driver(Runtime(budget, name, max_recompute=MAX_COST)) for _ in range(2)]
     assert runs[0].run(program) == runs[1].run(program)
     assert runs[0].runtime.events == runs[1].runtime.events
 

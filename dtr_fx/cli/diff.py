@@ -22,6 +22,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dtr_fx.cli.output import check_output, write_text
 from dtr_fx.cli.targets import load_target
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect import render_diff
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
     """
     # What can be wrong on the command line is said before a model is built and compiled.
     options = Options(budget=arguments.budget, heuristic=arguments.heuristic)
-    _check_output(arguments.output, force=arguments.force)
+    check_output(arguments.output, force=arguments.force)
     model, inputs = load_target(arguments.target)
 
     # Compilation machinery takes seconds to import, which --help and a mistyped option need not wait for.
@@ -75,8 +76,7 @@ def run(arguments: argparse.Namespace) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     else:
-        _write(arguments.output, text, force=arguments.force)
-        print(f"Wrote {arguments.output}")
+        write_text(arguments.output, text, force=arguments.force)
 
 
 def _as_json(reports: Sequence[Report]) -> str:
@@ -91,17 +91,3 @@ def _as_text(reports: Sequence[Report], *, to_file: bool) -> str:
     if len(diffs) == 1:
         return diffs[0]
     return "\n".join(f"graph {i} of {len(diffs)}\n{diff}" for i, diff in enumerate(diffs, 1))
-
-
-def _check_output(path: Path | None, *, force: bool) -> None:
-    if path is not None and path.exists() and not force:
-        raise CommandError(f"{path} exists: overwrite it with -f, or name another file")
-
-
-def _write(path: Path, text: str, *, force: bool) -> None:
-    # The file may have appeared while the plan was made.
-    try:
-        with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise CommandError(f"cannot write {path}: {error.strerror}") from None

@@ -2,7 +2,8 @@
 
 Each class keeps ``pool.cost`` equal to a storage's own cost plus that of its neighbourhood, and is told
 of every change: a storage ``enters`` the pool, is ``evicted`` from it, comes back by
-rematerialization (``restored``), or ``leaves`` the pool or the evicted storages for good.
+rematerialization (``restored``), or ``leaves`` the pool or the evicted storages for good.  ``visits``
+counts the storages and sets that it looks at on the way (Appendix D.3).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class Local:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self.visits = 0
 
     def entered(self, storage: Storage) -> None:
         """The storage has joined the pool."""
@@ -47,7 +49,8 @@ class EquivalenceClasses(Local):
     Eviction unites a storage with the evicted storages around it.  Rematerialization cannot split a
     set: the storage's cost is subtracted and the rest stays one set (C.2), an overestimate of e*.
     ``_touches[S]`` counts, per set, the evicted neighbours of a storage in the pool; ``_border`` is
-    its inverse, so that a change of a set's cost reaches exactly the scores that count it.
+    its inverse, so that a change of a set's cost reaches exactly the scores that count it.  Scores are
+    only needed when a victim is chosen: until then ``_pending`` keeps what a set's border has not been told.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -57,11 +60,12 @@ class EquivalenceClasses(Local):
         self._border: list[dict[Storage, None]] = []
         self._member: dict[Storage, tuple[int, float]] = {}
         self._touches: dict[Storage, dict[int, int]] = {}
+        self._pending: dict[int, float] = {}
 
     def entered(self, storage: Storage) -> None:
         touches: dict[int, int] = {}
         self._touches[storage] = touches
-        for other in _around(storage):
+        for other in self._around(storage):
             if other.evicted:
                 number = self._find(self._member[other][0])
                 touches[number] = touches.get(number, 0) + 1
@@ -73,19 +77,19 @@ class EquivalenceClasses(Local):
         self._member[storage] = (number, storage.cost)
         self._change(number, storage.cost)
         border = self._border[number]
-        for other in _around(storage):
+        for other in self._around(storage):
             if other.slot >= 0:
                 touches = self._touches[other]
                 touches[number] = touches.get(number, 0) + 1
                 if other not in border:
                     border[other] = None
-                    self._pool.cost[other.slot] += self._cost[number]
+                    self._pool.cost[other.slot] += self._told(number)
 
     def restored(self, storage: Storage) -> None:
         number, cost = self._member.pop(storage)
         number = self._find(number)
         border = self._border[number]
-        for other in _around(storage):
+        for other in self._around(storage):
             if other.slot >= 0:
                 touches = self._touches[other]
                 touches[number] -= 1
@@ -100,9 +104,16 @@ class EquivalenceClasses(Local):
         elif storage in self._touches:
             self._withdraw(storage)
 
+    def _around(self, storage: Storage) -> Iterator[Storage]:
+        self.visits += len(storage.parents) + len(storage.children)
+        yield from storage.parents
+        yield from storage.children
+
     def _find(self, number: int) -> int:
         up = self._up
+        self.visits += 1
         while up[number] != number:
+            self.visits += 1
             up[number] = up[up[number]]
             number = up[number]
         return number
@@ -131,6 +142,8 @@ class EquivalenceClasses(Local):
 
     def _join(self, number: int, root: int) -> None:
         self._up[number] = root
+        self._pending.pop(number, None)
+        self.visits += len(self._border[number])
         for storage in self._border[number]:
             touches = self._touches[storage]
             touches[root] = touches.get(root, 0) + touches.pop(number)
@@ -140,18 +153,27 @@ class EquivalenceClasses(Local):
 
     def _change(self, number: int, cost: float) -> None:
         self._cost[number] += cost
-        border = self._border[number]
-        if len(border) > 16:
-            self._pool.cost[np.fromiter((s.slot for s in border), np.intp, len(border))] += cost
-        else:
-            for storage in border:
-                self._pool.cost[storage.slot] += cost
+        self._pending[number] = self._pending.get(number, 0.0) + cost
+
+    def _told(self, number: int) -> float:
+        return self._cost[number] - self._pending.get(number, 0.0)
 
     def _rescore(self, storage: Storage) -> None:
         cost = storage.cost
         for number in self._touches[storage]:
-            cost += self._cost[number]
+            cost += self._told(number)
         self._pool.cost[storage.slot] = cost
+
+    def refresh(self) -> None:
+        for number, cost in self._pending.items():
+            border = self._border[number]
+            self.visits += len(border)
+            if len(border) > 16:
+                self._pool.cost[np.fromiter((s.slot for s in border), np.intp, len(border))] += cost
+            else:
+                for storage in border:
+                    self._pool.cost[storage.slot] += cost
+        self._pending.clear()
 
 
 class Evicted(Local):
@@ -187,7 +209,8 @@ class Evicted(Local):
 
     def refresh(self) -> None:
         for step in (_children,) if self._downward is None else (_children, _parents):
-            for conductor in (*self._turned, *_reach(self._turned, step)):
+            for conductor in (*self._turned, *self._reach(self._turned, step)):
+                self.visits += len(step(conductor))
                 for other in step(conductor):
                     if other.slot >= 0:
                         self._changed[other] = None
@@ -198,14 +221,29 @@ class Evicted(Local):
         self._changed.clear()
 
     def _neighborhood_cost(self, storage: Storage) -> float:
-        ancestors = _reach([storage], _parents)
+        ancestors = self._reach([storage], _parents)
         cost = storage.cost + sum(other.cost for other in ancestors)
         if self._downward is not None:
-            for other in _reach([storage], _children):
+            for other in self._reach([storage], _children):
                 # Views of several storages can make one both an ancestor and a descendant.
                 if other not in ancestors and self._downward(other):
                     cost += other.cost
         return cost
+
+    def _reach(
+        self, start: Iterable[Storage], step: Callable[[Storage], list[Storage]]
+    ) -> dict[Storage, None]:
+        """The evicted storages reached by steps through evicted storages only."""
+        reached: dict[Storage, None] = {}
+        pending = list(start)
+        while pending:
+            around = step(pending.pop())
+            self.visits += len(around)
+            for other in around:
+                if other.evicted and other not in reached:
+                    reached[other] = None
+                    pending.append(other)
+        return reached
 
 
 def _parents(storage: Storage) -> list[Storage]:
@@ -214,23 +252,6 @@ def _parents(storage: Storage) -> list[Storage]:
 
 def _children(storage: Storage) -> list[Storage]:
     return storage.children
-
-
-def _around(storage: Storage) -> Iterator[Storage]:
-    yield from storage.parents
-    yield from storage.children
-
-
-def _reach(start: Iterable[Storage], step: Callable[[Storage], Iterable[Storage]]) -> dict[Storage, None]:
-    """The evicted storages reached by steps through evicted storages only."""
-    reached: dict[Storage, None] = {}
-    pending = list(start)
-    while pending:
-        for other in step(pending.pop()):
-            if other.evicted and other not in reached:
-                reached[other] = None
-                pending.append(other)
-    return reached
 
 
 def _is_used_again(storage: Storage) -> bool:

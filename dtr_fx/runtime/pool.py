@@ -16,11 +16,13 @@ MIN_TIME = 1e-12
 class Pool:
     """Evictable storages in contiguous slots: bytes, last access, next use, and cost with its neighbourhood.
 
-    Removing a storage moves the last one into its slot, so the arrays never have holes.
+    Removing a storage moves the last one into its slot, so the arrays never have holes.  ``scored`` counts
+    the storages that were scored in all choices so far.
     """
 
     def __init__(self) -> None:
         self.members: list[Storage] = []
+        self.scored = 0
         self.size: Array = np.empty(64)
         self.last_access: Array = np.empty(64)
         self.next_use: Array = np.empty(64)
@@ -57,6 +59,7 @@ class Pool:
         n = len(self.members)
         if not n:
             return None
+        self.scored += n
         elapsed = clock - self.last_access[:n] if time == "staleness" else self.next_use[:n] - clock
         # A copy: a score may return one of its arguments, and locked storages are crossed out below.
         scores = np.array(score(np.maximum(elapsed, MIN_TIME), self.size[:n], self.cost[:n]), np.float64)

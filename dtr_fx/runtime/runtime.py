@@ -41,7 +41,7 @@ class OutOfBudget(Exception):
 
 
 class Thrash(Exception):
-    """The run's total cost passed its limit."""
+    """Rematerialization costs more than the run's limit."""
 
 
 class _Frame:
@@ -75,8 +75,8 @@ class Runtime:
     order:
         How what is missing is rematerialized: ``"depth first"``, input by input (as in the paper), or in
         ``"program"`` order, all that is missing at once and each operator of it once.
-    max_cost:
-        Total cost at which a run gives up with ``Thrash``.
+    max_recompute:
+        Cost of rematerialized operators above which a run gives up with ``Thrash``.
 
     Examples
     --------
@@ -98,14 +98,14 @@ class Runtime:
         deallocation: Deallocation = "eager",
         keep_passed: bool = True,
         order: Order = "depth first",
-        max_cost: float = math.inf,
+        max_recompute: float = math.inf,
     ) -> None:
         self.budget = budget
         self.heuristic = resolve(heuristic)
         self.deallocation = deallocation
         self.keep_passed = keep_passed
         self.order = order
-        self.max_cost = max_cost
+        self.max_recompute = max_recompute
         self.clock = 0.0
         self.base_cost = 0.0
         self.used = 0
@@ -120,6 +120,21 @@ class Runtime:
         self._waiting: dict[Storage, list[_Frame]] = {}
         self._locked: dict[Storage, None] = {}
         self._banishing: list[Storage] = []
+
+    @property
+    def recompute_cost(self) -> float:
+        """What the rematerialized operators have cost so far."""
+        return self.clock - self.base_cost
+
+    @property
+    def scored(self) -> int:
+        """Storages that the heuristic was evaluated for so far (Appendix D.3)."""
+        return self._pool.scored
+
+    @property
+    def maintained(self) -> int:
+        """Storages that were visited so far to keep the heuristic's metadata (Appendix D.3)."""
+        return self._neighborhood.visits
 
     def constant(self, size: int) -> Tensor:
         """A tensor of ``size`` bytes that is resident from the start and is never evicted (C.1)."""
@@ -153,7 +168,7 @@ class Runtime:
         OutOfBudget
             Its inputs and outputs do not fit and nothing is left to evict.
         Thrash
-            The total cost passed ``max_cost``.
+            Rematerialization costs more than ``max_recompute``.
         """
         op = Operator(self._operators, inputs, cost, workspace, recomputable=recomputable)
         self._operators += 1
@@ -330,8 +345,8 @@ class Runtime:
                 self._enter(storage, first=first)
         if not first and not self.keep_passed:
             self._drop_unneeded((tensor.storage for tensor in op.outputs), op, events.DUPLICATE)
-        if self.clock > self.max_cost:
-            raise Thrash(f"total cost passed {self.max_cost}")
+        if self.recompute_cost > self.max_recompute:
+            raise Thrash(f"rematerialization costs more than {self.max_recompute}")
 
     def _enter(self, storage: Storage, *, first: bool) -> None:
         """A storage's buffer is filled, by its first computation or by a rematerialization."""

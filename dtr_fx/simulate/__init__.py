@@ -1,5 +1,9 @@
-"""Networks without tensors: the runtime on its own, as in the paper's formal results and simulations."""
+"""The paper's own experiments, on the same runtime and without torch."""
 
-from .linear import LinearRun, backward, forward, root_budget, run_linear
+from .linear import LinearRun, run_linear
+from .log import LogError, read_log
+from .replay import Replay, replay
+from .schedule import Schedule
+from .sweep import Sweep
 
-__all__ = ["LinearRun", "backward", "forward", "root_budget", "run_linear"]
+__all__ = ["LinearRun", "LogError", "Replay", "Schedule", "Sweep", "read_log", "replay", "run_linear"]

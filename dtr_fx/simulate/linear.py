@@ -1,12 +1,7 @@
-"""The linear feedforward network of Theorem 3.1 and Appendix A (Kirisame et al., ICLR 2021).
+"""Theorem 3.1 (Kirisame et al., ICLR 2021): the linear network under 2⌈√N⌉ units of memory.
 
-N operators f_1 … f_N forward and N gradient operators back, each of one unit of cost and memory::
-
-    t_1 = f_1()          t̂_N = f̂_N(t_{N-1})
-    t_i = f_i(t_{i-1})   t̂_i = f̂_i(t_{i-1}, t̂_{i+1})   t̂_1 = f̂_1(t̂_2)
-
-A tensor is released as soon as the program needs it no more (A.2).  Appendix A banishes it then; here the
-runtime's own policy decides, eager eviction by default, as in the paper's experiments.
+The network is ``networks.linear``.  Appendix A banishes what the program needs no more; here the runtime's own
+policy decides, eager eviction by default, as in the paper's experiments.
 """
 
 from __future__ import annotations
@@ -16,7 +11,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dtr_fx.runtime import Heuristic, Runtime, Tensor
+from dtr_fx.runtime import Heuristic, Runtime, Tensor, collector_paused
+
+from .networks import linear
+from .replay import drive
 
 
 @dataclass(frozen=True)
@@ -58,6 +56,8 @@ def run_linear(
 
     Raises
     ------
+    ValueError
+        No operators.
     OutOfBudget
         Two inputs and an output do not fit.
     Thrash
@@ -68,11 +68,13 @@ def run_linear(
     >>> run_linear(100).ratio
     1.4
     """
+    schedule = linear(n)
     budget = root_budget(n) if budget is None else budget
-    runtime = Runtime(budget, heuristic, max_cost=max_ratio * 2 * n)
-    start = time.perf_counter()
-    backward(runtime, forward(runtime, n))
-    seconds = time.perf_counter() - start
+    runtime = Runtime(budget, heuristic, max_recompute=(max_ratio - 1) * 2 * n)
+    with collector_paused():
+        start = time.perf_counter()
+        drive(runtime, schedule)
+        seconds = time.perf_counter() - start
     return LinearRun(n, budget, round(runtime.clock), seconds)
 
 

@@ -18,10 +18,12 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
+from dtr_fx.errors import DTRError
+
 from .schedule import Call, Constant, Keep, Output, Release, Retain, Schedule, Step
 
 
-class LogError(ValueError):
+class LogError(DTRError, ValueError):
     """A log that cannot be read: the file, the line, and what was expected there."""
 
 
@@ -178,7 +180,7 @@ def parse_line(text: str) -> Line:
     if not isinstance(fields, dict) or "INSTRUCTION" not in fields:
         raise LogError(f'expected an object with "INSTRUCTION", found {_shown(text)}')
     kind = fields["INSTRUCTION"]
-    if kind not in _FORMS:
+    if not isinstance(kind, str) or kind not in _FORMS:
         raise LogError(f"expected an instruction among {', '.join(_FORMS)}, found {kind!r}")
     cls, keys = _FORMS[kind]
     values = []
@@ -235,17 +237,17 @@ def read_log(path: str | Path, *, simrd: bool = False) -> Schedule:
     path = Path(path)
     with _open(path) as file:
         start = next((number for number, text in enumerate(file, 1) if _is_start(text)), 0)
+    reader = _Reader(simrd=simrd)
     with _open(path) as file:
-        reader = _Reader(simrd=simrd)
-        lines = _Lines(path, file, start)
-        for line in lines:
-            try:
+        lines = _Lines(file, start)
+        try:
+            for line in lines:
                 reader.read(line, lines)
-            except LogError as error:
-                raise LogError(f"{path}:{lines.number}: {error}") from None
-        if not reader.steps:
-            raise LogError(f"{path}: expected operators, found none")
-        return reader.schedule(path.name.removesuffix(".gz").removesuffix(".log"))
+        except LogError as error:
+            raise LogError(f"{path}:{lines.number}: {error}") from None
+    if not reader.calls:
+        raise LogError(f"{path}: expected operators, found none")
+    return reader.schedule(path.name.removesuffix(".gz").removesuffix(".log"))
 
 
 @contextmanager
@@ -260,27 +262,24 @@ def _open(path: Path) -> Iterator[TextIO]:
 
 
 def _is_start(text: str) -> bool:
-    return '"START"' in text and parse_line(text) == AnnotateLine(START)
+    try:
+        return f'"{START}"' in text and parse_line(text) == AnnotateLine(START)
+    except LogError:  # reported, with its number, if it is among the lines that count
+        return False
 
 
 class _Lines:
     """The lines of a file after the first ``start``, each checked; ``number`` is that of the last one."""
 
-    def __init__(self, path: Path, file: TextIO, start: int) -> None:
-        self._path = path
+    def __init__(self, file: TextIO, start: int) -> None:
         self._texts = enumerate(file, 1)
-        self.number = 0
-        for self.number, _ in zip(range(1, start + 1), self._texts):
-            pass
+        self.number = sum(1 for _ in zip(range(start), self._texts))
 
     def __iter__(self) -> Iterator[Line]:
-        for self.number, text in self._texts:
+        for number, text in self._texts:
+            self.number = number
             if text.strip():
-                try:
-                    line = parse_line(text)
-                except LogError as error:
-                    raise LogError(f"{self._path}:{self.number}: {error}") from None
-                yield line
+                yield parse_line(text)
 
     def expect(self, kind: type[Any], name: str) -> Any:
         """The next line, which has to be of this kind and name."""
@@ -288,7 +287,7 @@ class _Lines:
         line = next(iter(self), None)
         if line is None:
             raise LogError(f"expected {expected}, found the end of the log")
-        if type(line) is not kind or line.name != name:
+        if type(line) is not kind or getattr(line, "name", None) != name:
             raise LogError(f"expected {expected}, found {format_line(line)}")
         return line
 
@@ -303,7 +302,7 @@ class _Reader:
         self._names: dict[int, int] = {}  # how many names a tensor has
         self._storages: list[int] = []  # of each tensor, its storage: the number of the first tensor there
         self._sizes: dict[int, int] = {}
-        self._calls = 0
+        self.calls = 0
         self._backward: int | None = None
 
     def schedule(self, name: str) -> Schedule:
@@ -377,10 +376,8 @@ class _Reader:
     def _others(self, name: str) -> list[str]:
         """All names of the storage, the given one first."""
         storage = self._storages[self._tensor(name)]
-        others = [
-            other for other, tensor in self._tensors.items() if self._storages[tensor] == storage and other != name
-        ]
-        return [name, *others]
+        names = [other for other, tensor in self._tensors.items() if self._storages[tensor] == storage]
+        return [name, *(other for other in names if other != name)]
 
     def _rebind(self, mutated: str, names: list[str], tensor: int) -> None:
         """Let the names, views among them, stand for the new storage instead of the old one."""
@@ -397,11 +394,11 @@ class _Reader:
 
     def _append(self, call: Call) -> None:
         self.steps.append(call)
-        self._calls += 1
+        self.calls += 1
 
     def _starts_backward(self) -> None:
         if self._backward is None:
-            self._backward = self._calls
+            self._backward = self.calls
 
     # Names and tensors
 

@@ -78,39 +78,47 @@ class Schedule:
         return sum(step.size for step in self.steps if isinstance(step, Constant))
 
     @property
+    def storages(self) -> dict[int, int]:
+        """The storage of each tensor, under the number of the tensor that it was made for."""
+        storages: dict[int, int] = {}
+        for step in self.steps:
+            if isinstance(step, Constant):
+                storages[step.tensor] = step.tensor
+            elif isinstance(step, Call):
+                for output in step.outputs:
+                    base = output.tensor if output.alias is None else storages[output.alias]
+                    storages[output.tensor] = base
+        return storages
+
+    @property
     def peak(self) -> int:
-        """The most bytes held at once if everything is freed with its last reference, constants too.
+        """The most bytes held at once if all is freed with its last reference, constants too.
 
         The axis of the paper's figures: a budget is a share of it.
         """
+        storages = self.storages
+        sizes: dict[int, int] = {}
+        references = dict.fromkeys(storages.values(), 0)
         held = peak = 0
-        sizes: list[int] = []
-        references: list[int] = []
-        storages: dict[int, int] = {}
-
-        def add(tensor: int, size: int) -> None:
-            storages[tensor] = len(sizes)
-            sizes.append(size)
-            references.append(1)
-
         for step in self.steps:
             if isinstance(step, Constant):
-                add(step.tensor, step.size)
-                held += step.size
+                made = [Output(step.tensor, step.size)]
             elif isinstance(step, Call):
-                for output in step.outputs:
-                    if output.alias is None:
-                        add(output.tensor, output.size)
-                        held += output.size
-                    else:
-                        storages[output.tensor] = storages[output.alias]
-                        references[storages[output.tensor]] += 1
-            elif isinstance(step, Retain):
+                made = list(step.outputs)
+            else:
+                made = []
+            for output in made:
+                storage = storages[output.tensor]
+                references[storage] += 1
+                if storage == output.tensor:
+                    sizes[storage] = output.size
+                    held += output.size
+            peak = max(peak, held)
+            if isinstance(step, Retain):
                 references[storages[step.tensor]] += 1
             elif isinstance(step, Release):
                 storage = storages[step.tensor]
                 references[storage] -= 1
                 if not references[storage]:
                     held -= sizes[storage]
-            peak = max(peak, held)
         return peak

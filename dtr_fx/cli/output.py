@@ -1,0 +1,39 @@
+"""Files that a command writes: never over one that is there, unless told to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dtr_fx.errors import CommandError
+
+
+def check_output(path: Path | None, *, force: bool) -> None:
+    """Refuse, before anything runs, a file that is there already or has no folder to lie in.
+
+    Raises
+    ------
+    CommandError
+        See above.
+    """
+    if path is None:
+        return
+    if path.exists() and not force:
+        raise CommandError(f"{path} exists: overwrite it with -f, or name another file")
+    if not path.parent.is_dir():
+        raise CommandError(f"cannot write {path}: there is no folder {path.parent}")
+
+
+def write_text(path: Path, text: str, *, force: bool) -> None:
+    """Write the file and say so.
+
+    Raises
+    ------
+    CommandError
+        It cannot be written, or has appeared in the meantime.
+    """
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {error.strerror}") from None
+    print(f"Wrote {path}")

@@ -1,0 +1,266 @@
+"""Operator logs: reading, writing, the mutation layer, and what is said of a malformed line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtr_fx.runtime import Runtime
+from dtr_fx.simulate import LogError, read_log
+from dtr_fx.simulate.log import (
+    AliasLine,
+    AnnotateLine,
+    CallLine,
+    ConstantLine,
+    CopyFromLine,
+    CopyLine,
+    Line,
+    MemoryLine,
+    MutateLine,
+    ReleaseLine,
+    format_line,
+    parse_line,
+    write_log,
+)
+from dtr_fx.simulate.replay import drive
+from dtr_fx.simulate.schedule import Call, Constant, Keep, Output, Release, Retain
+
+LOGS = Path(__file__).resolve().parents[2] / "shared" / "dtr_logs"
+
+names = st.text(min_size=1)
+lists = st.lists(names).map(tuple)
+sizes = st.integers(0, 2**62)
+lines = st.one_of(
+    st.builds(AnnotateLine, names),
+    st.builds(CallLine, lists, names, lists, sizes),
+    st.builds(MutateLine, lists, st.lists(st.integers(0, 9)).map(tuple), names, sizes),
+    st.builds(ConstantLine, names),
+    st.builds(MemoryLine, sizes, names),
+    st.builds(AliasLine, st.integers(-1, 9), names),
+    st.builds(CopyLine, names, names),
+    st.builds(CopyFromLine, names, names),
+    st.builds(ReleaseLine, names),
+)
+
+
+def call(name: str, args: str, results: dict[str, int], *, views: dict[str, int] | None = None) -> list[Line]:
+    """A call of 10 ns; ``results`` has the bytes of fresh ones, ``views`` the argument that each views."""
+    views = views or {}
+    found: list[Line] = [CallLine(tuple(args.split()), name, (*results, *views), 10)]
+    for result, size in results.items():
+        found += [MemoryLine(size, result), AliasLine(-1, result)]
+    for result, argument in views.items():
+        found += [MemoryLine(0, result), AliasLine(argument, result)]
+    return found
+
+
+def constant(name: str, size: int) -> list[Line]:
+    return [ConstantLine(name), MemoryLine(size, name)]
+
+
+@pytest.fixture
+def log(tmp_path):
+    """Write lines, read the schedule."""
+
+    def read(*parts: list[Line] | Line, simrd: bool = False):
+        path = tmp_path / "tiny.log"
+        write_log(path, [line for part in parts for line in (part if isinstance(part, list) else [part])])
+        return read_log(path, simrd=simrd)
+
+    return read
+
+
+@given(lines)
+def test_lines_come_back_as_they_were_written(line):
+    assert parse_line(format_line(line)) == line
+
+
+def test_the_wire_format_is_the_original_one():
+    line = CallLine(("x1", "x2"), "add", ("x3",), 1200)
+    text = '{"ARGS":["x1","x2"],"INSTRUCTION":"CALL","NAME":"add","RESULT":["x3"],"TIME":"1200"}'
+    assert format_line(line) == text
+    assert parse_line('{"INSTRUCTION":"COPY_FROM","DST":"a","SRC":"b"}') == CopyFromLine("a", "b")
+    assert parse_line('{"INSTRUCTION":"COPYFROM","DST":"a","SRC":"b"}') == CopyFromLine("a", "b")
+    assert json.loads(format_line(CopyFromLine("a", "b")))["INSTRUCTION"] == "COPY_FROM"
+    assert json.loads(format_line(MemoryLine(4096, "x")))["MEMORY"] == "4096"
+
+
+def test_a_schedule_has_the_steps_of_the_log(log):
+    schedule = log(
+        constant("w", 8),
+        call("mul", "w w", {"a": 4, "b": 2}),
+        call("t", "a", {}, views={"c": 0}),
+        CopyLine("d", "a"),
+        ReleaseLine("a"),
+        call("mul_backward", "c b", {"e": 1}),
+        ReleaseLine("b"),
+    )
+    assert schedule.name == "tiny"
+    assert schedule.steps == (
+        Constant(0, 8),
+        Call("mul", (0, 0), (Output(1, 4), Output(2, 2)), 10),
+        Call("t", (1,), (Output(3, 0, 1),), 10),
+        Retain(1),
+        Release(1),
+        Call("mul_backward", (3, 2), (Output(4, 1),), 10),
+        Release(2),
+        Keep(0),
+        Keep(3),
+        Keep(1),
+        Keep(4),
+    )
+    assert schedule.backward == 2
+    assert schedule.cost == 30
+    assert schedule.constants == 8
+    assert schedule.peak == 15
+
+
+def test_what_comes_before_the_start_does_not_count(log):
+    schedule = log(
+        call("warm_up", "", {"old": 100}),
+        AnnotateLine("START"),
+        call("f", "", {"a": 1}),
+        ReleaseLine("old"),
+        AnnotateLine("BACKWARD"),
+        call("g", "a", {"b": 1}),
+    )
+    assert [step.name for step in schedule.calls()] == ["f", "g"]
+    assert schedule.peak == 2
+    assert schedule.backward == 1
+
+
+def test_copy_from_binds_a_name_anew(log):
+    schedule = log(
+        call("f", "", {"a": 1}),
+        call("g", "", {"b": 2}),
+        CopyFromLine("a", "b"),
+        call("h", "a", {"c": 1}),
+    )
+    assert schedule.steps[2:4] == (Release(0), Retain(1))
+    assert schedule.steps[4] == Call("h", (1,), (Output(2, 1),), 10)
+
+
+def test_a_mutated_storage_is_seen_through_all_of_its_names(log):
+    parts = (
+        call("f", "", {"x": 8}),
+        call("view", "x", {}, views={"v": 0}),
+        CopyLine("y", "x"),
+        MutateLine(("v", "y"), (0,), "add_", 5),
+        call("read", "x y v", {"z": 1}),
+    )
+    schedule = log(*parts)
+    storages = schedule.storages
+    *_, add, view, read = schedule.calls()
+    [mutated] = add.outputs
+    assert mutated.size == 8
+    assert view.cost == 0
+    assert {storages[tensor] for tensor in read.inputs} == {mutated.tensor}
+    assert schedule.peak == 8 + 8  # while it is copied; then the old one goes
+    *_, read = log(*parts, simrd=True).calls()
+    assert [storages[tensor] for tensor in read.inputs] == [0, 0, mutated.tensor]
+
+
+def test_nothing_is_held_twice_after_a_mutation(log):
+    parts = (call("f", "", {"x": 8}), CopyLine("y", "x"), MutateLine(("x",), (0,), "add_", 5))
+    runtime = Runtime(math.inf)
+    drive(runtime, log(*parts))
+    assert runtime.used == 8
+    runtime = Runtime(math.inf)
+    drive(runtime, log(*parts, simrd=True))
+    assert runtime.used == 16
+
+
+def test_gzip_and_plain_are_read_alike(tmp_path):
+    found = [*constant("w", 8), *call("f", "w", {"a": 4})]
+    write_log(tmp_path / "one.log", found)
+    write_log(tmp_path / "one.log.gz", found)
+    assert gzip.decompress((tmp_path / "one.log.gz").read_bytes()) == (tmp_path / "one.log").read_bytes()
+    assert read_log(tmp_path / "one.log") == read_log(tmp_path / "one.log.gz")
+
+
+def test_a_log_that_cannot_be_written_to_its_end_is_not_there(tmp_path):
+    def half():
+        yield ConstantLine("w")
+        raise RuntimeError("power cut")
+
+    write_log(tmp_path / "one.log", constant("w", 8))
+    with pytest.raises(RuntimeError, match="power cut"):
+        write_log(tmp_path / "one.log", half())
+    assert [path.name for path in tmp_path.iterdir()] == ["one.log"]
+    assert (tmp_path / "one.log").read_text().count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "text", "expected"),
+    [
+        (2, "{", "expected a JSON object, found '{'"),
+        (2, "[]", 'expected an object with "INSTRUCTION"'),
+        (2, '{"INSTRUCTION":"JUMP"}', "expected an instruction among ANNOTATE, CALL"),
+        (2, '{"INSTRUCTION":["CALL"]}', "expected an instruction among ANNOTATE, CALL"),
+        (2, '{"INSTRUCTION":"RELEASE"}', 'RELEASE: expected a key "NAME"'),
+        (2, '{"INSTRUCTION":"MEMORY","NAME":"w","MEMORY":8}', 'in a string as "MEMORY", found 8'),
+        (2, '{"INSTRUCTION":"MEMORY","NAME":"w","MEMORY":"-8"}', "a number that is not negative"),
+        (2, '{"INSTRUCTION":"MEMORY","NAME":"w","MEMORY":"many"}', "a whole number in a string"),
+        (2, '{"INSTRUCTION":"RELEASE","NAME":"w"}', "expected MEMORY of w, found"),
+        (2, '{"INSTRUCTION":"MEMORY","NAME":"v","MEMORY":"8"}', "expected MEMORY of w, found"),
+        (1, "", "expected MEMORY of w, found the end of the log"),
+        (3, "\n" + format_line(CopyLine("v", "w")), "expected MEMORY of w"),
+    ],
+)
+def test_a_malformed_line_is_named(tmp_path, number, text, expected):
+    path = tmp_path / "broken.log"
+    path.write_text(format_line(ConstantLine("w")) + "\n" + text)
+    with pytest.raises(LogError) as caught:
+        read_log(path)
+    assert str(caught.value).startswith(f"{path}:{number}: ")
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (CopyLine("v", "ghost"), "expected the name of a tensor, found 'ghost'"),
+        (CopyLine("w", "w"), "expected a new name, found 'w'"),
+        (CopyFromLine("ghost", "w"), "expected the name of a tensor, found 'ghost'"),
+        (MutateLine(("w",), (1,), "add_", 1), r"expected argument numbers below 1, found \[1\]"),
+        (MemoryLine(8, "w"), "only after the line that makes it"),
+        (call("f", "w", {}, views={"v": 1}), "expected -1 or the number of an argument below 1, found 1"),
+        (call("f", "w", {"w": 4}), "expected a new name, found 'w'"),
+    ],
+)
+def test_a_line_out_of_place_is_named(log, line, expected):
+    with pytest.raises(LogError, match=expected):
+        log(constant("w", 8), line)
+
+
+def test_a_file_that_is_no_log(tmp_path):
+    (tmp_path / "empty.log").write_text("")
+    with pytest.raises(LogError, match="expected operators, found none"):
+        read_log(tmp_path / "empty.log")
+    (tmp_path / "cut.log.gz").write_bytes(gzip.compress(format_line(ConstantLine("w")).encode() * 9999)[:60])
+    with pytest.raises(LogError, match="expected a log, plain or gzip"):
+        read_log(tmp_path / "cut.log.gz")
+    (tmp_path / "bytes.log").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(LogError, match="expected a log, plain or gzip"):
+        read_log(tmp_path / "bytes.log")
+    with pytest.raises(FileNotFoundError):
+        read_log(tmp_path / "none.log")
+
+
+@pytest.mark.skipif(not LOGS.is_dir(), reason=f"the original artifact's logs are not at {LOGS}")
+@pytest.mark.parametrize("name", ["resnet32", "unet", "transformer"])
+def test_the_original_logs_are_read_and_written_as_they_are(name):
+    with gzip.open(LOGS / f"{name}.log.gz", "rt") as file:
+        texts = [text.strip() for text in file]
+    assert [format_line(parse_line(text)) for text in texts] == texts
+    kinds = Counter(json.loads(text)["INSTRUCTION"] for text in texts)
+    schedule = read_log(LOGS / f"{name}.log.gz", simrd=True)
+    assert len(list(schedule.calls())) == kinds["CALL"] + kinds["MUTATE"]
+    assert sum(isinstance(step, Constant) for step in schedule.steps) == kinds["CONSTANT"]

@@ -1,0 +1,202 @@
+"""Replays and sweeps: what they report, and the original simulator's results on its own logs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from dtr_fx.runtime import HEURISTICS
+from dtr_fx.simulate import Sweep, read_log, replay
+from dtr_fx.simulate.schedule import Call, Constant, Keep, Output, Release, Schedule, Step
+from dtr_fx.simulate.sweep import to_csv, to_json
+
+LOGS = Path(__file__).resolve().parents[2] / "shared" / "dtr_logs"
+OURS_TO_COMPARE = ("dtr", "dtr-eq", "dtr-local", "msps")
+needs_logs = pytest.mark.skipif(
+    not LOGS.is_dir(), reason=f"the original artifact's logs and results are not at {LOGS}"
+)
+
+
+def chain(n: int) -> Schedule:
+    """n unit operators forward, then n backward that read them last to first; the last one's result stays."""
+    steps: list[Step] = [
+        Constant(0, 1),
+        *(Call(f"f{number}", (number - 1,), (Output(number, 1),), 1.0) for number in range(1, n + 1)),
+    ]
+    gradient = n
+    for number in range(n - 1, -1, -1):
+        steps += [
+            Call(f"g{number}", (number, gradient), (Output(gradient := 2 * n - number, 1),), 1.0),
+            Release(number),
+            Release(gradient - 1 if gradient > n + 1 else n),
+        ]
+    return Schedule("chain", (*steps, Keep(gradient)), n)
+
+
+def test_without_a_budget_nothing_is_recomputed():
+    schedule = chain(20)
+    result = replay(schedule)
+    assert (result.outcome, result.slowdown, result.rematerialized) == ("ok", 1.0, 0)
+    assert result.operators == 40
+    assert result.base == 40.0
+    assert result.peak == result.whole == schedule.peak == 22
+    assert result.scored == 0
+
+
+@pytest.mark.parametrize("heuristic", HEURISTICS)
+def test_a_budget_holds_and_what_it_costs_is_counted(heuristic):
+    result = replay(chain(20), 12, heuristic)
+    assert result.outcome == "ok"
+    assert result.peak <= 12
+    assert result.rematerialized == result.recompute == result.rematerialized_bytes > 0
+    assert result.slowdown == 1 + result.recompute / 40
+    assert result.scored > 0
+
+
+def test_a_known_future_is_told_to_the_heuristics_that_look_at_it():
+    # x is read last, y next: looking back both are equal, looking ahead only one choice is free.
+    steps = (
+        Constant(0, 0),
+        Call("x", (0,), (Output(1, 1),), 1.0),
+        Call("y", (0,), (Output(2, 1),), 1.0),
+        Call("z", (0,), (Output(3, 1),), 1.0),
+        Release(3),
+        Call("read y", (2,), (Output(4, 0),), 1.0),
+        Release(2),
+        Call("read x", (1,), (Output(5, 0),), 1.0),
+    )
+    assert replay(Schedule("two", steps), 2, "next-use").rematerialized == 1
+    assert replay(Schedule("two", steps), 2, lambda s, m, c: 1 / s).rematerialized == 1
+    assert replay(Schedule("two", steps), 2, lambda s, m, c: s).rematerialized == 1
+
+
+def test_out_of_memory_and_thrashing_are_told_apart():
+    impossible = replay(chain(20), 3)
+    assert impossible.outcome == "out of memory"
+    assert impossible.slowdown == math.inf
+    thrashing = replay(chain(20), 5, max_slowdown=1.25)
+    assert thrashing.outcome == "thrash"
+    assert 10 < thrashing.recompute <= 11
+    assert replay(chain(20), 5, max_slowdown=50).outcome == "ok"
+
+
+def test_accesses_are_of_the_heuristic_and_of_its_metadata():
+    local, exact, classes = (replay(chain(40), 12, name) for name in ("dtr-local", "dtr", "dtr-eq"))
+    assert local.maintained == 0
+    assert min(exact.maintained, classes.maintained) > 0
+    assert min(local.scored, exact.scored, classes.scored) > 0
+
+
+def test_simrd_is_eager_only():
+    with pytest.raises(ValueError, match="eager eviction, not 'banish'"):
+        replay(chain(4), 8, deallocation="banish", simrd=True)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_sweep_does_all_replays_in_order(processes):
+    done = []
+    sweep = Sweep([chain(10), chain(20)], ["dtr", "lru"], [0.5, 9], ["eager", "ignore"])
+    results = sweep.run(processes=processes, watch=done.append)
+    assert done == list(range(1, 17))
+    assert len(results) == len(sweep) == 16
+    expected = [
+        replay(schedule, budget, heuristic, deallocation=deallocation, max_slowdown=2.0)
+        for schedule, half in ((chain(10), 6), (chain(20), 11))
+        for heuristic in ("dtr", "lru")
+        for deallocation in ("eager", "ignore")
+        for budget in (half, 9)
+    ]
+    assert results == expected
+
+
+def test_tables_for_other_programs():
+    results = Sweep([chain(20)], ["dtr"], [0.5, 2]).run(processes=1)
+    assert [result.outcome for result in results] == ["ok", "out of memory"]
+    rows = list(csv.DictReader(io.StringIO(to_csv(results))))
+    objects = json.loads(to_json(results))
+    assert [row["outcome"] for row in rows] == ["ok", "out of memory"]
+    assert [item["outcome"] for item in objects] == ["ok", "out of memory"]
+    assert float(rows[0]["slowdown"]) == objects[0]["slowdown"] == results[0].slowdown
+    assert rows[1]["slowdown"] == ""
+    assert objects[1]["slowdown"] is None
+
+
+# The original simulator
+
+
+def expected() -> dict[str, dict[str, dict[str, float | str]]]:
+    return json.loads((LOGS / "simrd_slowdown.json").read_text())["slowdown"]
+
+
+def verdict(result) -> float | str:
+    return {"ok": result.slowdown, "out of memory": "OOM", "thrash": "thrash"}[result.outcome]
+
+
+@needs_logs
+@pytest.mark.parametrize("heuristic", OURS_TO_COMPARE)
+@pytest.mark.parametrize("name", ["resnet32", "unet", "transformer"])
+def test_the_original_simulators_results_come_out(name, heuristic):
+    schedule = read_log(LOGS / f"{name}.log.gz", simrd=True)
+    for ratio, slowdown in expected()[name][heuristic].items():
+        budget = int(float(ratio) * schedule.peak)
+        found = verdict(replay(schedule, budget, heuristic, max_slowdown=2.0, simrd=True))
+        assert found == (slowdown if isinstance(slowdown, str) else pytest.approx(slowdown, abs=0.005)), ratio
+
+
+@needs_logs
+@pytest.mark.parametrize(
+    ("name", "heuristic", "ratios"),
+    [
+        ("treelstm", "dtr-eq", ("0.5", "0.3")),
+        ("treelstm", "dtr-local", ("0.6", "0.5")),
+        ("treelstm", "dtr", ("0.5",)),
+        ("lstm", "dtr-eq", ("0.4", "0.2")),
+        ("lstm", "msps", ("0.5",)),
+        ("lstm", "dtr", ("0.5",)),
+    ],
+)
+def test_the_original_simulators_results_come_out_on_long_logs(name, heuristic, ratios):
+    """All of them: ``dtr-fx bench logs --reference``, some minutes."""
+    schedule = read_log(LOGS / f"{name}.log.gz", simrd=True)
+    for ratio in ratios:
+        budget = int(float(ratio) * schedule.peak)
+        slowdown = expected()[name][heuristic][ratio]
+        found = verdict(replay(schedule, budget, heuristic, max_slowdown=2.0, simrd=True))
+        assert found == (slowdown if isinstance(slowdown, str) else pytest.approx(slowdown, abs=0.005)), ratio
+
+
+@needs_logs
+def test_by_our_own_rules_waiting_operators_lend_their_inputs():
+    """U-Net at 40%: the original runs out of memory with most bytes locked; here it goes on, and thrashes."""
+    ours, theirs = read_log(LOGS / "unet.log.gz"), read_log(LOGS / "unet.log.gz", simrd=True)
+    budget = int(0.4 * ours.peak)
+    assert replay(theirs, budget, "dtr-eq", max_slowdown=2.0, simrd=True).outcome == "out of memory"
+    assert replay(ours, budget, "dtr-eq", max_slowdown=2.0).outcome == "thrash"
+    assert replay(ours, budget, "dtr-eq").outcome == "ok"
+
+
+@needs_logs
+@pytest.mark.parametrize("ratio", [0.3, 0.2])
+def test_by_our_own_rules_what_nothing_can_ask_for_does_not_count(ratio):
+    """Transformer: storages that are dead for good inflate the original's scores, to no one's use."""
+    ours, theirs = read_log(LOGS / "transformer.log.gz"), read_log(LOGS / "transformer.log.gz", simrd=True)
+    for heuristic in ("dtr", "dtr-eq"):
+        budget = int(ratio * ours.peak)
+        original = replay(theirs, budget, heuristic, max_slowdown=2.0, simrd=True).slowdown
+        assert replay(ours, budget, heuristic, max_slowdown=2.0).slowdown < original
+
+
+@needs_logs
+@pytest.mark.parametrize("name", ["resnet32", "unet", "transformer"])
+def test_elsewhere_our_own_rules_give_the_same(name):
+    ours, theirs = read_log(LOGS / f"{name}.log.gz"), read_log(LOGS / f"{name}.log.gz", simrd=True)
+    for heuristic in ("dtr-eq", "dtr-local", "msps"):
+        for ratio in (0.9, 0.7, 0.5):
+            budget = int(ratio * ours.peak)
+            original = replay(theirs, budget, heuristic, simrd=True)
+            assert replay(ours, budget, heuristic).slowdown == pytest.approx(original.slowdown, abs=0.001)
