@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import pairwise
 
 import pytest
 
 from dtr_fx.cli import main
-from dtr_fx.runtime import OutOfBudget, Runtime, Tensor, Thrash, parameterized, trace
-from dtr_fx.runtime.events import BUDGET
-from dtr_fx.simulate import backward, forward, root_budget, run_linear
+from dtr_fx.runtime import Event, OutOfBudget, Runtime, Thrash, parameterized, trace
+from dtr_fx.runtime.events import BUDGET, COMPUTE, RECOMPUTE
+from dtr_fx.simulate import run_linear
+from dtr_fx.simulate.linear import root_budget
+from dtr_fx.simulate.networks import linear
+from dtr_fx.simulate.replay import drive, replay
 
 # The heuristic of the theorem: the smallest evicted neighbourhood, whatever the staleness.
 H_E_STAR = parameterized(staleness=False, cost="exact")
@@ -19,10 +23,10 @@ H_E_STAR = parameterized(staleness=False, cost="exact")
 def test_the_program():
     """Without a budget: A.2's program, with its releases.  Operator 4 + i is the i-th gradient's."""
     runtime = Runtime(100)
-    backward(runtime, forward(runtime, 4))
+    drive(runtime, linear(4))
     names = ["t1", "t2", "t3", "t4", "g4", "g3", "g2", "g1"]
     assert trace(runtime.events, names.__getitem__, names.__getitem__) == (
-        "C t1, C t2, C t3, C t4, B t4, C g4, D t3, C g3, D g4, D t2, C g2, D g3, D t1, C g1, D g2"
+        "C t1, C t2, C t3, C t4, B t4, C g4, D t3, C g3, D g4, D t2, C g2, D g3, D t1, C g1, B g2"
     )
     assert runtime.clock == 8
 
@@ -38,56 +42,86 @@ def test_root_budget(n):
 ARTIFACT = {100: 1.400, 200: 1.433, 1000: 1.479, 4000: 1.499}
 
 
-@pytest.mark.parametrize(
-    ("heuristic", "n"), [*(("dtr-eq", n) for n in ARTIFACT), *(("dtr", n) for n in ARTIFACT if n < 4000)]
-)
+@pytest.mark.parametrize("n", ARTIFACT)
+@pytest.mark.parametrize("heuristic", ["dtr", "dtr-eq"])
 def test_as_many_operators_as_the_papers_simulator(heuristic, n):
     run = run_linear(n, heuristic)
     assert run.budget == root_budget(n)
     assert run.ratio == pytest.approx(ARTIFACT[n], abs=0.001)
 
 
+@pytest.mark.parametrize("n", ARTIFACT)
+@pytest.mark.parametrize("heuristic", ["dtr", "dtr-eq"])
+def test_as_many_with_banishing(heuristic, n):
+    """Appendix A frees for good what the program needs no more."""
+    run = replay(linear(n), root_budget(n), heuristic, deallocation="banish")
+    assert run.slowdown == pytest.approx(ARTIFACT[n], abs=0.01)
+
+
 def test_the_ratio_hardly_grows():
     assert run_linear(20_000, "dtr-eq").ratio < 1.6
 
 
-@pytest.mark.parametrize("n", [50, 200, 500])
-def test_the_theorems_own_heuristic(n):
-    assert run_linear(n, H_E_STAR).ratio < 1.7
+def test_the_ratio_hardly_grows_with_banishing():
+    assert replay(linear(20_000), root_budget(20_000), "dtr", deallocation="banish").slowdown < 1.6
+
+
+@pytest.mark.parametrize("deallocation", ["banish", "eager"])
+@pytest.mark.parametrize("n", [50, 200, 500, 4000])
+def test_the_theorems_own_heuristic(n, deallocation):
+    assert replay(linear(n), root_budget(n), H_E_STAR, deallocation=deallocation).slowdown < 1.7
+
+
+def _forward_and_backward(runtime: Runtime, n: int) -> tuple[list[Event], list[Event]]:
+    """The run's events up to the computation of t_N, and those after it.
+
+    Operator and storage i are those of t_{i+1}.
+    """
+    drive(runtime, linear(n))
+    last = next(i for i, event in enumerate(runtime.events) if event.kind == COMPUTE and event.op == n - 1)
+    return runtime.events[: last + 1], runtime.events[last + 1 :]
+
+
+def _in_memory(events: list[Event]) -> list[int]:
+    """S: the indices of the tensors that are in memory after these events of the forward pass."""
+    in_memory = set()
+    for event in events:
+        if event.kind in (COMPUTE, RECOMPUTE):
+            in_memory.add(event.op + 1)
+        else:
+            in_memory.remove(event.storage + 1)
+    return sorted(in_memory)
 
 
 def _longest_evicted_run(resident: list[int]) -> int:
     return max(later - earlier - 1 for earlier, later in pairwise([0, *resident]))
 
 
-def _indices(tensors: list[Tensor]) -> list[int]:
-    return [i for i, tensor in enumerate(tensors, 1) if tensor.defined]
-
-
 @pytest.mark.parametrize("n", [10, 47, 200])
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.3, 0.7])
 def test_the_forward_pass_leaves_evenly_spaced_checkpoints(n, share):
-    """Lemma A.3: after t_N no run of evicted tensors is longer than 2(N - 2) / (B - 1)."""
-    budget = max(3, int(share * n))
-    runtime = Runtime(budget, H_E_STAR, deallocation="banish")
-    tensors = forward(runtime, n)
-    assert runtime.clock == n
-    assert _longest_evicted_run(_indices(tensors)) <= 2 * (n - 2) / (budget - 1)
+    """Lemma A.3, from t_1 to t_N with M = B units: under h_e* no sequence of evicted tensors is longer than
+    2(N - 2) / (B - 1) when t_N has been computed; and the forward pass rematerializes nothing."""
+    budget = max(3, math.floor(share * n))
+    forward, _ = _forward_and_backward(Runtime(budget, H_E_STAR, deallocation="banish"), n)
+    assert all(event.kind != RECOMPUTE for event in forward)
+    assert len(_in_memory(forward)) == min(n, budget)
+    assert _longest_evicted_run(_in_memory(forward)) <= 2 * (n - 2) / (budget - 1)
 
 
 @pytest.mark.parametrize("deallocation", ["banish", "eager"])
-@pytest.mark.parametrize("n", [12, 75, 200])
+@pytest.mark.parametrize("n", [12, 75, 200, 1000])
 def test_checkpoints_outlast_the_backward_pass(n, deallocation):
-    """Lemma A.1: of the tensors resident after t_N, those that are never evicted before the program is done
-    with them are at most 4(N - 2) / (B - 1) apart."""
+    """Lemma A.1: let S be the tensors in memory after the computation of t_N, under h_e* with B units.  There
+    is a C ⊆ S of which (1) each stays in memory during the backward pass until the program needs it no more
+    and is banished, and (2) neighbours are at most 4(N - 2) / (B - 1) apart.
+
+    C is all of S that is never evicted to make room.
+    """
     budget = root_budget(n)
-    runtime = Runtime(budget, H_E_STAR, deallocation=deallocation)
-    tensors = forward(runtime, n)
-    kept = _indices(tensors)
-    start = len(runtime.events)
-    backward(runtime, tensors)
-    evicted = {event.storage for event in runtime.events[start:] if event.reason == BUDGET}
-    checkpoints = [i for i in kept if tensors[i - 1].storage.id not in evicted]
+    forward, backward = _forward_and_backward(Runtime(budget, H_E_STAR, deallocation=deallocation), n)
+    evicted = {event.storage + 1 for event in backward if event.reason == BUDGET}
+    checkpoints = [i for i in _in_memory(forward) if i not in evicted]
     assert _longest_evicted_run(checkpoints) <= 4 * (n - 2) / (budget - 1)
 
 
@@ -100,6 +134,11 @@ def test_the_least_memory():
 def test_max_ratio():
     with pytest.raises(Thrash):
         run_linear(30, "dtr-eq", 3, max_ratio=5)
+
+
+def test_rejects_an_empty_network():
+    with pytest.raises(ValueError, match="n is 0; it must be at least 1"):
+        run_linear(0)
 
 
 def test_bench_command(capsys):

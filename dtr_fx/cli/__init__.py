@@ -1,4 +1,4 @@
-"""Train inside a byte budget: look at what a plan does to a model."""
+"""Train inside a byte budget: see what a plan does to a model, and run the paper's experiments."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from dtr_fx.cli import bench, diff
+from dtr_fx.cli import bench, diff, record, simulate
 from dtr_fx.errors import DTRError
 
 __all__ = ["main"]
 
-_COMMANDS = {"diff": diff, "bench": bench}
+_COMMANDS = {"diff": diff, "record": record, "simulate": simulate, "bench": bench}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,9 +1,23 @@
 """The paper's own experiments, on the same runtime and without torch."""
 
+from . import networks
+from .adversary import AdversaryRun, run_adversary
 from .linear import LinearRun, run_linear
 from .log import LogError, read_log
 from .replay import Replay, replay
 from .schedule import Schedule
 from .sweep import Sweep
 
-__all__ = ["LinearRun", "LogError", "Replay", "Schedule", "Sweep", "read_log", "replay", "run_linear"]
+__all__ = [
+    "AdversaryRun",
+    "LinearRun",
+    "LogError",
+    "Replay",
+    "Schedule",
+    "Sweep",
+    "networks",
+    "read_log",
+    "replay",
+    "run_adversary",
+    "run_linear",
+]

@@ -1,17 +1,16 @@
 """Theorem 3.1 (Kirisame et al., ICLR 2021): the linear network under 2⌈√N⌉ units of memory.
 
-The network is ``networks.linear``.  Appendix A banishes what the program needs no more; here the runtime's own
-policy decides, eager eviction by default, as in the paper's experiments.
+The network is ``networks.linear``.  Appendix A banishes what the program needs no more; here it is evicted
+eagerly, as in the paper's experiments.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dtr_fx.runtime import Heuristic, Runtime, Tensor, collector_paused
+from dtr_fx.runtime import Heuristic, Runtime, collector_paused
 
 from .networks import linear
 from .replay import drive
@@ -76,24 +75,3 @@ def run_linear(
         drive(runtime, schedule)
         seconds = time.perf_counter() - start
     return LinearRun(n, budget, round(runtime.clock), seconds)
-
-
-def forward(runtime: Runtime, n: int) -> list[Tensor]:
-    """The forward pass: t_1 … t_N, each with its external reference."""
-    tensors: list[Tensor] = []
-    for _ in range(n):
-        tensors += runtime.perform_op(tensors[-1:], [1], cost=1.0)
-    return tensors
-
-
-def backward(runtime: Runtime, tensors: Sequence[Tensor]) -> Tensor:
-    """The backward pass over what ``forward`` returned, which it releases; t̂_1."""
-    *rest, last = tensors
-    runtime.release(last)
-    [gradient] = runtime.perform_op(rest[-1:], [1], cost=1.0)
-    while rest:
-        runtime.release(rest.pop())
-        [earlier] = runtime.perform_op([*rest[-1:], gradient], [1], cost=1.0)
-        runtime.release(gradient)
-        gradient = earlier
-    return gradient

@@ -69,7 +69,9 @@ def _check(nodes: Sequence[Node], backward_cost: float) -> None:
         if not all(0 <= parent < number for parent in node.parents):
             raise ValueError(f"node {number} reads {node.parents}; parents must come before it")
         if node.cost < 0 or node.size < 0:
-            raise ValueError(f"node {number} has cost {node.cost} and size {node.size}; neither may be negative")
+            raise ValueError(
+                f"node {number} has cost {node.cost} and size {node.size}; neither may be negative"
+            )
 
 
 def _backward(nodes: Sequence[Node], backward_cost: float) -> tuple[list[Call], set[int]]:

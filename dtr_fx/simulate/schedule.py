@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 
@@ -67,17 +68,17 @@ class Schedule:
     def calls(self) -> Iterator[Call]:
         return (step for step in self.steps if isinstance(step, Call))
 
-    @property
+    @cached_property
     def cost(self) -> float:
         """What all calls cost, each run once."""
         return sum(call.cost for call in self.calls())
 
-    @property
+    @cached_property
     def constants(self) -> int:
         """Bytes of the constants."""
         return sum(step.size for step in self.steps if isinstance(step, Constant))
 
-    @property
+    @cached_property
     def storages(self) -> dict[int, int]:
         """The storage of each tensor, under the number of the tensor that it was made for."""
         storages: dict[int, int] = {}
@@ -90,7 +91,7 @@ class Schedule:
                     storages[output.tensor] = base
         return storages
 
-    @property
+    @cached_property
     def peak(self) -> int:
         """The most bytes held at once if all is freed with its last reference, constants too.
 

@@ -1,0 +1,44 @@
+"""A progress bar on stderr, for a person who waits at a terminal; nothing elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_WIDTH = 30
+_CLEAR = "\r\033[K"
+_INTERVAL = 0.1  # seconds between two pictures of the bar
+
+
+@contextmanager
+def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show how far a command has come, until the block ends.
+
+    Yields ``watch(done)``, to be called with how many of the ``total`` steps are done.
+    """
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    start = time.monotonic()
+    shown = -_INTERVAL
+
+    def watch(done: int) -> None:
+        nonlocal shown
+        seconds = time.monotonic() - start
+        if seconds - shown >= _INTERVAL:
+            shown = seconds
+            print(_CLEAR + _bar(label, done, total, seconds), end="", file=sys.stderr, flush=True)
+
+    watch(0)
+    try:
+        yield watch
+    finally:
+        print(_CLEAR, end="", file=sys.stderr, flush=True)
+
+
+def _bar(label: str, done: int, total: int, seconds: float) -> str:
+    filled = _WIDTH * done // max(total, 1)
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{label} {'█' * filled}{'░' * (_WIDTH - filled)} {done}/{total}  {minutes}:{rest:02d}"

@@ -1,0 +1,185 @@
+"""Replay operator logs under byte budgets, without running a model.
+
+LOG is a file of JSON lines in the format of the DTR paper (Appendix C.6), plain or gzip; dtr-fx record writes
+one. Every log is replayed with every heuristic, deallocation policy and budget:
+
+  dtr-fx simulate resnet.log
+  dtr-fx simulate *.log.gz --heuristic dtr dtr-eq lru --budget 70% 50% 30% -o slowdown.png -o slowdown.csv
+
+A budget in percent is of the log's own peak. The table shows how many times the time of the program a
+replay takes ("slowdown"), what was rematerialized, the peak, and the storages accessed to evaluate the
+heuristic and to keep its metadata. A replay that takes more than --max-slowdown is given up ("thrash").
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from tabulate import tabulate
+
+from dtr_fx.cli.output import check_output, write_text
+from dtr_fx.cli.progress import progress
+from dtr_fx.errors import CommandError, OptionError
+from dtr_fx.options import parse_budget
+from dtr_fx.runtime import HEURISTICS, Deallocation
+from dtr_fx.simulate import Replay, Schedule, Sweep, read_log
+from dtr_fx.simulate.sweep import RATIOS, to_csv, to_json
+from dtr_fx.units import format_bytes, format_percent
+
+_PICTURES = (".png", ".svg", ".pdf")
+_TABLES = {".csv": to_csv, ".json": to_json}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="an operator log, plain or gzip")
+    parser.add_argument(
+        "--heuristic",
+        nargs="+",
+        choices=tuple(HEURISTICS),
+        default=["dtr-eq"],
+        metavar="NAME",
+        help=f"how what to evict is chosen: {', '.join(HEURISTICS)} (default: dtr-eq)",
+    )
+    parser.add_argument(
+        "--budget",
+        nargs="+",
+        type=budget,
+        default=list(RATIOS),
+        help='shares of each log\'s peak ("60%%", 0.6) or bytes ("8GiB") (default: 90%%, 80%%, ... 10%%)',
+    )
+    parser.add_argument(
+        "--deallocation",
+        nargs="+",
+        choices=get_args(Deallocation),
+        default=["eager"],
+        metavar="POLICY",
+        help="what releasing a storage does: eager (evict it), banish (free it for good), ignore (nothing) "
+        "(default: eager)",
+    )
+    parser.add_argument(
+        "--max-slowdown",
+        type=_slowdown,
+        default=2.0,
+        metavar="X",
+        help="give a replay up that takes more than X times the program's time (default: 2)",
+    )
+    parser.add_argument(
+        "--simrd",
+        action="store_true",
+        help="by the rules of the paper's own simulator, where ours are others (see the README)",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="write the results to FILE, too: .csv, .json, or a picture (.png, .svg, .pdf); may be repeated",
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="overwrite FILE")
+    parser.add_argument(
+        "-j", "--jobs", type=int, metavar="N", help="replays at a time (default: one per core)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Carry out the command.
+
+    Raises
+    ------
+    DTRError
+        A user's error: in a log, an option or an output file.
+    """
+    _check_outputs(arguments)
+    sweep = Sweep(
+        [read(path, simrd=arguments.simrd) for path in arguments.logs],
+        arguments.heuristic,
+        arguments.budget,
+        arguments.deallocation,
+        max_slowdown=arguments.max_slowdown,
+        simrd=arguments.simrd,
+    )
+    with progress("replays", len(sweep)) as watch:
+        results = sweep.run(processes=arguments.jobs, watch=watch)
+    each = len(sweep) // len(sweep.schedules)
+    for number, schedule in enumerate(sweep.schedules):
+        print(_title(schedule))
+        print(_table(results[number * each : (number + 1) * each]), end="\n\n")
+    for path in arguments.output:
+        _write(path, results, force=arguments.force)
+
+
+def _check_outputs(arguments: argparse.Namespace) -> None:
+    if arguments.simrd and arguments.deallocation != ["eager"]:
+        raise CommandError("--simrd: the original simulator's rules are for --deallocation eager")
+    for path in arguments.output:
+        check_output(path, force=arguments.force)
+        known = (*_TABLES, *_PICTURES)
+        if path.suffix not in known:
+            raise CommandError(f"{path}: name the file by what it is to be: {', '.join(known)}")
+
+
+def read(path: Path, *, simrd: bool) -> Schedule:
+    try:
+        return read_log(path, simrd=simrd)
+    except OSError as error:
+        raise CommandError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _title(schedule: Schedule) -> str:
+    calls = sum(1 for _ in schedule.calls())
+    peak, constants = format_bytes(schedule.peak), format_bytes(schedule.constants)
+    return f"{schedule.name}: {calls} operators, peak {peak}, {constants} of it constants"
+
+
+def _table(results: Sequence[Replay]) -> str:
+    rows = [
+        {
+            "heuristic": result.heuristic,
+            "deallocation": result.deallocation,
+            "budget": format_percent(result.budget / result.whole),
+            "slowdown": f"× {result.slowdown:.3f}" if result.outcome == "ok" else result.outcome,
+            "rematerialized": result.rematerialized,
+            "bytes": format_bytes(result.rematerialized_bytes),
+            "peak": format_bytes(result.peak),
+            "scored": result.scored,
+            "maintained": result.maintained,
+        }
+        for result in results
+    ]
+    alignment = ["left", "left", *["right"] * (len(rows[0]) - 2)]
+    return tabulate(rows, headers="keys", disable_numparse=True, colalign=alignment)
+
+
+def _write(path: Path, results: Sequence[Replay], *, force: bool) -> None:
+    if path.suffix in _TABLES:
+        write_text(path, _TABLES[path.suffix](results), force=force)
+        return
+    # matplotlib takes a second to import, and only pictures need it.
+    from dtr_fx.simulate.figures import plot_slowdowns
+
+    plot_slowdowns(results, "Slowdown under a memory budget").savefig(path)
+    print(f"Wrote {path}")
+
+
+def budget(text: str) -> float | int:
+    """A share of a log's peak, or bytes, from the command line."""
+    try:
+        spec = parse_budget(text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if spec.kind == "auto":
+        raise argparse.ArgumentTypeError("a log runs on no device: write a share or bytes, not auto")
+    return float(spec.value) if spec.kind == "fraction" else int(spec.value)
+
+
+def _slowdown(text: str) -> float:
+    value = float(text)
+    if not (value >= 1 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"{text}: a slowdown is at least 1, the program's own time")
+    return value

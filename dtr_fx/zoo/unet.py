@@ -1,0 +1,61 @@
+"""U-Net: Ronneberger et al., U-Net: Convolutional Networks for Biomedical Image Segmentation, MICCAI 2015."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def double_conv(inputs: int, outputs: int) -> nn.Sequential:
+    """Two unpadded convolutions: the image loses 4 pixels."""
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(outputs, outputs, 3),
+        nn.ReLU(inplace=True),
+    )
+
+
+def crop(x: Tensor, size: int) -> Tensor:
+    """The middle ``size`` × ``size`` pixels."""
+    start = (x.shape[-1] - size) // 2
+    return x[:, :, start : start + size, start : start + size]
+
+
+class UNet(nn.Module):
+    """Figure 1: down and up again, with the cropped features of the way down joined on the way up."""
+
+    def __init__(self, *, depth: int, width: int, classes: int) -> None:
+        super().__init__()
+        widths = [width << level for level in range(depth + 1)]
+        upward = list(reversed(widths))
+        self.down = nn.ModuleList(double_conv(a, b) for a, b in pairwise([1, *widths]))
+        self.dropout = nn.Dropout(0.5)
+        self.up = nn.ModuleList(nn.ConvTranspose2d(a, b, 2, stride=2) for a, b in pairwise(upward))
+        self.merge = nn.ModuleList(double_conv(a, b) for a, b in pairwise(upward))
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        logits = self.logits(images)
+        return F.cross_entropy(logits, crop(labels.unsqueeze(1), logits.shape[-1]).squeeze(1))
+
+    def logits(self, images: Tensor) -> Tensor:
+        x = self.down[0](images)
+        skips = []
+        for down in self.down[1:]:
+            skips.append(x)
+            x = down(F.max_pool2d(x, 2))
+        x = self.dropout(x)
+        for up, merge in zip(self.up, self.merge):
+            x = up(x)
+            x = merge(torch.cat([crop(skips.pop(), x.shape[-1]), x], 1))
+        return self.head(x)
+
+
+def unet(width: int = 8, batch: int = 2, size: int = 252) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """U-Net at an eighth of its width, and a batch of random images with a class for each pixel."""
+    model = UNet(depth=4, width=width, classes=2)
+    return model, (torch.randn(batch, 1, size, size), torch.randint(2, (batch, size, size)))

@@ -1,0 +1,118 @@
+"""Theorem 3.2: an adversary makes every heuristic that does not know the future do Ω(N/B) times the work."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtr_fx.cli import main
+from dtr_fx.runtime import HEURISTICS, parameterized, random
+from dtr_fx.simulate.adversary import run_adversary
+
+ONLINE = [name for name, heuristic in HEURISTICS.items() if heuristic.time == "staleness"]
+
+
+def freshest(s, m, c):
+    return s
+
+
+def always_the_same(s, m, c):
+    return np.zeros_like(s)
+
+
+def dearest(s, m, c):
+    return -c
+
+
+OWN = [freshest, always_the_same, dearest]
+
+
+@pytest.mark.parametrize("budget", [3, 6, 12])
+@pytest.mark.parametrize("heuristic", [*ONLINE, *OWN])
+def test_the_ratio_grows_as_n_over_b(heuristic, budget):
+    """B paths of L_j operators: the sum of L_j (L_j + 1) / 2 is least when all are N/B long (Appendix B)."""
+    for n in (5 * budget, 10 * budget, 20 * budget):
+        run = run_adversary(n, budget, heuristic)
+        assert run.optimum == n
+        assert run.ratio >= (n / budget + 1) / 2
+
+
+@given(
+    st.integers(1, 80),
+    st.integers(3, 12),
+    st.one_of(
+        st.sampled_from([*ONLINE, *OWN]),
+        st.builds(random, st.integers(0, 99)),
+        st.builds(
+            parameterized,
+            staleness=st.booleans(),
+            size=st.booleans(),
+            cost=st.sampled_from(["exact", "eq", "local", "no"]),
+        ),
+    ),
+)
+def test_every_operator_rematerializes_its_whole_path(n, budget, heuristic):
+    """The k-th operator of a path costs k; the same choices come out each time."""
+    run = run_adversary(n, budget, heuristic)
+    assert sum(run.paths) == n
+    assert len(run.paths) == min(n, budget)
+    assert run.executed == sum(sum(range(1, length + 1)) for length in run.paths)
+    assert run == run_adversary(n, budget, heuristic)
+
+
+def test_while_the_paths_fit_nothing_is_lost():
+    run = run_adversary(8, 8, "lru")
+    assert (run.executed, run.optimum, run.ratio, run.least_ratio) == (8, 8, 1, 1)
+
+
+def test_names_its_heuristic():
+    assert run_adversary(5, 3, freshest).heuristic == "freshest"
+    assert run_adversary(5, 3).heuristic == "dtr-eq"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 8), "n is 0"),
+        ((5, 2), "the budget is 2; .* at least 3"),
+        ((5, 8, "best"), "unknown heuristic 'best'"),
+        ((5, 8, "next-use"), "next-use scores by the next use"),
+        ((5, 8, "next-use-root"), "choose a heuristic that scores by staleness"),
+    ],
+)
+def test_rejects(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        run_adversary(*arguments)
+
+
+def test_bench_command(capsys):
+    arguments = ["--n", "16", "32", "--budget", "4", "--heuristic", "lru", "msps"]
+    assert main(["bench", "adversary", *arguments]) == 0
+    title, header, _, *rows = capsys.readouterr().out.splitlines()
+    assert title == "network grown by an adversary, unit operators"
+    assert header.split("  ")[0] == "heuristic"
+    assert [row.split()[0] for row in rows] == ["lru", "lru", "msps", "msps"]
+    for row, (n, least) in zip(rows, [(16, "2.50"), (32, "4.50")] * 2):
+        _, shown_n, budget, executed, optimum, ratio, bound = row.split()
+        assert (shown_n, budget, optimum, bound) == (str(n), "4", str(n), least)
+        assert float(ratio) == pytest.approx(int(executed) / n, abs=0.006)
+        assert float(ratio) >= float(bound)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--budget", "2"], r"2 units are too few; at least 3"),
+        (["--budget", "x"], r"--budget: invalid"),
+        (["--n", "0"], r"0 is not a positive number"),
+        (["--heuristic", "next-use"], r"invalid choice: 'next-use'"),
+    ],
+)
+def test_bench_command_rejects(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "adversary", *arguments])
+    assert re.search(message, capsys.readouterr().err)
