@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._logging import trace_structured
 from torch.fx import GraphModule
 
 from dtr_fx.errors import DTRError
+from dtr_fx.loss import loss_of
 from dtr_fx.options import Options
 from dtr_fx.passes.drops import lower_drops
 from dtr_fx.passes.split import into_execution_order, split
@@ -73,9 +73,9 @@ def plan_step(
     before = [(parameter, parameter.grad) for parameter in parameters]
     try:
         output = compiled(**inputs) if isinstance(inputs, Mapping) else compiled(*inputs)
-        losses = [leaf.sum() for leaf in pytree.tree_leaves(output) if _is_differentiable(leaf)]
-        if losses:
-            sum(losses).backward()  # type: ignore[union-attr]
+        loss = loss_of(output)
+        if loss is not None:
+            loss.backward()
     except BackendCompilerFailed as error:
         if isinstance(error.inner_exception, DTRError):
             raise error.inner_exception from None
@@ -103,9 +103,6 @@ def run_boxed(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
 
-
-def _is_differentiable(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _partition(

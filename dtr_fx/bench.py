@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from dtr_fx.backend import dtr, plan_step
 from dtr_fx.errors import GraphError, InfeasibleBudgetError
+from dtr_fx.loss import loss_of
 from dtr_fx.measure import measure_peak
 from dtr_fx.options import Options, parse_budget, resolve_budget
 from dtr_fx.report import Report
@@ -79,9 +80,9 @@ class Trainee:
         """One forward and backward pass; gradients are added to those that are there. The outputs."""
         output = forward(**self.inputs) if isinstance(self.inputs, Mapping) else forward(*self.inputs)
         leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
-        losses = [leaf.sum() if leaf.dim() else leaf for leaf in leaves if leaf.requires_grad]
-        if losses:
-            torch.stack(losses).sum().backward() if len(losses) > 1 else losses[0].backward()
+        loss = loss_of(leaves)
+        if loss is not None:
+            loss.backward()
         return [leaf.detach() for leaf in leaves]
 
     def results(self, outputs: Iterable[Tensor]) -> dict[str, Tensor]:

@@ -24,7 +24,6 @@ What is not:
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 import weakref
@@ -41,6 +40,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dtr_fx.errors import DTRError
+from dtr_fx.loss import loss_of
 from dtr_fx.simulate.log import (
     BACKWARD,
     START,
@@ -128,11 +128,15 @@ def _with_times(lines: Iterable[Line], times: Iterator[int]) -> Iterator[Line]:
 def _record_step(model: Callable[..., Any], inputs: Inputs) -> tuple[list[Line], list[int]]:
     """The lines of a step, and the times that belong into its operators' lines."""
     state = _state(model, inputs)
-    gc.collect()  # so that cycles left by earlier work do not die during the step
     with _as_before(state), torch.enable_grad(), _Recorder(_clock(state)) as recorder:
         recorder.start(state)
         output = model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
-        loss = _loss(output)
+        loss = loss_of(output)
+        if loss is None:
+            raise RecordError(
+                "no output of the model requires a gradient, so it has no backward pass: "
+                "return a floating-point tensor that depends on a parameter"
+            )
         recorder.lines.append(AnnotateLine(BACKWARD))
         loss.backward()
         del loss
@@ -145,17 +149,6 @@ def _state(model: Callable[..., Any], inputs: Inputs) -> list[Tensor]:
     """Parameters, buffers and inputs."""
     own = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
     return [*own, *_tensors(inputs)]
-
-
-def _loss(output: Any) -> Tensor:
-    leaves = [leaf for leaf in _tensors(output) if leaf.requires_grad]
-    if not leaves:
-        raise RecordError(
-            "no output of the model requires a gradient, so it has no backward pass: "
-            "return a floating-point tensor that depends on a parameter"
-        )
-    losses = [leaf.sum() if leaf.dim() else leaf for leaf in leaves]
-    return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
 
 
 @contextmanager

@@ -304,16 +304,18 @@ class _Reader:
         self._sizes: dict[int, int] = {}
         self.calls = 0
         self._backward: int | None = None
+        self._first_named: int | None = None  # for logs that do not say where their backward pass begins
 
     def schedule(self, name: str) -> Schedule:
         kept = dict.fromkeys(tensor for tensor in self._tensors.values() if self._names[tensor])
-        return Schedule(name, (*self.steps, *(Keep(tensor) for tensor in kept)), self._backward)
+        backward = self._first_named if self._backward is None else self._backward
+        return Schedule(name, (*self.steps, *(Keep(tensor) for tensor in kept)), backward)
 
     def read(self, line: Line, lines: _Lines) -> None:
         match line:
             case AnnotateLine(annotation):
                 if annotation == BACKWARD:
-                    self._starts_backward()
+                    self._backward = self.calls
             case ConstantLine(name):
                 size = lines.expect(MemoryLine, name).memory
                 self.steps.append(Constant(self._new(name, size), size))
@@ -341,8 +343,6 @@ class _Reader:
 
     def _call(self, line: CallLine, lines: _Lines) -> None:
         inputs = tuple(self._tensor(name) for name in line.args)
-        if "backward" in line.name:
-            self._starts_backward()
         outputs = []
         for name in line.result:
             size = lines.expect(MemoryLine, name).memory
@@ -358,8 +358,6 @@ class _Reader:
     def _mutate(self, line: MutateLine) -> None:
         """Copy on write (C.6): the operator returns the mutated storages as fresh ones."""
         inputs = tuple(self._tensor(name) for name in line.args)
-        if "backward" in line.name:
-            self._starts_backward()
         if any(number >= len(inputs) for number in line.mutate):
             raise LogError(f"expected argument numbers below {len(inputs)}, found {list(line.mutate)}")
         written = [line.args[number] for number in line.mutate]
@@ -393,12 +391,10 @@ class _Reader:
             self._bind(name, views[old])
 
     def _append(self, call: Call) -> None:
+        if self._first_named is None and "backward" in call.name:
+            self._first_named = self.calls
         self.steps.append(call)
         self.calls += 1
-
-    def _starts_backward(self) -> None:
-        if self._backward is None:
-            self._backward = self.calls
 
     # Names and tensors
 
