@@ -35,7 +35,8 @@ def log(tmp_path):
 
 
 def test_a_table_for_each_log(log, capsys):
-    assert main(["simulate", str(log), str(log), "--heuristic", "dtr", "lru", "--budget", "60%", "1000B"]) == 0
+    options = ["--heuristic", "dtr", "lru", "--budget", "60%", "1000B"]
+    assert main(["simulate", str(log), str(log), *options]) == 0
     out = capsys.readouterr().out
     assert out.count("chain: 24 operators, peak 1.37 KiB, 100 B of it constants") == 2
     schedule = read_log(log)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 
-from dtr_fx.cli.bench import adversary, linear, logs, models
+from dtr_fx.cli.bench import adversary, linear, logs, models, optimum
 
-_BENCHMARKS = {"models": models, "linear": linear, "adversary": adversary, "logs": logs}
+_BENCHMARKS = {"models": models, "linear": linear, "adversary": adversary, "logs": logs, "optimum": optimum}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

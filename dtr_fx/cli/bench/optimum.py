@@ -1,0 +1,144 @@
+"""DTR against the optimum, on small networks that exact planners solve.
+
+The networks are training steps of 14 to 42 operators: chains, chains of residual blocks, U-shaped networks,
+trees, and random graphs. Checkmate's integer program is tried first, MOCCASIN's constraint program where that
+proves nothing in time. For each network and budget this prints the optimum over the cost of the unconstrained
+program, who proved it, and by how much DTR's plan under each heuristic costs more; where no optimum is
+proved, the cost of the best plan known and of DTR's over that of the program:
+
+  dtr-fx bench optimum
+  dtr-fx bench optimum --shares 70% 40% --heuristic dtr-eq next-use --seconds 10
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+from tabulate import tabulate
+
+from dtr_fx.cli.progress import progress
+from dtr_fx.planners import Gap, OperatorGraph, gaps, training_chain
+from dtr_fx.runtime import HEURISTICS
+from dtr_fx.simulate import networks
+from dtr_fx.units import format_percent, parse_percent
+
+_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+_HEURISTICS = ("dtr", "dtr-eq", "next-use")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--shares",
+        nargs="+",
+        type=_share,
+        default=list(_SHARES),
+        metavar="SHARE",
+        help=f"budgets, of each network's peak (default: {' '.join(map(format_percent, _SHARES))})",
+    )
+    parser.add_argument(
+        "--heuristic",
+        nargs="+",
+        choices=tuple(HEURISTICS),
+        default=list(_HEURISTICS),
+        metavar="NAME",
+        help=f"{', '.join(HEURISTICS)} (default: {' '.join(_HEURISTICS)})",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="for each exact planner and budget (default: %(default)g)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Carry out the command.
+
+    Raises
+    ------
+    DTRError
+        The exact planners' libraries are not installed.
+    """
+    graphs = small_networks()
+    found: list[Gap] = []
+    with progress("optima", len(graphs) * len(arguments.shares)) as watch:
+        for gap in gaps(graphs, arguments.shares, arguments.heuristic, arguments.seconds):
+            found.append(gap)
+            watch(len(found))
+    print(_table(found, arguments.heuristic))
+    print()
+    print(_summary(found, arguments.heuristic))
+
+
+def small_networks() -> list[OperatorGraph]:
+    """Training steps of 14 to 42 operators."""
+    schedules = [
+        networks.residual(4),
+        networks.residual(8),
+        networks.unet(2),
+        networks.unet(3),
+        networks.tree(2),
+        networks.tree(3),
+        *(networks.random_dag(12, seed) for seed in range(3)),
+    ]
+    return [training_chain(8), training_chain(16), *map(OperatorGraph.of, schedules)]
+
+
+def _table(found: Iterable[Gap], heuristics: Sequence[str]) -> str:
+    rows = [
+        {
+            "network": gap.graph,
+            "operators": gap.operators,
+            "budget": format_percent(gap.share),
+            "optimum": _optimum(gap),
+            "proved by": _prover(gap),
+            **{heuristic: _above(gap, heuristic) for heuristic in heuristics},
+        }
+        for gap in found
+    ]
+    alignment = ["left", "right", "right", "right", "left", *["right"] * len(heuristics)]
+    return tabulate(rows, headers="keys", disable_numparse=True, colalign=alignment)
+
+
+def _optimum(gap: Gap) -> str:
+    if not math.isfinite(gap.best):
+        return "no plan"
+    return f"{'' if gap.optimal else '≤ '}× {gap.best / gap.cost:.3f}"
+
+
+def _prover(gap: Gap) -> str:
+    if math.isinf(gap.bound):
+        return "an operator alone needs more"
+    return f"{gap.solver}, {gap.seconds:.1f} s" if gap.optimal else "not proved"
+
+
+def _above(gap: Gap, heuristic: str) -> str:
+    if not math.isfinite(gap.dtr[heuristic]):
+        return "no plan"
+    if gap.optimal:
+        return f"+{format_percent(gap.gap(heuristic))}"
+    return f"× {gap.dtr[heuristic] / gap.cost:.3f}"
+
+
+def _summary(found: Iterable[Gap], heuristics: Sequence[str]) -> str:
+    proved = [gap for gap in found if gap.optimal]
+    rows = []
+    for heuristic in heuristics:
+        above = [gap.gap(heuristic) for gap in proved if math.isfinite(gap.dtr[heuristic])]
+        if above:
+            rows.append(
+                {
+                    "above the optimum": heuristic,
+                    "average": f"+{format_percent(statistics.mean(above))}",
+                    "at worst": f"+{format_percent(max(above))}",
+                    "planned": f"{len(above)} of {len(proved)}",
+                }
+            )
+    return tabulate(rows, headers="keys", disable_numparse=True, colalign=["left", *["right"] * 3])
+
+
+def _share(text: str) -> float:
+    share = parse_percent(text) if "%" in text else float(text)
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: a share of the peak is above 0 and at most 100%")
+    return share

@@ -1,0 +1,50 @@
+"""Static planners on operator graphs, to hold DTR against; one verifier judges them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from .chain import training_chain
+from .checkmate import solve_checkmate
+from .chen import plan_chen_greedy, plan_chen_sqrt
+from .dtr import plan_dtr
+from .gaps import Gap, gaps
+from .graph import Node, OperatorGraph
+from .largest_first import plan_largest_first
+from .moccasin import solve_moccasin
+from .plan import CannotPlan, Compute, Cost, Free, Plan, PlanError, check, plan_order
+from .revolve import plan_revolve
+from .solution import Solution
+
+PLANNERS: Mapping[str, Callable[[OperatorGraph, float], Plan]] = {
+    "Chen √N": plan_chen_sqrt,
+    "Chen greedy": plan_chen_greedy,
+    "Revolve": plan_revolve,
+    "largest first": plan_largest_first,
+}
+"""The planners that need no solver: ``plan(graph, budget)``, which raises ``CannotPlan`` with its reason."""
+
+__all__ = [
+    "PLANNERS",
+    "CannotPlan",
+    "Compute",
+    "Cost",
+    "Free",
+    "Gap",
+    "Node",
+    "OperatorGraph",
+    "Plan",
+    "PlanError",
+    "Solution",
+    "check",
+    "gaps",
+    "plan_chen_greedy",
+    "plan_chen_sqrt",
+    "plan_dtr",
+    "plan_largest_first",
+    "plan_order",
+    "plan_revolve",
+    "solve_checkmate",
+    "solve_moccasin",
+    "training_chain",
+]

@@ -1,0 +1,101 @@
+"""How far DTR is from the optimum, on graphs small enough to solve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from .checkmate import solve_checkmate
+from .dtr import plan_dtr
+from .graph import OperatorGraph
+from .moccasin import require_ortools, solve_moccasin
+from .plan import CannotPlan, check
+from .solution import Solution
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A graph under a budget: the optimum, and what DTR costs under each heuristic.
+
+    ``share`` is the budget's share of the graph's own peak, constants in both; ``budget`` are bytes without
+    constants.  ``cost`` is what the program costs unconstrained.  ``best`` is the cheapest plan that
+    ``solver`` found, and no plan costs less than ``bound``; the two are equal where ``optimal``.  They speak
+    of the solver's own kind of plans: Checkmate's run an operator once in a stage, MOCCASIN's a few times
+    altogether.  DTR is not bound to either, and may be cheaper where memory is tightest.  A cost is infinite
+    where there is no plan.
+    """
+
+    graph: str
+    operators: int
+    share: float
+    budget: int
+    cost: float
+    best: float
+    bound: float
+    optimal: bool
+    solver: str
+    seconds: float
+    dtr: Mapping[str, float]
+
+    def gap(self, heuristic: str) -> float:
+        """DTR's cost above the bound, as a share of the bound; not a number where no plan is known to fit."""
+        return self.dtr[heuristic] / self.bound - 1 if math.isfinite(self.bound) and self.bound else math.nan
+
+
+def gaps(
+    graphs: Iterable[OperatorGraph],
+    shares: Sequence[float],
+    heuristics: Sequence[str],
+    seconds: float = 60.0,
+) -> Iterator[Gap]:
+    """A row for each graph and budget, as soon as it is known.
+
+    Checkmate's program is tried first, MOCCASIN's where it proves nothing in time, each for ``seconds``.
+
+    Raises
+    ------
+    DTRError
+        scipy or ortools is not installed.
+    """
+    require_ortools()
+    for graph in graphs:
+        for share in shares:
+            # The small number: shares such as 11 / 18 shall give whole budgets back.
+            budget = math.floor(share * (graph.peak + graph.constants) + 1e-9) - graph.constants
+            solution = _solve(graph, budget, seconds)
+            yield Gap(
+                graph=graph.name,
+                operators=len(graph),
+                share=share,
+                budget=budget,
+                cost=graph.cost,
+                best=solution.cost,
+                bound=solution.bound,
+                optimal=solution.optimal,
+                solver=solution.planner,
+                seconds=solution.seconds,
+                dtr={heuristic: _cost(graph, budget, heuristic) for heuristic in heuristics},
+            )
+
+
+def _solve(graph: OperatorGraph, budget: int, seconds: float) -> Solution:
+    """Checkmate's optimum, else MOCCASIN's, else the better plan under Checkmate's bound (of more plans)."""
+    none = Solution("Checkmate", None, math.inf, math.inf, optimal=False, seconds=0.0)
+    first = second = none
+    with suppress(CannotPlan):
+        first = solve_checkmate(graph, budget, seconds)
+    if not first.optimal:
+        with suppress(CannotPlan):
+            second = solve_moccasin(graph, budget, seconds)
+    if second.optimal or first is none:
+        return second
+    return first if first.cost <= second.cost else replace(second, bound=first.bound)
+
+
+def _cost(graph: OperatorGraph, budget: int, heuristic: str) -> float:
+    try:
+        return check(graph, plan_dtr(graph, budget, heuristic), budget).total
+    except CannotPlan:
+        return math.inf
