@@ -7,12 +7,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from dtr_fx.cli import bench, diff, record, simulate
+from dtr_fx.cli import bench, diff, figures, record, simulate
 from dtr_fx.errors import DTRError
 
 __all__ = ["main"]
 
-_COMMANDS = {"diff": diff, "record": record, "simulate": simulate, "bench": bench}
+_COMMANDS = {"diff": diff, "record": record, "simulate": simulate, "figures": figures, "bench": bench}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

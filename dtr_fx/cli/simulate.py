@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> None:
         print(_title(schedule))
         print(_table(results[number * each : (number + 1) * each]), end="\n\n")
     for path in arguments.output:
-        _write(path, results, force=arguments.force)
+        _write(path, sweep, results, force=arguments.force)
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
@@ -156,14 +156,14 @@ def _table(results: Sequence[Replay]) -> str:
     return tabulate(rows, headers="keys", disable_numparse=True, colalign=alignment)
 
 
-def _write(path: Path, results: Sequence[Replay], *, force: bool) -> None:
+def _write(path: Path, sweep: Sweep, results: Sequence[Replay], *, force: bool) -> None:
     if path.suffix in _TABLES:
         write_text(path, _TABLES[path.suffix](results), force=force)
         return
     # matplotlib takes a second to import, and only pictures need it.
     from dtr_fx.simulate.figures import plot_slowdowns
 
-    plot_slowdowns(results, "Slowdown under a memory budget").savefig(path)
+    plot_slowdowns(results, "Slowdown under a memory budget", sweep.schedules).savefig(path)
     print(f"Wrote {path}")
 
 

@@ -1,0 +1,175 @@
+"""Draw the figures of the DTR paper from its evaluation in simulation.
+
+NUMBERS are those of the figures in the paper (Kirisame et al., ICLR 2021), all of them if none is given:
+
+   2         slowdown under seven heuristics, a panel for each log
+   3         overhead of DTR and of static planners, optimal ones among them
+   5         which tensors of the linear network are in memory when
+   7 to 10   slowdown under the heuristics c / (m · s) with and without staleness s, size m and cost c
+  11         slowdown by what the last release of a storage does
+  12         storages accessed to evaluate the heuristic and to keep its metadata
+
+  dtr-fx figures
+  dtr-fx figures 2 12 --logs *.log.gz -o results
+
+Without --logs the models of the paper's evaluation are recorded first, once: their logs are kept in
+FOLDER/logs. Next to each figure, figure2.png, its numbers are written as figure2.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from dtr_fx.cli.output import check_output, write_text
+from dtr_fx.cli.progress import progress
+from dtr_fx.cli.simulate import read
+from dtr_fx.errors import CommandError
+from dtr_fx.planners.graph import OperatorGraph
+from dtr_fx.simulate.figures import (
+    FIGURES,
+    REPLAYED,
+    Comparison,
+    Drawing,
+    Study,
+    draw_comparison,
+    draw_linear,
+    draw_study,
+    networks,
+    require_matplotlib,
+    trace_linear,
+)
+from dtr_fx.simulate.schedule import Schedule
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "numbers", nargs="*", type=int, metavar="NUMBER", help="a figure of the paper (default: all)"
+    )
+    parser.add_argument(
+        "--logs", nargs="+", type=Path, metavar="FILE", help="operator logs to replay, plain or gzip"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("figures"),
+        metavar="FOLDER",
+        help="where to write, made if it is not there (default: %(default)s)",
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="overwrite files in FOLDER")
+    parser.add_argument(
+        "--format",
+        choices=("png", "svg", "pdf"),
+        default="png",
+        help="of the pictures (default: %(default)s)",
+    )
+    parser.add_argument(
+        "-j", "--jobs", type=int, metavar="N", help="replays at a time (default: one per core)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Carry out the command.
+
+    Raises
+    ------
+    DTRError
+        A user's error: an unknown figure, a library that is missing, a log, or a file that is there already.
+    """
+    numbers = sorted(set(arguments.numbers)) or FIGURES
+    _check_numbers(numbers)
+    _check_libraries(numbers)
+    folder = _folder(arguments.output)
+    for number in numbers:
+        for suffix in (arguments.format, "csv"):
+            check_output(folder / f"figure{number}.{suffix}", force=arguments.force)
+    schedules = _schedules(arguments, numbers)
+    study = Study(schedules, numbers)
+    with progress("replays", len(study)) as watch:
+        study.run(processes=arguments.jobs, watch=watch)
+    for number in numbers:
+        if number in REPLAYED:
+            drawing = draw_study(study, number)
+        elif number == 3:
+            drawing = _compare(schedules if arguments.logs else (), arguments.jobs)
+        else:
+            drawing = draw_linear(trace_linear())
+        _write(drawing, folder, arguments.format, force=arguments.force)
+
+
+def _check_numbers(numbers: Collection[int]) -> None:
+    for number in numbers:
+        if number not in FIGURES:
+            known = ", ".join(map(str, FIGURES))
+            raise CommandError(f"figure {number} is none that is drawn here: choose among {known}")
+
+
+def _check_libraries(numbers: Collection[int]) -> None:
+    require_matplotlib()
+    missing = [name for name in ("scipy", "ortools") if importlib.util.find_spec(name) is None]
+    if 3 in numbers and missing:
+        raise CommandError(f"figure 3 needs {' and '.join(missing)}: pip install 'dtr_fx[optimal]'")
+
+
+def _folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"cannot write into {path}: {error.strerror}") from None
+    return path
+
+
+def _schedules(arguments: argparse.Namespace, numbers: Collection[int]) -> list[Schedule]:
+    """The logs that were named; else those of the zoo, if a figure replays them."""
+    if arguments.logs is None and not set(numbers) & set(REPLAYED):
+        return []
+    paths = arguments.logs or _recorded(arguments.output / "logs")
+    schedules = [read(path, simrd=False) for path in paths]
+    names = [schedule.name for schedule in schedules]
+    for name in names:
+        if names.count(name) > 1:
+            raise CommandError(
+                f"--logs: several of the files are named {name}; the panels need different names"
+            )
+    return schedules
+
+
+def _recorded(folder: Path) -> list[Path]:
+    """Logs of the zoo; those that are not there are recorded."""
+    # torch takes seconds to import, which figures from given logs need not wait for.
+    import torch
+
+    from dtr_fx.record import record_log
+    from dtr_fx.zoo import ZOO
+
+    paths = {name: _folder(folder) / f"{name}.log.gz" for name in ZOO}
+    missing = [name for name, path in paths.items() if not path.exists()]
+    with progress("recording", len(missing)) as watch:
+        for done, name in enumerate(missing, 1):
+            torch.manual_seed(0)
+            record_log(*ZOO[name](), paths[name])
+            watch(done)
+    for name in missing:
+        print(f"Wrote {paths[name]}")
+    return list(paths.values())
+
+
+def _compare(schedules: Sequence[Schedule], jobs: int | None) -> Drawing:
+    comparison = Comparison([*networks(), *map(OperatorGraph.of, schedules)])
+    with progress("plans", len(comparison)) as watch:
+        comparison.run(processes=jobs or os.cpu_count() or 1, watch=watch)
+    return draw_comparison(comparison)
+
+
+def _write(drawing: Drawing, folder: Path, suffix: str, *, force: bool) -> None:
+    path = folder / f"figure{drawing.number}.{suffix}"
+    try:
+        drawing.picture.savefig(path)
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {error.strerror}") from None
+    print(f"Wrote {path}")
+    write_text(path.with_suffix(".csv"), drawing.csv(), force=force)
