@@ -30,7 +30,7 @@ from dtr_fx.simulate.log import (
     write_log,
 )
 from dtr_fx.simulate.replay import drive
-from dtr_fx.simulate.schedule import Call, Constant, Keep, Output, Release, Retain
+from dtr_fx.simulate.schedule import Call, Constant, Keep, Output, Release
 
 LOGS = Path(__file__).resolve().parents[2] / "shared" / "dtr_logs"
 
@@ -107,8 +107,6 @@ def test_a_schedule_has_the_steps_of_the_log(log):
         Constant(0, 8),
         Call("mul", (0, 0), (Output(1, 4), Output(2, 2)), 10),
         Call("t", (1,), (Output(3, 0, 1),), 10),
-        Retain(1),
-        Release(1),
         Call("mul_backward", (3, 2), (Output(4, 1),), 10),
         Release(2),
         Keep(0),
@@ -143,8 +141,18 @@ def test_copy_from_binds_a_name_anew(log):
         CopyFromLine("a", "b"),
         call("h", "a", {"c": 1}),
     )
-    assert schedule.steps[2:4] == (Release(0), Retain(1))
-    assert schedule.steps[4] == Call("h", (1,), (Output(2, 1),), 10)
+    assert schedule.steps[2:4] == (Release(0), Call("h", (1,), (Output(2, 1),), 10))
+
+
+def test_a_tensor_is_released_with_its_last_name(log):
+    schedule = log(
+        call("f", "", {"a": 1}),
+        CopyLine("b", "a"),
+        ReleaseLine("a"),
+        call("g", "b", {"c": 1}),
+        ReleaseLine("b"),
+    )
+    assert [type(step) for step in schedule.steps] == [Call, Call, Release, Keep]
 
 
 def test_a_mutated_storage_is_seen_through_all_of_its_names(log):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dtr_fx.runtime import Runtime
 from dtr_fx.simulate.networks import Node, linear, random_dag, residual, training_step, tree, unet
 from dtr_fx.simulate.replay import drive
-from dtr_fx.simulate.schedule import Call, Keep, Output, Release, Retain, Schedule
+from dtr_fx.simulate.schedule import Call, Keep, Output, Release, Schedule
 
 schedules = st.one_of(
     st.builds(linear, st.integers(1, 30)),
@@ -32,31 +32,25 @@ def _backward(schedule: Schedule) -> list[Call]:
 
 
 @given(schedules)
-def test_every_input_is_live_and_every_reference_is_given_back(schedule):
-    """A new tensor has one reference, Retain takes one more, Release gives one back.
-
-    What is read has at least one; at the end only results do.
-    """
-    references: Counter[int] = Counter()
-    kept = set()
+def test_every_input_is_live_and_all_but_results_is_released(schedule):
+    live: set[int] = set()
+    seen: set[int] = set()
+    kept: set[int] = set()
     for step in schedule.steps:
         match step:
             case Call():
-                assert all(references[number] > 0 for number in step.inputs)
-                made = [output.tensor for output in step.outputs]
+                assert live.issuperset(step.inputs)
+                made = {output.tensor for output in step.outputs}
                 assert made
-                assert not references.keys() & set(made)
-                references.update(made)
-            case Retain(tensor):
-                references[tensor] += 1
+                assert not made & seen
+                live |= made
+                seen |= made
             case Release(tensor):
-                references[tensor] -= 1
-                assert references[tensor] >= 0
+                live.remove(tensor)
             case Keep(tensor):
-                assert references[tensor] > 0
+                assert tensor in live
                 kept.add(tensor)
-    assert {tensor for tensor, count in references.items() if count} == kept
-    assert all(references[tensor] == 1 for tensor in kept)
+    assert live == kept
 
 
 @given(schedules)

@@ -8,7 +8,7 @@ counts the storages and sets that it looks at on the way (Appendix D.3).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 
@@ -104,10 +104,10 @@ class EquivalenceClasses(Local):
         elif storage in self._touches:
             self._withdraw(storage)
 
-    def _around(self, storage: Storage) -> Iterator[Storage]:
-        self.visits += len(storage.parents) + len(storage.children)
-        yield from storage.parents
-        yield from storage.children
+    def _around(self, storage: Storage) -> list[Storage]:
+        around = storage.parents + storage.children
+        self.visits += len(around)
+        return around
 
     def _find(self, number: int) -> int:
         up = self._up

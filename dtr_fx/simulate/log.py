@@ -20,7 +20,7 @@ from typing import Any, TextIO, TypeAlias
 
 from dtr_fx.errors import DTRError
 
-from .schedule import Call, Constant, Keep, Output, Release, Retain, Schedule, Step
+from .schedule import Call, Constant, Keep, Output, Release, Schedule, Step
 
 
 class LogError(DTRError, ValueError):
@@ -327,17 +327,13 @@ class _Reader:
                 tensor = self._tensor(src)
                 self._claim(dst)
                 self._bind(dst, tensor)
-                self.steps.append(Retain(tensor))
             case CopyFromLine(dst, src):
                 tensor = self._tensor(src)
                 self._tensor(dst)
-                self._release(dst)
-                self._bind(dst, tensor)
-                self.steps.append(Retain(tensor))
+                self._rename(dst, tensor)
             case ReleaseLine(name):
                 if name in self._tensors:  # names from before the start are released, too
-                    self._release(name)
-                    del self._tensors[name]
+                    self._unbind(self._tensors.pop(name))
             case MemoryLine(name=name) | AliasLine(name=name):
                 raise LogError(f"expected {_KINDS[type(line)]} of {name} only after the line that makes it")
 
@@ -385,10 +381,7 @@ class _Reader:
             if old not in views:
                 views[old] = self._view(None, tensor)
                 self._append(Call("view", (tensor,), (Output(views[old], 0, tensor),), 0))
-            elif name != mutated:
-                self.steps.append(Retain(views[old]))
-            self._release(name)
-            self._bind(name, views[old])
+            self._rename(name, views[old])
 
     def _append(self, call: Call) -> None:
         if self._first_named is None and "backward" in call.name:
@@ -431,10 +424,15 @@ class _Reader:
         self._tensors[name] = tensor
         self._names[tensor] = self._names.get(tensor, 0) + 1
 
-    def _release(self, name: str) -> None:
-        tensor = self._tensors[name]
+    def _rename(self, name: str, tensor: int) -> None:
+        before = self._tensors[name]
+        self._bind(name, tensor)
+        self._unbind(before)
+
+    def _unbind(self, tensor: int) -> None:
         self._names[tensor] -= 1
-        self.steps.append(Release(tensor))
+        if not self._names[tensor]:
+            self.steps.append(Release(tensor))
 
 
 def _shown(text: str) -> str:

@@ -20,7 +20,7 @@ from dtr_fx.runtime import (
 from dtr_fx.runtime.events import RECOMPUTE
 from dtr_fx.runtime.heuristics import Score
 
-from .schedule import Call, Constant, Keep, Release, Retain, Schedule
+from .schedule import Call, Constant, Keep, Release, Schedule
 from .simrd import SimrdRuntime
 
 Outcome: TypeAlias = Literal["ok", "out of memory", "thrash"]
@@ -152,8 +152,6 @@ def drive(runtime: Runtime, schedule: Schedule) -> dict[int, Tensor]:
                 runtime.expect(tensors[number], time)
         elif isinstance(step, Release):
             runtime.release(tensors[step.tensor])
-        elif isinstance(step, Retain):
-            runtime.retain(tensors[step.tensor])
         elif isinstance(step, Constant):
             tensors[step.tensor] = runtime.constant(step.size)
         else:

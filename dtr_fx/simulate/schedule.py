@@ -36,14 +36,8 @@ class Call(NamedTuple):
     cost: float
 
 
-class Retain(NamedTuple):
-    """The program takes another reference to a tensor; a new tensor has one."""
-
-    tensor: int
-
-
 class Release(NamedTuple):
-    """The program gives one of its references up."""
+    """The program uses the tensor no more."""
 
     tensor: int
 
@@ -54,7 +48,7 @@ class Keep(NamedTuple):
     tensor: int
 
 
-Step: TypeAlias = Constant | Call | Retain | Release | Keep
+Step: TypeAlias = Constant | Call | Release | Keep
 
 
 @dataclass(frozen=True)
@@ -93,13 +87,13 @@ class Schedule:
 
     @cached_property
     def peak(self) -> int:
-        """The most bytes held at once if all is freed with its last reference, constants too.
+        """The most bytes held at once if each storage is freed with its last tensor, constants too.
 
         The axis of the paper's figures: a budget is a share of it.
         """
         storages = self.storages
         sizes: dict[int, int] = {}
-        references = dict.fromkeys(storages.values(), 0)
+        tensors = dict.fromkeys(storages.values(), 0)
         held = peak = 0
         for step in self.steps:
             if isinstance(step, Constant):
@@ -110,16 +104,14 @@ class Schedule:
                 made = []
             for output in made:
                 storage = storages[output.tensor]
-                references[storage] += 1
+                tensors[storage] += 1
                 if storage == output.tensor:
                     sizes[storage] = output.size
                     held += output.size
             peak = max(peak, held)
-            if isinstance(step, Retain):
-                references[storages[step.tensor]] += 1
-            elif isinstance(step, Release):
+            if isinstance(step, Release):
                 storage = storages[step.tensor]
-                references[storage] -= 1
-                if not references[storage]:
+                tensors[storage] -= 1
+                if not tensors[storage]:
                     held -= sizes[storage]
         return peak
