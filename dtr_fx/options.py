@@ -109,7 +109,8 @@ class Options:
         A name in ``dtr_fx.runtime.HEURISTICS``, a ``Heuristic``, or a function ``score(s, m, c)`` of
         staleness (seconds), size (bytes) and cost (seconds), over arrays.
     costs:
-        Where the seconds of each operator come from: ``"roofline"``, a function or a mapping.
+        Where the seconds of each operator come from: ``"roofline"``, ``"profile"`` (each is timed), a
+        function or a mapping.
     on_report:
         Called with the ``Report`` of every graph that was planned.
 

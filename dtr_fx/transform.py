@@ -49,7 +49,8 @@ def transform(
         What is dropped first: a name in ``dtr_fx.runtime.HEURISTICS``, a ``Heuristic``, or a function
         ``score(s, m, c)`` of staleness (seconds), size (bytes) and cost (seconds), over arrays.
     costs:
-        ``"roofline"``, a function from a node to seconds, or a mapping from node names or targets.
+        ``"roofline"``, ``"profile"`` (each operator is timed), a function from a node to seconds, or a
+        mapping from node names or targets.
     example_inputs:
         Needed by graphs whose nodes have no ``meta["val"]``: their shapes are found with fake tensors.
 

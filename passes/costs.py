@@ -1,4 +1,6 @@
-"""Seconds per operator, by a roofline: the longer of computing its FLOPs and moving its bytes.
+"""Seconds per operator.
+
+By a roofline: the longer of computing its FLOPs and moving its bytes.  By a profile: see ``profile``.
 
 FLOPs come from ``torch.utils.flop_counter``; bytes are those of the tensors read and written.  View
 operators, which make no storage, cost nothing.
@@ -16,6 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from dtr_fx.errors import OptionError
 
+from .profile import Profile
 from .storages import hint, tensors_of
 
 Cost = Callable[[Node], float]
@@ -81,12 +84,12 @@ def flops(node: Node) -> int:
 
 
 def resolve(costs: str | Cost | Mapping[Any, float], device: torch.device) -> Cost:
-    """``"roofline"``, a function of a node, or a mapping from a node's name or target to seconds.
+    """``"roofline"``, ``"profile"``, a function of a node, or a mapping from its name or target to seconds.
 
     Raises
     ------
     OptionError
-        It is none of these.
+        It is none of these, or a profile is asked for on a device where nothing can be run.
     """
     if callable(costs):
         return costs
@@ -102,9 +105,11 @@ def resolve(costs: str | Cost | Mapping[Any, float], device: torch.device) -> Co
         return look_up
     if costs == "roofline":
         return roofline(device)
+    if costs == "profile":
+        return Profile(device, roofline(device))
     raise OptionError(
-        f"costs={costs!r} is unknown: write 'roofline', a function of a node that returns seconds, "
-        "or a mapping from node names or targets to seconds"
+        f"costs={costs!r} is unknown: write 'roofline', 'profile', a function of a node that returns "
+        "seconds, or a mapping from node names or targets to seconds"
     )
 
 
