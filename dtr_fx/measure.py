@@ -1,4 +1,4 @@
-"""The peak memory that a call really reaches, read from the allocator.
+"""The peak memory that a call really reaches, read from the allocator, and the memory that is free.
 
 A plan says what a step should need. This module says what it did need, so that tests, examples and
 users can hold one against the other.
@@ -11,14 +11,16 @@ import gc
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["cpu_peaks", "measure_peak"]
+__all__ = ["cpu_peaks", "free_memory", "measure_peak"]
 
 _REGION = "dtr_fx.measure"
+_MEMINFO = Path("/proc/meminfo")
 
 
 def measure_peak(
@@ -196,3 +198,31 @@ def _quiet_profiler() -> Iterator[None]:
         yield
     finally:
         os.environ.pop("KINETO_LOG_LEVEL", None)
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that this process can have on the device by now; None where neither device nor system tells.
+
+    On a CUDA device that includes what the caching allocator holds and does not use. On a CPU it is what
+    Linux says can be had without swapping; on other systems the pages that are free.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return _free_on_linux() or _free_pages() if device.type == "cpu" else None
+
+
+def _free_on_linux() -> int | None:
+    try:
+        with _MEMINFO.open() as lines:
+            sizes = dict(line.split(":", 1) for line in lines)
+        return int(sizes["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return None
+
+
+def _free_pages() -> int | None:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, AttributeError):
+        return None

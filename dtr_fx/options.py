@@ -5,16 +5,15 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from dtr_fx.errors import OptionError
+from dtr_fx.measure import free_memory
 from dtr_fx.report import Report
 from dtr_fx.runtime.heuristics import HEURISTICS, resolve
 from dtr_fx.units import parse_bytes, parse_percent
@@ -207,26 +206,7 @@ def _rejected(given: object, why: str) -> OptionError:
 
 
 def _available(device: torch.device) -> int:
-    if device.type == "cpu":
-        return _cpu_available()
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        # What the caching allocator holds and does not use is free to this process.
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    raise OptionError(f"budget='auto': {device.type} does not tell its free memory; write the bytes")
-
-
-def _cpu_available(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """What Linux says can be had without swapping; elsewhere the pages that are free."""
-    try:
-        with meminfo.open() as lines:
-            sizes = dict(line.split(":", 1) for line in lines)
-        return int(sizes["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):
-        pass
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, AttributeError):
-        raise OptionError(
-            "budget='auto': this system does not tell its available memory; write the bytes"
-        ) from None
+    free = free_memory(device)
+    if free is None:
+        raise OptionError(f"budget='auto': {device.type} does not tell its free memory; write the bytes")
+    return free

@@ -9,19 +9,17 @@ Requires: ``meta["val"]`` on every node.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Node
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map
 
 from dtr_fx.measure import cpu_peaks
 
+from .alone import Maker, known, outside_of_tracing, sizes
 from .storages import hint, storage_key, tensors_of
 
 log = logging.getLogger(__name__)
@@ -46,7 +44,7 @@ def _measure(nodes: Iterable[Node]) -> None:
     cases = {_key(node): _Case(node) for node in nodes}
     if not cases:
         return
-    with _outside_of_tracing():
+    with outside_of_tracing(torch.device("cpu")):
         peaks = cpu_peaks(case.prepared() for case in cases.values())
     for (key, case), peak in zip(cases.items(), peaks):
         # Where made-up inputs do not do, as much again as the outputs: a grad or a contiguous copy.
@@ -250,7 +248,7 @@ def _key(node: Node) -> Any:
     def describe(value: Any) -> Any:
         if isinstance(value, Node):
             given = value.meta.get("val")
-            return numbers[value], tuple(map(_layout, tensors_of(given))), _known_symbol(given)
+            return numbers[value], tuple(map(_layout, tensors_of(given))), _symbol(given)
         if isinstance(value, (list, tuple)):
             return tuple(map(describe, value))
         return repr(value)
@@ -260,7 +258,11 @@ def _key(node: Node) -> Any:
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tuple(map(hint, tensor.shape)), tuple(map(hint, tensor.stride()))
+    return tensor.dtype, *sizes(tensor)
+
+
+def _symbol(value: Any) -> Any:
+    return None if isinstance(value, Tensor) else known(value)
 
 
 class _Case:
@@ -272,8 +274,7 @@ class _Case:
         self.error: Exception | None = None
 
     def prepared(self) -> Callable[[], None]:
-        made = {source: tree_map(_real, source.meta.get("val")) for source in self.node.all_input_nodes}
-        args, kwargs = torch.fx.node.map_arg((self.node.args, self.node.kwargs), made.__getitem__)
+        args, kwargs = Maker().arguments((self.node.args, self.node.kwargs))
 
         def run() -> None:
             try:
@@ -282,29 +283,3 @@ class _Case:
                 self.error = error
 
         return run
-
-
-def _real(value: Any) -> Any:
-    """What may stand for a fake tensor or a symbol."""
-    return _made_up(value) if isinstance(value, Tensor) else _known_symbol(value)
-
-
-def _known_symbol(value: Any) -> Any:
-    """A symbol's value in the trace at hand; None for what only the data says, and for tensors."""
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return value.node.hint
-    return None if isinstance(value, Tensor) else value
-
-
-def _made_up(like: Tensor) -> Tensor:
-    """A tensor of this layout. Zero is a valid index; all true is the most that a mask can select."""
-    dtype, shape, stride = _layout(like)
-    extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride)) if 0 not in shape else 0
-    fill = 0.5 if dtype.is_floating_point or dtype.is_complex else int(dtype == torch.bool)
-    return torch.full((extent,), fill, dtype=dtype).as_strided(shape, stride)
-
-
-@contextlib.contextmanager
-def _outside_of_tracing() -> Iterator[None]:
-    with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        yield

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from dtr_fx import measure
 from dtr_fx import options as options_module
 from dtr_fx.errors import DTRError, InfeasibleBudgetError, OptionError
 from dtr_fx.options import BudgetSpec, Options, parse_budget, resolve_budget
@@ -95,15 +96,16 @@ def test_a_fraction_never_resolves_to_more_than_the_share_asked_for() -> None:
 def test_auto_is_the_available_memory_and_what_the_graph_holds_by_now(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(options_module, "_cpu_available", lambda: 100)
+    monkeypatch.setattr(options_module, "free_memory", lambda device: 100)
     assert resolve_budget(parse_budget("auto"), 1, CPU) == 100
     assert resolve_budget(parse_budget("auto"), 1, CPU, already_held=30) == 130
 
 
-def test_auto_reads_what_linux_says_is_available(tmp_path: Path) -> None:
+def test_auto_reads_what_linux_says_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:  200 kB\nMemFree:  10 kB\nMemAvailable:  100 kB\n")
-    assert options_module._cpu_available(meminfo) == 100 * 1024
+    monkeypatch.setattr(measure, "_MEMINFO", meminfo)
+    assert resolve_budget(parse_budget("auto"), 1, CPU) == 100 * 1024
 
 
 def test_auto_says_so_where_the_system_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,8 +113,9 @@ def test_auto_says_so_where_the_system_does_not_tell(tmp_path: Path, monkeypatch
         raise ValueError(name)
 
     monkeypatch.setattr(os, "sysconf", unknown)
+    monkeypatch.setattr(measure, "_MEMINFO", tmp_path / "nothing")
     with pytest.raises(OptionError, match="write the bytes"):
-        options_module._cpu_available(tmp_path / "nothing")
+        resolve_budget(parse_budget("auto"), 1, CPU)
     with pytest.raises(OptionError, match="meta"):
         resolve_budget(parse_budget("auto"), 1, torch.device("meta"))
 

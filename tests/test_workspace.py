@@ -1,0 +1,46 @@
+"""The temporary memory of operators, measured: the same whatever is going on around."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from functorch.compile import default_partition, nop
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx import GraphModule
+
+import dtr_fx
+from dtr_fx.passes import workspace
+
+
+class Upsampled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.interpolate(x, scale_factor=2, mode="bilinear").exp()
+
+
+def live_bytes(gm: GraphModule) -> dict[str, int]:
+    _, report = dtr_fx.transform(gm, 1.0)
+    return {point.name: point.live for point in report.before}
+
+
+def test_an_operator_takes_as_much_while_a_compiler_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where AOTAutograd asks for a plan, the operator would run decomposed, on several times the memory."""
+    x = torch.ones(2, 8, 64, 64)
+    exported = torch.export.export(Upsampled(), (x,)).module()
+    found: list[dict[str, int]] = []
+
+    def partition(joint: GraphModule, inputs: Any, **facts: Any) -> Any:
+        found.append(live_bytes(exported))
+        return default_partition(joint, inputs, **facts)
+
+    monkeypatch.setattr(workspace, "_measured", {})
+    backend = aot_autograd(fw_compiler=nop, partition_fn=partition)
+    torch.compile(lambda x: x * 2, backend=backend)(torch.ones(3, requires_grad=True))
+    monkeypatch.setattr(workspace, "_measured", {})
+    outside = live_bytes(exported)
+    assert found == [outside]
+    peak = dtr_fx.measure_peak(exported, x)
+    assert max(outside.values()) == pytest.approx(x.nbytes + peak, rel=0.01)
