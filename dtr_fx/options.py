@@ -24,6 +24,9 @@ _FORMS = (
 )
 
 
+_PLANNERS = ("search", "online")
+
+
 @dataclass(frozen=True)
 class BudgetSpec:
     """A budget as asked for: ``value`` is a fraction in (0, 1], bytes, or 0 for ``"auto"``."""
@@ -104,12 +107,21 @@ class Options:
     ----------
     budget:
         See ``parse_budget``.  The default, 1.0, is the peak of the graph as it is.
+    max_overhead:
+        Instead of a budget: the least memory whose extra compute is at most this share of the graph's own,
+        0.1 or ``"10%"``.
     heuristic:
         A name in ``dtr_fx.runtime.HEURISTICS``, a ``Heuristic``, or a function ``score(s, m, c)`` of
         staleness (seconds), size (bytes) and cost (seconds), over arrays.
     costs:
         Where the seconds of each operator come from: ``"roofline"``, ``"profile"`` (each is timed), a
         function or a mapping.
+    planner:
+        ``"search"`` makes many passes, steered, and uses that a traced graph shows the future; ``"online"``
+        makes one pass of the heuristic, as in the paper.
+    plan_seconds:
+        How long a search may take, in seconds of a usual machine: what is counted is the work, so that the same
+        options give the same plan everywhere.  The default is 0.8 s up to 2,000 operators, then in proportion.
     on_report:
         Called with the ``Report`` of every graph that was planned.
 
@@ -120,13 +132,24 @@ class Options:
     """
 
     budget: float | int | str = 1.0
+    max_overhead: float | str | None = None
     heuristic: str | Any = "next-use"
     costs: Any = "roofline"
+    planner: Literal["search", "online"] = "search"
+    plan_seconds: float | None = None
     on_report: Callable[[Report], None] | None = None
 
     def __post_init__(self) -> None:
         parse_budget(self.budget)
+        if self.max_overhead is not None:
+            object.__setattr__(self, "max_overhead", _parse_overhead(self.max_overhead))
+            if self.budget != 1.0:
+                raise OptionError("give either a budget or max_overhead, which finds the smallest budget itself")
         _check_heuristic(self.heuristic)
+        if self.planner not in _PLANNERS:
+            raise OptionError(f"unknown planner {self.planner!r}{did_you_mean(self.planner, _PLANNERS)}")
+        if self.plan_seconds is not None and not _is_duration(self.plan_seconds):
+            raise OptionError(f"plan_seconds={self.plan_seconds!r}: give a number of seconds above 0, or None")
         if self.on_report is not None and not callable(self.on_report):
             raise OptionError(f"on_report={self.on_report!r} cannot be called: give a function of a Report")
 
@@ -152,6 +175,20 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
     known = list(known)
     near = difflib.get_close_matches(str(given), known, n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; choose one of {', '.join(map(repr, known))}"
+
+
+def _parse_overhead(value: object) -> float:
+    try:
+        share = parse_percent(value) if isinstance(value, str) and "%" in value else float(value)  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        share = math.nan
+    if isinstance(value, bool) or not 0 <= share < math.inf:
+        raise OptionError(f"max_overhead={value!r}: write a share of the graph's own compute, 0.1 or '10%'")
+    return share
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _check_heuristic(heuristic: Any) -> None:

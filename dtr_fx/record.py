@@ -18,6 +18,8 @@ What is not:
   done so in place.  The log has what is run then.
 - ``aten.detach`` is left out: autograd calls it under a dispatch mode for what it saves, and it computes
   nothing.
+- An operator that returns no tensor and writes none (``item``) has a result of 0 bytes, released at once: the
+  original simulator reads no call without results.
 - Memory that a kernel allocates and frees while it runs is not seen.
 - The times hold the overhead of calling an operator from Python, a few microseconds.
 """
@@ -75,8 +77,9 @@ def record_log(model: Callable[..., Any], inputs: Inputs, path: str | Path) -> N
     """Run a training step and write its operator log.
 
     The step runs once to warm up and then three times, each from the same start; an operator's time is the
-    median of its three, in nanoseconds.  Parameters, buffers, inputs, gradients and random generators are
-    left as they were; what a module keeps in other attributes is its own affair.
+    median of its three, in nanoseconds.  Parameters, buffers, inputs, other tensors that operators read, the
+    gradients of all these, and random generators are left as they were; what a module keeps in attributes
+    that are no tensors is its own affair.
 
     Parameters
     ----------
@@ -90,8 +93,9 @@ def record_log(model: Callable[..., Any], inputs: Inputs, path: str | Path) -> N
     Raises
     ------
     RecordError
-        Nothing that the model returns requires a gradient, an operator has to do with a tensor that has no
-        storage (a sparse one), the inputs are neither, or the file cannot be written.
+        Nothing that the model returns requires a gradient, its loss is complex, an operator has to do with a
+        tensor that has no storage (a sparse one) or nothing in it (on the meta device), the inputs are
+        neither, or the file cannot be written.
 
     Examples
     --------
@@ -128,7 +132,7 @@ def _with_times(lines: Iterable[Line], times: Iterator[int]) -> Iterator[Line]:
 def _record_step(model: Callable[..., Any], inputs: Inputs) -> tuple[list[Line], list[int]]:
     """The lines of a step, and the times that belong into its operators' lines."""
     state = _state(model, inputs)
-    with _as_before(state), torch.enable_grad(), _Recorder(_clock(state)) as recorder:
+    with _as_before(state) as saved, torch.enable_grad(), _Recorder(_clock(state), saved) as recorder:
         recorder.start(state)
         output = model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
         loss = loss_of(output)
@@ -137,6 +141,8 @@ def _record_step(model: Callable[..., Any], inputs: Inputs) -> tuple[list[Line],
                 "no output of the model requires a gradient, so it has no backward pass: "
                 "return a floating-point tensor that depends on a parameter"
             )
+        if loss.is_complex():
+            raise RecordError("the loss is complex, and has no gradient: return its absolute value")
         recorder.lines.append(AnnotateLine(BACKWARD))
         loss.backward()
         del loss
@@ -151,21 +157,49 @@ def _state(model: Callable[..., Any], inputs: Inputs) -> list[Tensor]:
     return [*own, *_tensors(inputs)]
 
 
-@contextmanager
-def _as_before(state: Sequence[Tensor]) -> Iterator[None]:
-    """Start without gradients, and put tensors, gradients and generators back in the end."""
-    before = [(tensor, tensor.detach().clone(), tensor.grad) for tensor in state]
-    for tensor in state:
-        tensor.grad = None
-    try:
-        with torch.random.fork_rng(devices={tensor.get_device() for tensor in state if tensor.is_cuda}):
-            yield
-    finally:
-        for tensor, content, gradient in before:
-            tensor.grad = gradient
+class _Saved:
+    """Tensors with their contents and gradients, to be put back; none lives longer for that."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[weakref.ref[Tensor], Tensor, Tensor | None]] = []
+
+    def save(self, tensor: Tensor) -> None:
+        """Remember a tensor, and let it start without a gradient."""
+        if tensor.is_meta:
+            raise RecordError(
+                "a tensor is on the meta device, where nothing runs: move the model and its inputs"
+            )
+        gradient = tensor.grad if tensor.is_leaf else None
+        self._before.append((weakref.ref(tensor), tensor.detach().clone(), gradient))
+        if gradient is not None:
+            tensor.grad = None
+
+    def restore(self) -> None:
+        for reference, content, gradient in reversed(self._before):
+            tensor = reference()
+            if tensor is None:
+                continue
+            if tensor.is_leaf:
+                tensor.grad = gradient
             if not torch.equal(tensor, content):
                 with torch.no_grad():
                     tensor.copy_(content)
+
+
+@contextmanager
+def _as_before(state: Sequence[Tensor]) -> Iterator[_Saved]:
+    """Start without gradients, and put tensors, gradients and generators back in the end.
+
+    Yields where to save what is met on the way.
+    """
+    saved = _Saved()
+    try:
+        for tensor in state:
+            saved.save(tensor)
+        with torch.random.fork_rng(devices={tensor.get_device() for tensor in state if tensor.is_cuda}):
+            yield saved
+    finally:
+        saved.restore()
 
 
 # Times
@@ -289,9 +323,10 @@ def _written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> l
 class _Recorder(TorchDispatchMode):
     """Writes down the operators that run under it, and the ends of their tensors' storages."""
 
-    def __init__(self, clock: _CpuClock | _CudaClock) -> None:
+    def __init__(self, clock: _CpuClock | _CudaClock, saved: _Saved) -> None:
         super().__init__()
         self.clock = clock
+        self._saved = saved
         self.lines: list[Line] = []
         self._storages: dict[int, _Storage] = {}
         self._count = 0
@@ -313,8 +348,11 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is torch.ops.aten.detach.default:
+        if func is torch.ops.aten.detach.default or func.namespace == "profiler":
             return func(*args, **kwargs)
+        for tensor in _tensors((args, kwargs)):
+            if _key(tensor) not in self._storages:
+                self._saved.save(tensor)
         inputs = [_Argument(self._name(tensor), tensor) for tensor in _tensors((args, kwargs))]
         writes = [_Argument(self._name(tensor), tensor) for tensor in _written(func, args, kwargs)]
         result = self.clock.run(func, args, kwargs)
@@ -336,6 +374,9 @@ class _Recorder(TorchDispatchMode):
         writes = [write for write in writes if write.storage == _key(write.tensor)]  # all but those of set_
         names = tuple(argument.name for argument in inputs)
         made, replaced = self._results(results, inputs, writes)
+        if not made and not writes:
+            replaced.append(self._new_name())
+            made.append((replaced[-1], 0, -1))
         if made or not writes or any(self._has_grown(write.tensor) for write in writes):
             copies = {self._new_name(): write for write in writes}
             made += [(name, _nbytes(write.tensor), -1) for name, write in copies.items()]

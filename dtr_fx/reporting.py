@@ -29,6 +29,7 @@ def make_report(
     seconds: dict[str, float],
 ) -> Report:
     """Put together what the passes know; ``interpreter`` is None where the graph fitted as it was."""
+    events = _events(gm, program, after)
     return Report(
         budget=budget,
         baseline_peak=max(point.live for point in before),
@@ -36,10 +37,10 @@ def make_report(
         lower_bound=lower_bound,
         constants=program.constant_bytes,
         base_cost=program.base_cost,
-        total_cost=interpreter.runtime.clock if interpreter else program.base_cost,
-        heuristic=interpreter.policy.heuristic.name if interpreter else heuristic,
+        total_cost=sum(event.cost for event in events),
+        heuristic=heuristic,
         device=str(program.device),
-        events=_events(gm, program, after),
+        events=events,
         before=tuple(before),
         after=tuple(after),
         storages=_storage_stats(program, interpreter),
@@ -116,7 +117,7 @@ def _storage_stats(program: Program, interpreter: DTRInterpreter | None) -> tupl
     drops: dict[int, int] = {}
     recomputes: dict[int, int] = {}
     costs: dict[int, float] = {}
-    for event in interpreter.runtime.events if interpreter else ():
+    for event in interpreter.run.runtime.events if interpreter else ():
         if event.kind == kinds.DROP:
             assert interpreter is not None
             value = interpreter.value_of_storage[event.storage]

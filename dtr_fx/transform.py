@@ -7,33 +7,37 @@ import copy
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 
-from dtr_fx.errors import GraphError, InfeasibleBudgetError
-from dtr_fx.options import Options, parse_budget, resolve_budget
+from dtr_fx.options import Options
 from dtr_fx.passes import costs as cost_model
-from dtr_fx.passes import storages, verify
+from dtr_fx.passes import verify
 from dtr_fx.passes.drops import lower_drops
+from dtr_fx.passes.interpreter import DTRInterpreter
 from dtr_fx.passes.propagate import propagate
-from dtr_fx.passes.rematerialize import Infeasible, Need, fit, lower_bound
-from dtr_fx.passes.workspace import workspaces
+from dtr_fx.passes.rematerialize import Infeasible
+from dtr_fx.planning import Planning
 from dtr_fx.report import Report
-from dtr_fx.reporting import make_report, source_line
+from dtr_fx.reporting import make_report
 from dtr_fx.runtime import Heuristic, collector_paused, resolve
 from dtr_fx.runtime.heuristics import Score
+from dtr_fx.search import Run
 
 log = logging.getLogger(__name__)
 
 
 def transform(
     gm: GraphModule,
-    budget: float | int | str,
+    budget: float | int | str = 1.0,
     *,
+    max_overhead: float | str | None = None,
     heuristic: str | Heuristic | Score = "next-use",
     costs: str | cost_model.Cost | Mapping[Any, float] = "roofline",
+    planner: Literal["search", "online"] = "search",
+    plan_seconds: float | None = None,
     example_inputs: Sequence[Any] | None = None,
 ) -> tuple[GraphModule, Report]:
     """Rewrite a graph so that its live bytes never exceed ``budget``; the original is left as it was.
@@ -45,12 +49,17 @@ def transform(
     budget:
         ``0.6`` or ``"60%"`` of the graph's own peak, bytes, ``"8GiB"``, ``"8GB"``, or ``"auto"``.  It
         counts inputs, parameters, activations and outputs on the graph's device.
+    max_overhead:
+        Instead of a budget: the least memory whose extra compute is at most this share of the graph's own,
+        0.1 or ``"10%"``.
     heuristic:
         What is dropped first: a name in ``dtr_fx.runtime.HEURISTICS``, a ``Heuristic``, or a function
         ``score(s, m, c)`` of staleness (seconds), size (bytes) and cost (seconds), over arrays.
     costs:
         ``"roofline"``, ``"profile"`` (each operator is timed), a function from a node to seconds, or a
         mapping from node names or targets.
+    planner, plan_seconds:
+        ``"search"``, with an effort in seconds, or ``"online"``, one pass as in the paper; see ``Options``.
     example_inputs:
         Needed by graphs whose nodes have no ``meta["val"]``: their shapes are found with fake tensors.
 
@@ -79,7 +88,14 @@ def transform(
     >>> bool(rewritten(torch.ones(1024)) == gm(torch.ones(1024)))
     True
     """
-    options = Options(budget=budget, heuristic=heuristic, costs=costs)
+    options = Options(
+        budget=budget,
+        max_overhead=max_overhead,
+        heuristic=heuristic,
+        costs=costs,
+        planner=planner,
+        plan_seconds=plan_seconds,
+    )
     rewritten = GraphModule(gm, copy.deepcopy(gm.graph))
     _forget_earlier_rewrite(rewritten)
     propagate(rewritten, example_inputs)
@@ -114,80 +130,59 @@ def _without_guards(gm: GraphModule) -> contextlib.AbstractContextManager[None]:
 
 
 def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool) -> Report:
-    seconds: dict[str, float] = {}
-    started = time.perf_counter()
-
-    def lap(stage: str) -> None:
-        nonlocal started
-        now = time.perf_counter()
-        seconds[stage] = now - started
-        started = now
-
-    calls = [node for node in gm.graph.nodes if node.op.startswith("call")]
-    if not calls:
-        raise GraphError("the graph has no operators: there is nothing to plan")
-    cost = cost_model.resolve(options.costs, storages.graph_device(gm))
-    workspace = workspaces(calls)
-    lap("workspaces")
-    program = storages.analyze(gm, cost, workspace)
-    workspace_of = {node.name: nbytes for node, nbytes in workspace.items()}
-    lap("storages")
-    before = verify.liveness(gm, workspace_of, program.device)
-    baseline_peak = max(point.live for point in before)
-    asked = parse_budget(options.budget)
-    budget = resolve_budget(asked, baseline_peak, program.device, already_held=program.constant_bytes)
-    lap("baseline")
-    need = lower_bound(program)
-    heuristic = resolve(options.heuristic)
-    interpreter = None
-    if budget < baseline_peak:
-        try:
-            interpreter = fit(program, budget, heuristic, bound=need.nbytes)
-        except Infeasible as infeasible:
-            if not saves_nothing or asked.kind != "fraction":
-                raise _error(program, need, budget, baseline_peak, infeasible.smallest) from None
-            budget = baseline_peak
-    lap("plan")
+    laps = _Laps()
+    planning = Planning(gm, options)
+    laps.take("analysis")
+    budget, run = _plan(planning, saves_nothing=saves_nothing)
+    interpreter = None if run is None else DTRInterpreter(planning.program, run)
+    laps.take("plan")
     if interpreter is not None:
         interpreter.emit()
-    lap("emit")
+    laps.take("emit")
     if interpreter is not None:
         verify.verify(gm)
-    lap("verify")
-    after = verify.liveness(gm, workspace_of, program.device)
+    laps.take("verify")
+    after = verify.liveness(gm, planning.workspace_of, planning.program.device)
     if interpreter is not None:
         verify.check_budget(after, budget)
+    laps.take("liveness")
     report = make_report(
         gm,
-        program,
+        planning.program,
         interpreter,
         budget=budget,
-        heuristic=heuristic.name,
-        lower_bound=need.nbytes,
-        before=before,
+        heuristic=resolve(options.heuristic).name,
+        lower_bound=planning.need.nbytes,
+        before=planning.before,
         after=after,
-        seconds=seconds,
+        seconds=laps.seconds,
     )
     log.info("%s", report.summary())
     return report
 
 
-def _error(
-    program: storages.Program, need: Need, budget: int, baseline_peak: int, smallest: int
-) -> InfeasibleBudgetError:
-    node = program.steps[need.step].node
-    pinned: dict[str, int] = {}
-    pinned_values = {program.storage(value) for step in program.steps[: need.step + 1] for value in step.pins}
-    for value in {*program.constants, *pinned_values}:
-        kind = program.values[value].kind if value in program.constants else "output"
-        pinned[kind] = pinned.get(kind, 0) + program.values[value].nbytes
-    return InfeasibleBudgetError(
-        asked=budget,
-        # As it is, the graph needs no saved states of random operators: where those weigh most, less.
-        smallest=min(smallest, baseline_peak),
-        lower_bound=need.nbytes,
-        baseline_peak=baseline_peak,
-        operator=node.name,
-        source=source_line(node),
-        pinned=pinned,
-    )
+def _plan(planning: Planning, *, saves_nothing: bool) -> tuple[int, Run | None]:
+    """The budget, and the plan for it; None for the graph as it is."""
+    if planning.options.max_overhead is not None:
+        run = planning.least_memory()
+        return (planning.baseline_peak if run is None else run.runtime.peak), run
+    budget = planning.budget
+    try:
+        return budget, planning.plan(budget)
+    except Infeasible as infeasible:
+        if saves_nothing and planning.asked.kind == "fraction":
+            return planning.baseline_peak, None
+        raise planning.error(budget, infeasible.smallest) from None
+
+
+class _Laps:
+    """Seconds by what they were spent on."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._started = time.perf_counter()
+
+    def take(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.seconds[stage] = now - self._started
+        self._started = now

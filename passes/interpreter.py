@@ -1,21 +1,20 @@
 """The DTR interpreter: an FX graph, run in execution order under a byte budget, as a new FX graph.
 
-    DTRInterpreter.plan()    drives the runtime over the program's steps: which storages to drop, when,
-      └─ Runtime.perform_op      and what to recompute; no tensor is touched
+    Program.schedule()       the graph's operators, for the runtime
+      └─ a run of the runtime     which storages to drop, when, and what to recompute; no tensor is touched
     DTRInterpreter.emit()    writes down what the runtime did
       ├─ compute             the node, as it was
       ├─ recompute           a copy of it, reading what is resident now
       └─ drop                a Drop node, where a storage goes that comes back later
 
-Requires: a ``Program`` (see ``storages``).  Ensures: a graph that computes the same outputs.
+Requires: a ``Program`` (see ``storages``) and a run of its schedule (see ``rematerialize``).
+Ensures: a graph that computes the same outputs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
@@ -23,8 +22,9 @@ import torch.utils._pytree as pytree
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from dtr_fx.runtime import Event, Heuristic, Order, Runtime, Tensor, next_uses
+from dtr_fx.runtime import Event
 from dtr_fx.runtime.events import COMPUTE, DROP, RECOMPUTE
+from dtr_fx.search import Run
 
 from . import rng, storages
 from .drops import drop, hoist_drops
@@ -32,90 +32,23 @@ from .propagate import fake_mode_of_values
 from .storages import Program, Step, is_backward, storage_key, tensors_of
 
 
-@dataclass(frozen=True)
-class Policy:
-    """How one pass of the interpreter decides.
-
-    ``keep_passed`` and ``order`` are those of ``Runtime``.  ``keep_gradients`` says that what the backward
-    pass computes is never evicted: by the time it is needed again, all that it was made from is gone.
-    """
-
-    heuristic: Heuristic
-    keep_passed: bool = True
-    order: Order = "program"
-    keep_gradients: bool = True
-
-    def may_recompute(self, step: Step) -> bool:
-        """Whether the step's outputs may be evicted."""
-        return step.recomputable and not (self.keep_gradients and is_backward(step.node))
-
-
 class DTRInterpreter:
-    """Runs one graph under one budget, first as a plan, then on the graph itself.
+    """A graph's program and what the runtime did with it, as a new graph.
 
     Parameters
     ----------
     program:
         The graph, analysed.
-    budget:
-        Bytes that may be live at once, constants included; ``math.inf`` for no limit.
-    policy:
-        Which storage goes, and how long a rematerialized one stays.
-    max_recompute:
-        Seconds of recomputation after which ``plan`` gives up with ``Thrash``.
+    run:
+        Of the program's schedule; its operators are numbered as the steps, its tensors as the values.
     """
 
-    def __init__(
-        self, program: Program, budget: float, policy: Policy, *, max_recompute: float = math.inf
-    ) -> None:
+    def __init__(self, program: Program, run: Run) -> None:
         self.program = program
-        self.policy = policy
-        self.runtime = Runtime(
-            budget,
-            policy.heuristic,
-            keep_passed=policy.keep_passed,
-            order=policy.order,
-            max_recompute=max_recompute,
-        )
-        self.value_of_storage = list(program.constants)
-        self._tensors: dict[int, Tensor] = {}
-
-    def plan(self) -> list[Event]:
-        """Decide, without touching the graph; the events' operators are numbered as the steps.
-
-        Raises
-        ------
-        OutOfBudget, Thrash
-            See ``Runtime.perform_op``.
-        """
-        runtime = self.runtime
-        tensors = self._tensors
-        for value in self.program.constants:
-            tensors[value] = runtime.constant(self.program.values[value].nbytes)
-        expectations = _expectations(self.program) if self.policy.heuristic.time == "next_use" else None
-        for number, step in enumerate(self.program.steps):
-            outputs = runtime.perform_op(
-                [tensors[value] for value in step.inputs],
-                [self._output(value) for value in step.outputs],
-                step.cost,
-                workspace=step.workspace + step.replay_workspace,
-                recomputable=self.policy.may_recompute(step),
-            )
-            tensors.update(zip(step.outputs, outputs))
-            self.value_of_storage += filter(self.program.is_storage, step.outputs)
-            if expectations is not None:
-                for value, time in expectations[number]:
-                    runtime.expect(tensors[value], time)
-            for value in step.pins:
-                runtime.pin(tensors[value])
-            for value in step.releases:
-                runtime.release(tensors[value])
-        return runtime.events
-
-    def _output(self, value: int) -> int | Tensor:
-        """A fresh storage's bytes, or the tensor that the value is a view of."""
-        described = self.program.values[value]
-        return described.nbytes if described.alias_of == value else self._tensors[described.alias_of]
+        self.run = run
+        self.value_of_storage = {
+            tensor.storage.id: value for value, tensor in run.tensors.items() if program.is_storage(value)
+        }
 
     def emit(self) -> None:
         """Write the plan into the graph that the program was read from.
@@ -126,21 +59,12 @@ class DTRInterpreter:
         _Emitter(self).run()
 
 
-def _expectations(program: Program) -> list[list[tuple[int, float]]]:
-    """For every step, when the storages that it touches are used next, in seconds of the base program."""
-
-    def stored(values: Iterable[int]) -> list[int]:
-        return [program.storage(value) for value in values]
-
-    return next_uses((step.cost, stored(step.inputs), stored(step.outputs)) for step in program.steps)
-
-
 class _Emitter:
     """Edits a graph so that it does what a planned runtime did."""
 
     def __init__(self, interpreter: DTRInterpreter) -> None:
         self._program = interpreter.program
-        self._events = interpreter.runtime.events
+        self._events = interpreter.run.runtime.events
         self._value_of_storage = interpreter.value_of_storage
         self._steps = self._program.steps
         self._graph = self._steps[0].node.graph

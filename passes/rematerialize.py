@@ -1,28 +1,27 @@
-"""A plan that fits a budget: passes of the DTR interpreter under different policies, until one does.
+"""A plan that fits a budget: one pass of the runtime, or a search.
 
-Requires: a ``Program``.  Ensures: an interpreter whose plan keeps within the budget; the same program,
-budget and heuristic give the same plan.
+Requires: a ``Program``.  Ensures: a run that keeps within the budget; the same program, budget and options
+give the same run.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dtr_fx.runtime import HEURISTICS, Heuristic, OutOfBudget, Thrash
+from dtr_fx import search
+from dtr_fx.options import Options
+from dtr_fx.runtime import resolve
+from dtr_fx.search import Policy, Run, run_policy
+from dtr_fx.simulate.schedule import Schedule
 
-from .interpreter import DTRInterpreter, Policy
 from .storages import KEEP, SAVE_RNG, Program
 
-# A pass that recomputes more than this many times the program's own compute is given up for another policy.
+# A pass that recomputes more than this many times the program's own compute is given up.
 _THRASH = 11.0
-# How closely the smallest budget is searched, as a share of the lower bound.
-_TOLERANCE = 0.01
 
 
 class Infeasible(Exception):
-    """No policy fits the budget; ``smallest`` is the smallest budget, in bytes, that one was found for."""
+    """No plan was found in the budget; ``smallest`` is the smallest, in bytes, that one was found for."""
 
     def __init__(self, smallest: int) -> None:
         super().__init__(f"the smallest budget that works is {smallest} bytes")
@@ -61,65 +60,54 @@ def lower_bound(program: Program) -> Need:
 _ONLY_TO_RECOMPUTE = ("rng state", "kept copy")
 
 
-def fit(program: Program, budget: int, heuristic: Heuristic, *, bound: int) -> DTRInterpreter:
-    """A plan within ``budget`` bytes: by the heuristic, else by the policies that reach furthest down.
+class Planner:
+    """Plans for one program, in the way that the options say.
 
-    ``bound`` is the program's lower bound.
-
-    Raises
-    ------
-    Infeasible
-        No policy fits, neither at this budget nor at a smaller one.
+    Parameters
+    ----------
+    program:
+        The graph, analysed.
+    options:
+        Of which the heuristic, the planner and its effort count here, not the budget.
+    bound:
+        The program's lower bound.
     """
-    if budget >= bound:
-        for policy in _policies(heuristic):
-            interpreter = _try(program, budget, policy)
-            if interpreter is not None:
-                return interpreter
-    smallest, interpreter = _smallest(program, bound)
-    if smallest > budget:
-        raise Infeasible(smallest)
-    return interpreter
 
+    def __init__(self, program: Program, options: Options, bound: int) -> None:
+        self.schedule: Schedule = program.schedule()
+        self._bound = bound
+        self._seconds = options.plan_seconds
+        self._online = options.planner == "online"
+        heuristic = resolve(options.heuristic)
+        self._policy = Policy(heuristic, order="depth first") if self._online else Policy(heuristic)
 
-def _policies(heuristic: Heuristic) -> Iterator[Policy]:
-    yield Policy(heuristic)
-    yield Policy(heuristic, keep_passed=False)
-    yield from (policy for policy in _LOW if policy.heuristic is not heuristic or not policy.keep_passed)
-    yield Policy(heuristic, keep_gradients=False)
+    def plan(self, budget: int) -> Run:
+        """A plan within ``budget`` bytes.
 
+        Raises
+        ------
+        Infeasible
+            None was found, neither at this budget nor at a smaller one.
+        """
+        run = self._try(budget) if budget >= self._bound else None
+        if run is None:
+            run = self.smallest()
+            if run.runtime.peak > budget:
+                raise Infeasible(run.runtime.peak)
+        return run
 
-# Between them these reached lowest on transformers, convolutional and recurrent networks.
-_LOW = (
-    Policy(HEURISTICS["next-use"]),
-    Policy(HEURISTICS["dtr-eq"], keep_passed=False),
-    Policy(HEURISTICS["next-use"], order="depth first"),
-)
+    def smallest(self) -> Run:
+        """The plan with the lowest peak that is found."""
+        if self._online:
+            return search.smallest_by_passes(self.schedule, self._bound, [self._policy])
+        return search.smallest(self.schedule, self._bound, self._seconds)
 
-
-def _smallest(program: Program, bound: int) -> tuple[int, DTRInterpreter]:
-    """The smallest budget that a bisection finds a plan for, and the plan."""
-    best = _run(program, math.inf, _LOW[0])
-    low, high = bound - 1, best.runtime.peak
-    while high - low > max(1, _TOLERANCE * bound):
-        middle = (low + high) // 2
-        plans = (_try(program, middle, policy) for policy in _LOW)
-        plan = next((plan for plan in plans if plan is not None), None)
-        if plan is None:
-            low = middle
-        else:
-            best, high = plan, plan.runtime.peak
-    return high, best
-
-
-def _try(program: Program, budget: float, policy: Policy) -> DTRInterpreter | None:
-    try:
-        return _run(program, budget, policy)
-    except (OutOfBudget, Thrash):
-        return None
-
-
-def _run(program: Program, budget: float, policy: Policy) -> DTRInterpreter:
-    interpreter = DTRInterpreter(program, budget, policy, max_recompute=_THRASH * program.base_cost)
-    interpreter.plan()
-    return interpreter
+    def _try(self, budget: int) -> Run | None:
+        if self._online:
+            limit = _THRASH * self.schedule.cost
+            run = run_policy(self.schedule, budget, self._policy, max_recompute=limit)
+            return run if run.failure is None else None
+        try:
+            return search.search(self.schedule, budget, self._policy, self._seconds)
+        except search.Infeasible:
+            return None

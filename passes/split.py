@@ -6,10 +6,15 @@ Ensures: nodes run where they stand: a recompute that stands in the backward pas
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from functorch.compile import default_partition
 from torch.fx import GraphModule, Node
+from torch.fx.node import _side_effectful_functions
+
+from . import rng
 
 
 def into_execution_order(joint: GraphModule) -> None:
@@ -56,4 +61,25 @@ def split(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, G
     """
     for node in joint.graph.nodes:
         node.meta.pop("recompute", None)
-    return default_partition(joint, inputs, **facts)
+    replayed = {node.meta["dtr"]["origin"] for node in joint.graph.nodes if node.target is rng.replay}
+    with _with_effects({node.target for node in joint.graph.nodes if node.name in replayed}):
+        forward, backward = default_partition(joint, inputs, **facts)
+    for node in reversed(backward.graph.nodes):
+        if node.name in replayed and not node.users:
+            backward.graph.erase_node(node)
+    backward.graph.eliminate_dead_code()
+    return forward, backward
+
+
+@contextlib.contextmanager
+def _with_effects(targets: Iterable[Any]) -> Iterator[None]:
+    """Random operators count as having an effect: one whose result is only read from its replays still draws.
+
+    ``_side_effectful_functions`` is private; checked on torch 2.11 and 2.13.
+    """
+    added = {target for target in targets if target not in _side_effectful_functions}
+    _side_effectful_functions.update(added)
+    try:
+        yield
+    finally:
+        _side_effectful_functions.difference_update(added)

@@ -17,6 +17,9 @@ import torch
 import torch.utils._pytree as pytree
 from torch.fx import GraphModule, Node
 
+from dtr_fx.simulate import schedule as schedules
+from dtr_fx.simulate.schedule import Call, Constant, Keep, Output, Release, Schedule
+
 from . import rng
 
 COMPUTE = "compute"  # an operator of the graph
@@ -86,7 +89,27 @@ class Program:
     @property
     def base_cost(self) -> float:
         """Seconds of one run without recomputation."""
-        return sum(step.cost for step in self.steps)
+        return sum(step.cost for step in self.steps if step.role == COMPUTE)
+
+    def schedule(self) -> Schedule:
+        """The program for the runtime: a call for each step, a tensor for each value."""
+        steps: list[schedules.Step] = [
+            Constant(value, self.values[value].nbytes) for value in self.constants
+        ]
+        backward = None
+        for number, step in enumerate(self.steps):
+            if backward is None and is_backward(step.node):
+                backward = number
+            outputs = tuple(map(self._output, step.outputs))
+            workspace = step.workspace + step.replay_workspace
+            steps.append(Call(step.node.name, step.inputs, outputs, step.cost, workspace, step.recomputable))
+            steps += map(Keep, step.pins)
+            steps += map(Release, step.releases)
+        return Schedule(self.steps[0].node.graph.owning_module.__class__.__name__, tuple(steps), backward)
+
+    def _output(self, value: int) -> Output:
+        described = self.values[value]
+        return Output(value, described.nbytes, None if self.is_storage(value) else described.alias_of)
 
     @property
     def constant_bytes(self) -> int:

@@ -95,7 +95,8 @@ def run(make: Make, backend: str, *, dynamic: bool | None = None, budget: float 
     torch.manual_seed(0)
     made = make()
     reports: list[Report] = []
-    given = {"options": {"budget": budget, "on_report": reports.append}} if backend == "dtr" else {}
+    options = {"budget": budget, "planner": "online", "on_report": reports.append}
+    given = {"options": options} if backend == "dtr" else {}
     # nn.LSTM and its kin would be left to run uncompiled.
     with torch._dynamo.config.patch(allow_rnn=True):
         compiled = torch.compile(made.model, backend=backend, dynamic=dynamic, **given)

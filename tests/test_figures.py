@@ -13,12 +13,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from operator_logs import write_chain
 from torch import nn
 
 from dtr_fx.cli import figures as command
 from dtr_fx.cli.progress import progress
 from dtr_fx.errors import CommandError, DTRError
-from dtr_fx.planners.graph import OperatorGraph
+from dtr_fx.planners import OperatorGraph, training_chain
 from dtr_fx.runtime import parameterized, random
 from dtr_fx.simulate import networks, read_log, replay
 from dtr_fx.simulate.figures import (
@@ -32,9 +33,8 @@ from dtr_fx.simulate.figures import (
     plot_slowdowns,
     trace_linear,
 )
-from dtr_fx.simulate.figures.overheads import PLANNERS
+from dtr_fx.simulate.figures.overheads import _LOOKS, COMPARED, LARGEST
 from dtr_fx.simulate.figures.slowdowns import largest_operator
-from dtr_fx.simulate.log import AliasLine, CallLine, ConstantLine, Line, MemoryLine, ReleaseLine, write_log
 from dtr_fx.simulate.sweep import RATIOS, Sweep
 
 PNG = b"\x89PNG"
@@ -42,7 +42,7 @@ PNG = b"\x89PNG"
 
 @pytest.fixture
 def log(tmp_path):
-    return chain(tmp_path / "chain.log.gz")
+    return write_chain(tmp_path / "chain.log.gz", 10)
 
 
 @pytest.fixture(scope="module")
@@ -51,24 +51,6 @@ def study():
     made = Study([networks.linear(30), networks.unet(2)], FIGURES)
     made.run(processes=1)
     return made
-
-
-def chain(path, n=10):
-    """A log of n operators of one unit forward and backward, beside one constant."""
-    lines: list[Line] = [ConstantLine("t0"), MemoryLine(100, "t0")]
-
-    def call(name, args, result):
-        lines.extend([CallLine(args, name, (result,), 50), MemoryLine(100, result), AliasLine(-1, result)])
-
-    for number in range(1, n + 1):
-        call("f", (f"t{number - 1}",), f"t{number}")
-    gradient = f"t{n}"
-    for number in range(n - 1, -1, -1):
-        call("f_backward", (f"t{number}", gradient), f"g{number}")
-        lines += [ReleaseLine(gradient), *([ReleaseLine(f"t{number}")] if number else [])]
-        gradient = f"g{number}"
-    write_log(path, lines)
-    return path
 
 
 def run(*arguments):
@@ -145,8 +127,8 @@ def test_logs_must_be_readable_and_named_apart(log, tmp_path):
     with pytest.raises(CommandError, match=r"cannot read .*missing\.log: No such file"):
         run(2, "--logs", tmp_path / "missing.log", "-o", tmp_path)
     (tmp_path / "other").mkdir()
-    with pytest.raises(CommandError, match="several of the files are named chain"):
-        run(2, "--logs", log, chain(tmp_path / "other" / "chain.log"), "-o", tmp_path)
+    with pytest.raises(CommandError, match="several of the logs are named chain"):
+        run(2, "--logs", log, write_chain(tmp_path / "other" / "chain.log"), "-o", tmp_path)
 
 
 def test_a_folder_that_cannot_be_made(log):
@@ -178,8 +160,10 @@ def test_models_are_recorded_once(tmp_path, capsys, monkeypatch):
         return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)), (torch.ones(2, 4),)
 
     monkeypatch.setattr("dtr_fx.zoo.ZOO", {"tiny": tiny})
+    monkeypatch.setattr(command, "networks", list)
+    run(3, "-o", tmp_path)
     run(12, "-o", tmp_path)
-    run(12, "-o", tmp_path, "-f")
+    assert {row["graph"] for row in rows((tmp_path / "figure3.csv").read_text())} == {"tiny"}
     wrote = capsys.readouterr().out.splitlines()
     log = tmp_path / "logs" / "tiny.log.gz"
     assert len(recorded) == wrote.count(f"Wrote {log}") == 1
@@ -311,6 +295,14 @@ def test_a_curve_ends_with_a_marker_that_tells_why(outcome, marker):
     assert labels(figure)[-1] == {"out of memory": "out of memory", "thrash": "thrashes"}[outcome]
 
 
+def test_the_legend_says_what_a_mark_on_the_edge_is():
+    figure = plot_slowdowns(
+        [*results_of({8: 1.25}), *results_of({6: "out of memory"}, heuristic="lru")], "one"
+    )
+    assert figure.axes[0].lines[-1].get_ydata()[0] == figure.axes[0].get_ylim()[0]
+    assert labels(figure)[-1] == "out of memory (on the lower edge: at all budgets)"
+
+
 def test_a_curve_that_does_all_budgets_has_no_end():
     figure = plot_slowdowns(results_of({8: 1.25, 6: 1.5}), "one")
     assert len(figure.axes[0].lines) == 1
@@ -402,7 +394,7 @@ def test_picture_of_the_linear_network():
 @pytest.fixture(scope="module")
 def comparison():
     made = Comparison([OperatorGraph.of(networks.linear(6)), OperatorGraph.of(networks.random_dag(8, 1))])
-    made.run()
+    made.run(processes=1)
     return made
 
 
@@ -425,14 +417,14 @@ def test_plans_are_judged_alike(comparison):
     for result in comparison.results:
         if result.planner.startswith("Chen") and result.overhead is not None:
             assert result.overhead >= optimal[result.graph, result.budget]
-    assert {result.planner for result in comparison.results} == set(PLANNERS)
+    assert {result.planner for result in comparison.results} == set(COMPARED)
 
 
 def test_picture_of_the_planners(comparison):
     drawing = draw_comparison(comparison)
     for graph, axes in zip(comparison.graphs, drawing.picture.axes):
         assert axes.get_title() == f"{graph.name} ({len(graph)} operators)"
-        for planner in PLANNERS:
+        for planner in COMPARED:
             own = [
                 (result.ratio, result.overhead)
                 for result in comparison.results
@@ -440,16 +432,51 @@ def test_picture_of_the_planners(comparison):
             ]
             drawn = [line.get_xydata().tolist() for line in axes.lines]
             assert [list(point) for point in own] in drawn
+        for planner in COMPARED:
+            own = [
+                result
+                for result in comparison.results
+                if (result.graph, result.planner) == (graph.name, planner)
+            ]
+            marks = [
+                line.get_xydata().tolist()
+                for line in lines(axes, _LOOKS[planner].color)
+                if line.get_marker() == "x"
+            ]
+            planned = [result for result in own if result.overhead is not None]
+            smaller = [result for result in own if planned and result.ratio < planned[-1].ratio]
+            assert marks == [[[result.ratio, planned[-1].overhead]] for result in smaller[:1]]
     found = rows(drawing.csv())
     assert [row["planner"] for row in found] == [result.planner for result in comparison.results]
 
 
-def test_exact_planners_leave_large_graphs_alone():
-    large = Comparison([OperatorGraph.of(networks.linear(40))])
-    large.run()
-    assert {"Checkmate", "MOCCASIN"}.isdisjoint(result.planner for result in large.results)
-    assert {"dtr", "Revolve"} <= {result.planner for result in large.results}
-    assert Comparison([OperatorGraph.of(networks.linear(400))]).graphs == []
+def test_planners_are_tried_on_what_they_can_do(monkeypatch):
+    """Every log has its panel; what was not tried on it is in the numbers, with the reason."""
+    for planner, most in LARGEST.items():
+        monkeypatch.setitem(LARGEST, planner, most // 20)  # 3 and 30
+    middle, large = (OperatorGraph.of(networks.linear(n)) for n in (8, 16))
+    made = Comparison([middle, large])
+    made.run(processes=1)
+    assert len(draw_comparison(made).picture.axes) == 2
+    tried = {
+        graph.name: {
+            result.planner
+            for result in made.results
+            if result.graph == graph.name and result.outcome != "not tried"
+        }
+        for graph in (middle, large)
+    }
+    assert tried[middle.name] == set(COMPARED) - {"Checkmate", "MOCCASIN"}
+    assert tried[large.name] == {"dtr", "dtr-eq", "lru", "Chen √N"}
+    reasons = {result.reason for result in made.results if result.outcome == "not tried"}
+    assert reasons == {"not tried on more than 3 operators", "not tried on more than 30 operators"}
+
+
+def test_a_log_without_times_has_no_overhead():
+    still = OperatorGraph("still", tuple(node._replace(cost=0) for node in training_chain(3).nodes), 3)
+    made = Comparison([still])
+    made.run(processes=1)
+    assert {result.overhead for result in made.results} <= {1.0, None}
 
 
 # Progress

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtr_fx.runtime import Runtime
-from dtr_fx.simulate import LogError, read_log
+from dtr_fx.simulate import LogError, read_log, replay
 from dtr_fx.simulate.log import (
     AliasLine,
     AnnotateLine,
@@ -216,6 +218,14 @@ def test_a_log_that_cannot_be_written_to_its_end_is_not_there(tmp_path):
         (2, '{"INSTRUCTION":"MEMORY","NAME":"w","MEMORY":8}', 'in a string as "MEMORY", found 8'),
         (2, '{"INSTRUCTION":"MEMORY","NAME":"w","MEMORY":"-8"}', "a number that is not negative"),
         (2, '{"INSTRUCTION":"MEMORY","NAME":"w","MEMORY":"many"}', "a whole number in a string"),
+        *(
+            (2, f'{{"INSTRUCTION":"MEMORY","NAME":"w","MEMORY":"{text}"}}', "a whole number in a string")
+            for text in ("1_0", "\N{FULLWIDTH DIGIT EIGHT}", " 8 ", "+8", "")
+        ),
+        (2, '{"INSTRUCTION":"MEMORY","NAME":"w","MEMORY":"9223372036854775808"}', "a number below 2**63"),
+        (2, f'{{"INSTRUCTION":"MEMORY","NAME":"w","MEMORY":"{"1" * 5000}"}}', "a number below 2**63"),
+        (2, "1" * 5000, "expected a JSON object, found '1111"),
+        (2, "[" * 100_000, "expected a JSON object, found '[[[["),
         (2, '{"INSTRUCTION":"RELEASE","NAME":"w"}', "expected MEMORY of w, found"),
         (2, '{"INSTRUCTION":"MEMORY","NAME":"v","MEMORY":"8"}', "expected MEMORY of w, found"),
         (1, "", "expected MEMORY of w, found the end of the log"),
@@ -241,6 +251,8 @@ def test_a_malformed_line_is_named(tmp_path, number, text, expected):
         (MemoryLine(8, "w"), "only after the line that makes it"),
         (call("f", "w", {}, views={"v": 1}), "expected -1 or the number of an argument below 1, found 1"),
         (call("f", "w", {"w": 4}), "expected a new name, found 'w'"),
+        (ReleaseLine("ghost"), "expected the name of a tensor, found 'ghost'"),
+        ([ReleaseLine("w"), ReleaseLine("w")], "expected the name of a tensor, found 'w'"),
     ],
 )
 def test_a_line_out_of_place_is_named(log, line, expected):
@@ -248,18 +260,66 @@ def test_a_line_out_of_place_is_named(log, line, expected):
         log(constant("w", 8), line)
 
 
+def test_what_is_wrong_before_the_start_does_not_count(tmp_path):
+    path = tmp_path / "x.log"
+    start = format_line(AnnotateLine("START"))
+    rest = [format_line(line) for line in [*call("f", "", {"a": 1}), ReleaseLine("late")]]
+    late = [format_line(line) for line in call("warm_up", "", {"late": 1})]
+    # START may even come where another line is waited for.
+    for before in (["nonsense", *late], [*late, format_line(ReleaseLine("ghost"))], [*late, late[0]]):
+        path.write_text("\n".join([*before, start, *rest]))
+        assert [step.name for step in read_log(path).calls()] == ["f"]
+        path.write_text("\n".join([*before, *rest]))
+        with pytest.raises(LogError, match=r":(1|3|4|5): expected"):
+            read_log(path)
+    path.write_text("\n".join([*late, start, *rest, rest[-1]]))
+    with pytest.raises(LogError, match=":9: expected the name of a tensor, found 'late'"):
+        read_log(path)
+
+
+def test_a_pipe_will_do(tmp_path):
+    write_log(tmp_path / "one.log.gz", [AnnotateLine("START"), *call("f", "", {"a": 4})])
+    compressed = (tmp_path / "one.log.gz").read_bytes()
+    for content in (compressed, gzip.decompress(compressed)):
+        reading, writing = os.pipe()
+        with os.fdopen(writing, "wb") as pipe:
+            pipe.write(content)
+        assert read_log(f"/dev/fd/{reading}").steps == read_log(tmp_path / "one.log.gz").steps
+        os.close(reading)
+
+
 def test_a_file_that_is_no_log(tmp_path):
     (tmp_path / "empty.log").write_text("")
     with pytest.raises(LogError, match="expected operators, found none"):
         read_log(tmp_path / "empty.log")
-    (tmp_path / "cut.log.gz").write_bytes(gzip.compress(format_line(ConstantLine("w")).encode() * 9999)[:60])
-    with pytest.raises(LogError, match="expected a log, plain or gzip"):
-        read_log(tmp_path / "cut.log.gz")
-    (tmp_path / "bytes.log").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(LogError, match="expected a log, plain or gzip"):
-        read_log(tmp_path / "bytes.log")
+    write_log(tmp_path / "nothing.log", call("f", "", {"a": 0}))
+    with pytest.raises(LogError, match="expected tensors of some bytes"):
+        read_log(tmp_path / "nothing.log")
     with pytest.raises(FileNotFoundError):
         read_log(tmp_path / "none.log")
+
+
+def test_a_damaged_file(tmp_path):
+    """It says after which line, as far as the file could be decoded."""
+    path = tmp_path / "x.log"
+    plain = "".join(format_line(line) + "\n" for n in range(9999) for line in constant(f"w{n}", n)).encode()
+    whole = gzip.compress(plain)
+    middle = len(whole) // 2
+    for damaged in (
+        whole[:middle],
+        whole[:middle] + bytes(64) + whole[middle + 64 :],
+        plain[: len(plain) // 2] + b"\xff\xfe" + plain[len(plain) // 2 :],
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(LogError, match=r"expected a log, plain or gzip: damaged after line [1-9]\d+: "):
+            read_log(path)
+
+
+def test_a_log_without_times_is_not_slowed_down(log):
+    lines = [
+        replace(line, time=0) if isinstance(line, CallLine) else line for line in call("f", "", {"a": 1})
+    ]
+    assert replay(log(lines), max_slowdown=2.0).slowdown == 1
 
 
 @pytest.mark.skipif(not LOGS.is_dir(), reason=f"the original artifact's logs are not at {LOGS}")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtr_fx.runtime import Runtime
-from dtr_fx.simulate.networks import Node, linear, random_dag, residual, training_step, tree, unet
+from dtr_fx.simulate.networks import Layer, linear, random_dag, residual, training_step, tree, unet
 from dtr_fx.simulate.replay import drive
 from dtr_fx.simulate.schedule import Call, Keep, Output, Release, Schedule
 
@@ -199,7 +199,7 @@ def test_random_networks_reach_their_fan_in_and_no_more(fan_in):
 
 
 def test_an_input_that_is_read_twice_has_one_gradient():
-    schedule = training_step("square", [Node("x", (), size=3), Node("square", (0, 0), size=5)])
+    schedule = training_step("square", [Layer("x", (), size=3), Layer("square", (0, 0), size=5)])
     square, x = _backward(schedule)
     assert square.inputs == (0, 0)
     assert square.outputs == (Output(2, 3),)
@@ -215,12 +215,12 @@ def test_an_input_that_is_read_twice_has_one_gradient():
         (lambda: tree(-1), "depth is -1; it must be at least 0"),
         (lambda: random_dag(0), "n is 0"),
         (lambda: random_dag(5, fan_in=0), "fan_in is 0"),
-        (lambda: training_step("", []), "at least one node"),
-        (lambda: training_step("", [Node("f", (0,))]), "node 0 reads"),
-        (lambda: training_step("", [Node("f", ()), Node("g", (-1,))]), "node 1 reads"),
-        (lambda: training_step("", [Node("f", (), cost=-1)]), "node 0 has cost -1"),
-        (lambda: training_step("", [Node("f", (), size=-1)]), "size -1"),
-        (lambda: training_step("", [Node("f", ())], backward_cost=-2), "backward_cost is -2"),
+        (lambda: training_step("", []), "at least one layer"),
+        (lambda: training_step("", [Layer("f", (0,))]), "layer 0 reads"),
+        (lambda: training_step("", [Layer("f", ()), Layer("g", (-1,))]), "layer 1 reads"),
+        (lambda: training_step("", [Layer("f", (), cost=-1)]), "layer 0 has cost -1"),
+        (lambda: training_step("", [Layer("f", (), size=-1)]), "size -1"),
+        (lambda: training_step("", [Layer("f", ())], backward_cost=-2), "backward_cost is -2"),
     ],
 )
 def test_rejects(build, message):

@@ -40,6 +40,17 @@ def test_known_optima_of_a_chain_of_24_operators(solve, budget, slowdown):
     assert check(graph, solution.require(), budget).total == solution.cost == solution.bound
 
 
+# Likewise, of 47 and a peak of 18: 54 / 47 and 59 / 47.  Checkmate finds both, in some seconds.
+@pytest.mark.parametrize(("budget", "slowdown"), [(11, 1.149), (7.5, 1.255)])
+def test_known_optima_of_a_chain_of_32_operators(budget, slowdown):
+    graph = training_chain(16)
+    assert (len(graph), graph.peak) == (32, 18)
+    solution = solve_moccasin(graph, budget)
+    assert solution.optimal
+    assert solution.cost / graph.cost == pytest.approx(slowdown, abs=0.0005)
+    assert check(graph, solution.require(), budget).total == solution.cost
+
+
 def outcome(solve: Any, graph: OperatorGraph, budget: float, **options: Any) -> float:
     """The optimum, infinite where nothing fits."""
     try:
@@ -72,20 +83,25 @@ def test_fewer_intervals_allow_fewer_plans(graph, share):
     assert costs[0] == (graph.cost if budget >= graph.peak else math.inf)
 
 
+NO_STAGE = OperatorGraph(
+    "no stage",
+    (
+        Node("a", 1, 2),
+        Node("b", 1, 2, (0,)),
+        Node("c", 1, 2, (1,)),
+        Node("wide", 1, 5),
+        Node("last", 1, 1, (0, 2)),
+    ),
+)
+
+
 def test_plans_that_fit_into_no_stage():
     """Where Checkmate's definition and the cheapest plan differ.
 
     The last operator reads a and c.  ``a`` has to be freed before c can be made of b, and everything for the
     wide operator before it: so a runs twice between that one and the last, in one stage.
     """
-    nodes = (
-        Node("a", 1, 2),
-        Node("b", 1, 2, (0,)),
-        Node("c", 1, 2, (1,)),
-        Node("wide", 1, 5),
-        Node("last", 1, 1, (0, 2)),
-    )
-    graph = OperatorGraph("no stage", nodes)
+    graph = NO_STAGE
     for solve in SOLVERS:
         with pytest.raises(CannotPlan, match=r"no stage: no plan of .* fits 5 bytes"):
             solve(graph, 5)
@@ -97,6 +113,15 @@ def test_plans_that_fit_into_no_stage():
 def test_a_budget_that_no_plan_fits(solve):
     with pytest.raises(CannotPlan, match="every plan needs 4"):
         solve(training_chain(6), 3)
+
+
+@pytest.mark.parametrize("solve", SOLVERS)
+def test_what_no_program_is_written_for(solve):
+    with pytest.raises(CannotPlan, match="empty: there are no operators to plan"):
+        solve(OperatorGraph("empty", ()), 10)
+    for budget, seconds in ((math.nan, 1), (10, math.nan), (10, 0), (10, -1)):
+        with pytest.raises(ValueError, match="needs a budget and some seconds"):
+            solve(training_chain(4), budget, seconds)
 
 
 @pytest.mark.parametrize("solve", SOLVERS)
@@ -170,5 +195,20 @@ def test_gaps():
     assert tight.solver == "Checkmate"
     assert tight.dtr["dtr"] == check(graph, plan_dtr(graph, 5, "dtr"), 5).total
     assert tight.gap("dtr") == tight.dtr["dtr"] / tight.best - 1 >= 0
-    assert none.best == none.dtr["dtr"] == math.inf
+    assert none.best == none.dtr["dtr"] == none.bound == math.inf
+    assert none.budget < none.floor
     assert math.isnan(none.gap("dtr"))
+
+
+def test_gaps_where_only_dtr_has_a_plan():
+    """A budget that every operator fits into, and no plan in stages does: that is proved."""
+    [gap] = gaps([NO_STAGE], [5 / NO_STAGE.peak], ["dtr-eq"], seconds=20)
+    assert gap.budget == gap.floor == 5
+    assert (gap.best, gap.bound, gap.optimal, gap.solver) == (math.inf, math.inf, False, "Checkmate")
+    assert gap.dtr["dtr-eq"] == 9
+
+
+def test_gaps_of_graphs_too_large_for_checkmate(monkeypatch):
+    monkeypatch.setattr("dtr_fx.planners.checkmate.MAX_VARIABLES", 10)
+    [gap] = gaps([training_chain(6)], [5 / 8], ["dtr"], seconds=20)
+    assert (gap.solver, gap.optimal) == ("MOCCASIN", True)

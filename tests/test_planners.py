@@ -154,12 +154,6 @@ def test_a_graph_survives_as_a_schedule(graph):
     assert OperatorGraph.of(graph.schedule()) == graph
 
 
-def test_a_graph_for_networkx():
-    graph = PAIR.to_networkx()
-    assert dict(graph.nodes[1]) == {"name": "b", "cost": 2, "size": 3}
-    assert list(graph.edges) == [(0, 1)]
-
-
 @pytest.mark.parametrize(
     ("nodes", "more"),
     [
@@ -168,6 +162,8 @@ def test_a_graph_for_networkx():
         ((Node("a", -1, 1),), {}),
         ((Node("a", math.inf, 1),), {}),
         ((Node("a", 1, -1),), {}),
+        ((Node("a", 1, 1.5),), {}),
+        ((Node("a", math.nan, 1),), {}),
         ((Node("a", 1, 1),), {"results": frozenset({1})}),
         ((Node("a", 1, 1),), {"backward": 2}),
     ],
@@ -175,6 +171,12 @@ def test_a_graph_for_networkx():
 def test_what_is_no_graph(nodes, more):
     with pytest.raises(GraphError):
         OperatorGraph("none", nodes, **more)
+
+
+def test_a_chain_has_a_layer_at_least():
+    assert training_chain(1).cost == 2
+    with pytest.raises(ValueError, match="layers is 0; it must be at least 1"):
+        training_chain(0)
 
 
 # All planners

@@ -78,11 +78,11 @@ def aliases(leaves: list[Any]) -> list[int]:
     return [pointers.index(pointer) for pointer in pointers]
 
 
-def rewrite(case: Case, budget: int, heuristic: str) -> tuple[GraphModule, Report]:
+def rewrite(case: Case, budget: int, **options: Any) -> tuple[GraphModule, Report]:
     """The graph rewritten for the budget or, where that is too small, for the one that the error names."""
 
     def attempt(budget: int) -> tuple[GraphModule, Report]:
-        return dtr_fx.transform(case.gm, budget, heuristic=heuristic, example_inputs=case.example_inputs)
+        return dtr_fx.transform(case.gm, budget, example_inputs=case.example_inputs, **options)
 
     try:
         return attempt(budget)
@@ -100,13 +100,14 @@ def test_rewritten_graphs_do_the_same_within_the_budget(build: str, recipe: Reci
     expected = run(case.gm)
     _, asis = dtr_fx.transform(case.gm, 1.0, example_inputs=case.example_inputs)
     budget = max(1, int(asis.lower_bound + share * (asis.baseline_peak - asis.lower_bound)))
-    for heuristic in HEURISTICS:
-        rewritten, report = rewrite(case, budget, heuristic)
+    online = [{"planner": "online", "heuristic": heuristic} for heuristic in HEURISTICS]
+    for options in ({"planner": "search", "plan_seconds": 0.02}, *online):
+        rewritten, report = rewrite(case, budget, **options)
         assert report.planned_peak <= report.budget
         assert report.lower_bound <= report.planned_peak
         assert [event.name for event in report.events] == operators(rewritten)
         verify(rewritten)
-        assert run(rewritten) == expected, heuristic
+        assert run(rewritten) == expected, options
         if "aten" in build:  # inside of functions and modules there may be temporaries that no node shows
             assert peak_above_inputs(rewritten) <= report.planned_peak - report.constants + SCALARS
     assert run(case.gm) == expected

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dtr_fx.cli import main
 from dtr_fx.cli import record as command
 from dtr_fx.errors import CommandError
 from dtr_fx.measure import measure_peak
@@ -92,6 +93,20 @@ class Tied(nn.Module):
         return F.cross_entropy(self.head(self.embedding(tokens)), tokens)
 
 
+class Branching(nn.Module):
+    """Operators that return no tensor: a number for Python, an assertion, a marked region."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.isfinite().all()
+        with torch.profiler.record_function("layer"):
+            y = self.linear(x)
+        return y * 2 if y.max().item() > 0 else y
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.ReLU())))
 
@@ -117,6 +132,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "dropout": lambda: (dropout(), (torch.randn(256, 64),)),
     "reused": lambda: (Reused(), (torch.randn(256, 64),)),
     "tied": lambda: (Tied(), (torch.randint(32, (64,)),)),
+    "branching": lambda: (Branching(), (torch.randn(32, 16),)),
     "input": lambda: (nn.Tanh(), (torch.randn(64, requires_grad=True),)),
 }
 
@@ -177,6 +193,7 @@ def check_form(lines: list[Line]) -> None:
             assert memory.name == line.name
         elif isinstance(line, CallLine):
             assert live.issuperset(line.args)
+            assert line.result  # without one, the original reader fails
             new = line.result
             for name in new:
                 memory, alias = next(rest), next(rest)
@@ -261,8 +278,7 @@ def test_replays(name, tmp_path):
     record_log(model, inputs, tmp_path / "x.log")
     for simrd in (False, True):
         schedule = read_log(tmp_path / "x.log", simrd=simrd)
-        # Constants are never freed in a replay, buffers that are written anew neither.
-        result = replay(schedule, schedule.peak + schedule.constants)
+        result = replay(schedule, schedule.peak)
         assert result.outcome == "ok"
         assert result.slowdown == 1
 
@@ -287,6 +303,22 @@ def test_leaves_everything_as_it_was(name, tmp_path):
     for tensor, content in zip((*state, *gradients), contents):
         assert content is None or torch.equal(tensor, content)
     assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_leaves_a_functions_own_tensors_as_they_were(tmp_path):
+    """A function has no parameters to ask for: its tensors are those that its operators read."""
+    used = nn.BatchNorm1d(4)
+    x = torch.randn(8, 4)
+    used(x).square().sum().backward()
+    gradient, content, mean = used.weight.grad, used.weight.grad.clone(), used.running_mean.clone()
+    fresh = nn.Linear(4, 4)
+    first, _ = recorded(lambda x: used(fresh(x)).square().sum(), (x,), tmp_path)
+    assert used.weight.grad is gradient
+    assert torch.equal(gradient, content)
+    assert torch.equal(used.running_mean, mean)
+    assert fresh.weight.grad is None
+    second, _ = recorded(lambda x: used(fresh(x)).square().sum(), (x,), tmp_path)
+    assert without_times(first) == without_times(second)
 
 
 def without_times(lines: list[Line]) -> list[Line]:
@@ -459,6 +491,26 @@ def test_constant_in_the_middle(tmp_path):
     assert shown(lambda x: x * weights, tmp_path) == ["constant x2", "x3 = mul(x1 x2)"]
 
 
+def test_constant_that_does_not_stay(tmp_path):
+    def function(x):
+        return (x * torch.frombuffer(bytearray(4 * 256), dtype=torch.float32)).sin()
+
+    assert shown(function, tmp_path) == [
+        "constant x2",
+        "x3 = mul(x1 x2)",
+        "release x2",
+        "x4 = sin(x3)",
+        "release x3",
+    ]
+
+
+def test_a_parameter_that_is_an_input_too(tmp_path):
+    model = nn.Linear(4, 4)
+    model.weight.grad = gradient = torch.ones(4, 4)
+    record_log(model, (model.weight,), tmp_path / "x.log")
+    assert model.weight.grad is gradient
+
+
 def test_several_results_one_of_them_discarded(tmp_path):
     def function(x):
         return x.sort()[0] + 1
@@ -531,6 +583,8 @@ class Sparse(nn.Module):
         (lambda x: x.argmax(), (torch.ones(2, requires_grad=True),), "no output of the model requires"),
         (lambda x: None, (torch.ones(2),), "no output of the model requires a gradient"),
         (nn.Linear(2, 2), torch.ones(2, 2), "expected the inputs as a tuple .* not Tensor"),
+        (lambda x: x.sum(), (torch.ones(2, dtype=torch.cfloat, requires_grad=True),), "the loss is complex"),
+        (nn.Linear(2, 2, device="meta"), (torch.ones(2, 2),), "on the meta device"),
         (Sparse(), (torch.arange(8),), r"a torch.sparse_coo tensor of shape \(8, 4\) has no storage"),
     ],
 )
@@ -597,6 +651,26 @@ import torch
 def linear():
     return torch.nn.Linear(2, 2), torch.ones(3, 2)
 """
+
+
+@pytest.mark.parametrize(
+    ("factory", "expected"),
+    [
+        (
+            "torch.nn.Linear(2, 2), torch.ones(3, 3)",
+            "RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+        ),
+        ("torch.nn.ReLU(), torch.ones(3)", "no output of the model requires a gradient"),
+        ("torch.nn.Linear(2, 2, device='meta'), torch.ones(3, 2)", "meta"),
+    ],
+)
+def test_command_on_a_model_that_fails(factory, expected, tmp_path, capsys):
+    (tmp_path / "models.py").write_text(f"import torch\n\ndef bad():\n    return {factory}\n")
+    assert main(["record", f"{tmp_path / 'models.py'}:bad", "-o", str(tmp_path / "x.log")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("dtr-fx: error: ")
+    assert error.count("\n") == 1
+    assert expected in error
 
 
 def dtr_fx_record(*arguments: object) -> None:

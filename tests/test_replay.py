@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,8 +94,65 @@ def test_accesses_are_of_the_heuristic_and_of_its_metadata():
 
 
 def test_simrd_is_eager_only():
+    schedule = replace(chain(4), simrd=True)
     with pytest.raises(ValueError, match="eager eviction, not 'banish'"):
-        replay(chain(4), 8, deallocation="banish", simrd=True)
+        replay(schedule, 8, deallocation="banish")
+    with pytest.raises(ValueError, match="eager eviction, not 'ignore'"):
+        Sweep([schedule], ["dtr"], deallocations=["eager", "ignore"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"budget": math.nan}, "the budget is nan"),
+        ({"budget": -1}, "the budget is -1"),
+        ({"budget": True}, "the budget is True"),
+        ({"deallocation": "banished"}, "unknown deallocation 'banished'; choose one of 'eager', 'banish'"),
+        ({"max_slowdown": 0.5}, "max_slowdown is 0.5; it is at least 1"),
+        ({"max_slowdown": math.nan}, "max_slowdown is nan"),
+        ({"heuristic": "best"}, "unknown heuristic 'best'"),
+    ],
+)
+def test_what_cannot_be_replayed(arguments, expected):
+    with pytest.raises(ValueError, match=expected):
+        replay(chain(4), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"budgets": [True]}, "True is no budget"),
+        ({"budgets": [0.5, 1.5]}, "1.5 is no budget"),
+        ({"budgets": [math.nan]}, "nan is no budget"),
+        ({"budgets": [-1]}, "-1 is no budget"),
+        ({"deallocations": ["banished"]}, "unknown deallocation 'banished'"),
+        ({"max_slowdown": 0.5}, "max_slowdown is 0.5"),
+        ({"heuristics": ["dtr", "best"]}, "unknown heuristic 'best'"),
+    ],
+)
+def test_what_cannot_be_swept(arguments, expected):
+    with pytest.raises(ValueError, match=expected):
+        Sweep(**{"schedules": [chain(4)], "heuristics": ["dtr"], **arguments})
+
+
+def test_a_sweep_needs_a_process():
+    with pytest.raises(ValueError, match="processes is 0; it is at least 1"):
+        Sweep([chain(4)], ["dtr"]).run(processes=0)
+
+
+def test_a_program_fits_into_its_own_peak():
+    """A constant that is overwritten stays, as in a run: nothing could make it again."""
+    steps = (
+        Constant(0, 8),
+        Call("write", (0,), (Output(1, 8),), 1.0),
+        Release(0),
+        Call("read", (1,), (Output(2, 8),), 1.0),
+        Keep(1),
+    )
+    schedule = Schedule("overwritten", steps)
+    assert schedule.peak == 24
+    for deallocation in ("eager", "banish", "ignore"):
+        assert replay(schedule, schedule.peak, deallocation=deallocation).outcome == "ok"
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -144,7 +202,7 @@ def test_the_original_simulators_results_come_out(name, heuristic):
     schedule = read_log(LOGS / f"{name}.log.gz", simrd=True)
     for ratio, slowdown in expected()[name][heuristic].items():
         budget = int(float(ratio) * schedule.peak)
-        found = verdict(replay(schedule, budget, heuristic, max_slowdown=2.0, simrd=True))
+        found = verdict(replay(schedule, budget, heuristic, max_slowdown=2.0))
         assert found == (slowdown if isinstance(slowdown, str) else pytest.approx(slowdown, abs=0.005)), ratio
 
 
@@ -166,7 +224,7 @@ def test_the_original_simulators_results_come_out_on_long_logs(name, heuristic, 
     for ratio in ratios:
         budget = int(float(ratio) * schedule.peak)
         slowdown = expected()[name][heuristic][ratio]
-        found = verdict(replay(schedule, budget, heuristic, max_slowdown=2.0, simrd=True))
+        found = verdict(replay(schedule, budget, heuristic, max_slowdown=2.0))
         assert found == (slowdown if isinstance(slowdown, str) else pytest.approx(slowdown, abs=0.005)), ratio
 
 
@@ -175,28 +233,36 @@ def test_by_our_own_rules_waiting_operators_lend_their_inputs():
     """U-Net at 40%: the original runs out of memory with most bytes locked; here it goes on, and thrashes."""
     ours, theirs = read_log(LOGS / "unet.log.gz"), read_log(LOGS / "unet.log.gz", simrd=True)
     budget = int(0.4 * ours.peak)
-    assert replay(theirs, budget, "dtr-eq", max_slowdown=2.0, simrd=True).outcome == "out of memory"
+    assert replay(theirs, budget, "dtr-eq", max_slowdown=2.0).outcome == "out of memory"
     assert replay(ours, budget, "dtr-eq", max_slowdown=2.0).outcome == "thrash"
     assert replay(ours, budget, "dtr-eq").outcome == "ok"
 
 
-@needs_logs
-@pytest.mark.parametrize("ratio", [0.3, 0.2])
-def test_by_our_own_rules_what_nothing_can_ask_for_does_not_count(ratio):
-    """Transformer: storages that are dead for good inflate the original's scores, to no one's use."""
-    ours, theirs = read_log(LOGS / "transformer.log.gz"), read_log(LOGS / "transformer.log.gz", simrd=True)
-    for heuristic in ("dtr", "dtr-eq"):
-        budget = int(ratio * ours.peak)
-        original = replay(theirs, budget, heuristic, max_slowdown=2.0, simrd=True).slowdown
-        assert replay(ours, budget, heuristic, max_slowdown=2.0).slowdown < original
+# Of all cells those in which our own rules give another slowdown.  Storages that are dead for good inflate
+# the original's scores there, to no one's use.
+OURS = {("transformer", "dtr", "0.3"): 1.116, ("transformer", "dtr-eq", "0.2"): 1.513}
 
 
 @needs_logs
-@pytest.mark.parametrize("name", ["resnet32", "unet", "transformer"])
-def test_elsewhere_our_own_rules_give_the_same(name):
-    ours, theirs = read_log(LOGS / f"{name}.log.gz"), read_log(LOGS / f"{name}.log.gz", simrd=True)
-    for heuristic in ("dtr-eq", "dtr-local", "msps"):
-        for ratio in (0.9, 0.7, 0.5):
-            budget = int(ratio * ours.peak)
-            original = replay(theirs, budget, heuristic, simrd=True)
-            assert replay(ours, budget, heuristic).slowdown == pytest.approx(original.slowdown, abs=0.001)
+@pytest.mark.parametrize(
+    ("name", "heuristics"),
+    [
+        *((name, OURS_TO_COMPARE) for name in ("resnet32", "unet", "transformer")),
+        *((name, ("dtr-eq", "dtr-local")) for name in ("treelstm", "lstm")),
+    ],
+)
+def test_by_our_own_rules_hardly_anything_differs(name, heuristics):
+    """The same within 0.003 at all budgets but those of ``OURS``; what the original does not end in twice the
+    time does not end here either."""
+    schedule = read_log(LOGS / f"{name}.log.gz")
+    for heuristic in heuristics:
+        for ratio, slowdown in expected()[name][heuristic].items():
+            result = replay(schedule, int(float(ratio) * schedule.peak), heuristic, max_slowdown=2.0)
+            where = (name, heuristic, ratio)
+            if where in OURS:
+                assert result.slowdown == pytest.approx(OURS[where], abs=0.0005), where
+                assert result.slowdown < slowdown, where
+            elif isinstance(slowdown, str):
+                assert result.outcome != "ok", where
+            else:
+                assert result.slowdown == pytest.approx(slowdown, abs=0.003), where

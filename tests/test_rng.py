@@ -122,7 +122,12 @@ class Step:
         return counted
 
 
-def step(make: Callable[[], nn.Module], device: str, budget: float | int | None = None) -> Step:
+def step(
+    make: Callable[[], nn.Module],
+    device: str,
+    budget: float | int | None = None,
+    **chosen: Any,
+) -> Step:
     """A step from seed 0, by dtr under a budget or else by aot_eager; the second, after compilation."""
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -132,7 +137,7 @@ def step(make: Callable[[], nn.Module], device: str, budget: float | int | None 
     if budget is None:
         compiled = torch.compile(model, backend="aot_eager")
     else:
-        options = {"budget": budget, "on_report": reports.append}
+        options = {"budget": budget, "on_report": reports.append, **chosen}
         compiled = torch.compile(model, backend="dtr", options=options)
     compiled(x).backward()
     model.zero_grad()
@@ -147,9 +152,9 @@ def step(make: Callable[[], nn.Module], device: str, budget: float | int | None 
     )
 
 
-def smallest_budget(make: Callable[[], nn.Module], device: str) -> int:
+def smallest_budget(make: Callable[[], nn.Module], device: str, **chosen: Any) -> int:
     with pytest.raises(BackendCompilerFailed) as caught:
-        step(make, device, 1)
+        step(make, device, 1, **chosen)
     assert isinstance(caught.value.inner_exception, InfeasibleBudgetError)
     return caught.value.inner_exception.smallest
 
@@ -208,7 +213,8 @@ def test_one_mask_recomputed_again_and_again(draw: Callable[[Tensor], Tensor], d
     def make() -> nn.Module:
         return OneMask(draw)
 
-    found = step(make, device, smallest_budget(make, device))
+    online = {"planner": "online", "heuristic": "dtr-eq"}
+    found = step(make, device, smallest_budget(make, device, **online), **online)
     assert found.left_behind == step(make, device).left_behind
     assert max(found.replays.values()) >= 2
 

@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 
 import pytest
+from operator_logs import write_chain
 
 from dtr_fx.cli import main
 from dtr_fx.simulate import read_log, replay
-from dtr_fx.simulate.log import AliasLine, CallLine, ConstantLine, Line, MemoryLine, ReleaseLine, write_log
-
-N = 12
 
 
 @pytest.fixture
 def log(tmp_path):
-    """A chain of unit operators forward and backward."""
-    lines: list[Line] = [ConstantLine("t0"), MemoryLine(100, "t0")]
-
-    def call(name: str, args: tuple[str, ...], result: str) -> None:
-        lines.extend([CallLine(args, name, (result,), 50), MemoryLine(100, result), AliasLine(-1, result)])
-
-    for number in range(1, N + 1):
-        call("f", (f"t{number - 1}",), f"t{number}")
-    gradient = f"t{N}"
-    for number in range(N - 1, -1, -1):
-        call("f_backward", (f"t{number}", gradient), f"g{number}")
-        lines += [ReleaseLine(gradient), *([ReleaseLine(f"t{number}")] if number else [])]
-        gradient = f"g{number}"
-    path = tmp_path / "chain.log.gz"
-    write_log(path, lines)
-    return path
+    return write_chain(tmp_path / "chain.log.gz")
 
 
 def test_a_table_for_each_log(log, capsys):
@@ -76,20 +60,39 @@ def test_simrd_and_limits(log, capsys):
         (["none.log"], "cannot read none.log: No such file"),
         (["{log}", "-o", "out.txt"], "out.txt: name the file by what it is to be: .csv, .json, .png"),
         (["{log}", "-o", "no/folder/out.csv"], "there is no folder no/folder"),
+        (["{log}", "-o", "{folder}", "-f"], "picture.png: it is a folder"),
+        (["{log}", "{log}", "-o", "out.png"], "several of the logs are named chain"),
     ],
 )
 def test_a_users_error_is_one_line(log, capsys, arguments, expected):
-    assert main(["simulate", *(argument.format(log=log) for argument in arguments)]) == 2
+    folder = log.parent / "picture.png"
+    folder.mkdir()
+    assert main(["simulate", *(argument.format(log=log, folder=folder) for argument in arguments)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("dtr-fx: error: ")
     assert error.count("\n") == 1
     assert expected in error
 
 
+def test_a_missing_library_is_told_before_anything_runs(log, tmp_path, capsys, monkeypatch):
+    for module in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, module, None)
+    files = [tmp_path / "out.csv", tmp_path / "out.png"]
+    assert main(["simulate", str(log), "-o", str(files[0]), "-o", str(files[1])]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "pip install 'dtr_fx[plot]'" in shown.err
+    assert not files[0].exists()
+
+
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
         ("--budget", "auto", "a log runs on no device"),
+        ("--budget", "8 gigs", "--budget: 8 gigs: write a share of the log's peak"),
+        ("--max-slowdown", "abc", "--max-slowdown: abc: a slowdown is at least 1"),
+        ("--jobs", "0", "--jobs: 0 is not a positive number"),
+        ("--jobs", "-3", "--jobs: -3 is not a positive number"),
         ("--budget", "120%", "at most 1"),
         ("--max-slowdown", "0.5", "a slowdown is at least 1"),
         ("--heuristic", "best", "invalid choice"),

@@ -13,22 +13,25 @@ NUMBERS are those of the figures in the paper (Kirisame et al., ICLR 2021), all 
   dtr-fx figures 2 12 --logs *.log.gz -o results
 
 Without --logs the models of the paper's evaluation are recorded first, once: their logs are kept in
-FOLDER/logs. Next to each figure, figure2.png, its numbers are written as figure2.csv.
+FOLDER/logs. Next to each figure, figure2.png, its numbers are written as figure2.csv. Figure 3 has small
+networks beside the logs; its numbers say which planners were not tried on logs of many operators.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from dtr_fx.cli.output import check_output, write_text
+import torch
+
+from dtr_fx.cli.arguments import add_jobs, check_names_apart, read
+from dtr_fx.cli.output import check_output, write_picture, write_text
 from dtr_fx.cli.progress import progress
-from dtr_fx.cli.simulate import read
 from dtr_fx.errors import CommandError
 from dtr_fx.planners.graph import OperatorGraph
+from dtr_fx.record import record_log
 from dtr_fx.simulate.figures import (
     FIGURES,
     REPLAYED,
@@ -67,9 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="png",
         help="of the pictures (default: %(default)s)",
     )
-    parser.add_argument(
-        "-j", "--jobs", type=int, metavar="N", help="replays at a time (default: one per core)"
-    )
+    add_jobs(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -95,7 +96,7 @@ def run(arguments: argparse.Namespace) -> None:
         if number in REPLAYED:
             drawing = draw_study(study, number)
         elif number == 3:
-            drawing = _compare(schedules if arguments.logs else (), arguments.jobs)
+            drawing = _compare(schedules, arguments.jobs)
         else:
             drawing = draw_linear(trace_linear())
         _write(drawing, folder, arguments.format, force=arguments.force)
@@ -124,26 +125,17 @@ def _folder(path: Path) -> Path:
 
 
 def _schedules(arguments: argparse.Namespace, numbers: Collection[int]) -> list[Schedule]:
-    """The logs that were named; else those of the zoo, if a figure replays them."""
-    if arguments.logs is None and not set(numbers) & set(REPLAYED):
+    """The logs that were named; else those of the zoo, if a figure is drawn from logs."""
+    if arguments.logs is None and not set(numbers) & {*REPLAYED, 3}:
         return []
     paths = arguments.logs or _recorded(arguments.output / "logs")
-    schedules = [read(path, simrd=False) for path in paths]
-    names = [schedule.name for schedule in schedules]
-    for name in names:
-        if names.count(name) > 1:
-            raise CommandError(
-                f"--logs: several of the files are named {name}; the panels need different names"
-            )
+    schedules = [read(path) for path in paths]
+    check_names_apart(schedules)
     return schedules
 
 
 def _recorded(folder: Path) -> list[Path]:
     """Logs of the zoo; those that are not there are recorded."""
-    # torch takes seconds to import, which figures from given logs need not wait for.
-    import torch
-
-    from dtr_fx.record import record_log
     from dtr_fx.zoo import ZOO
 
     paths = {name: _folder(folder) / f"{name}.log.gz" for name in ZOO}
@@ -161,15 +153,11 @@ def _recorded(folder: Path) -> list[Path]:
 def _compare(schedules: Sequence[Schedule], jobs: int | None) -> Drawing:
     comparison = Comparison([*networks(), *map(OperatorGraph.of, schedules)])
     with progress("plans", len(comparison)) as watch:
-        comparison.run(processes=jobs or os.cpu_count() or 1, watch=watch)
+        comparison.run(processes=jobs, watch=watch)
     return draw_comparison(comparison)
 
 
 def _write(drawing: Drawing, folder: Path, suffix: str, *, force: bool) -> None:
     path = folder / f"figure{drawing.number}.{suffix}"
-    try:
-        drawing.picture.savefig(path)
-    except OSError as error:
-        raise CommandError(f"cannot write {path}: {error.strerror}") from None
-    print(f"Wrote {path}")
+    write_picture(path, drawing.picture)
     write_text(path.with_suffix(".csv"), drawing.csv(), force=force)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dtr_fx.errors import CommandError
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 def check_output(path: Path | None, *, force: bool) -> None:
-    """Refuse, before anything runs, a file that is there already or has no folder to lie in.
+    """Refuse, before anything runs, a file that is there already, is a folder, or has none to lie in.
 
     Raises
     ------
@@ -17,6 +21,8 @@ def check_output(path: Path | None, *, force: bool) -> None:
     """
     if path is None:
         return
+    if path.is_dir():
+        raise CommandError(f"cannot write {path}: it is a folder")
     if path.exists() and not force:
         raise CommandError(f"{path} exists: overwrite it with -f, or name another file")
     if not path.parent.is_dir():
@@ -34,6 +40,21 @@ def write_text(path: Path, text: str, *, force: bool) -> None:
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {error.strerror}") from None
+    print(f"Wrote {path}")
+
+
+def write_picture(path: Path, picture: Figure) -> None:
+    """Draw the file, over one that is there, and say so.
+
+    Raises
+    ------
+    CommandError
+        It cannot be written.
+    """
+    try:
+        picture.savefig(path)
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror}") from None
     print(f"Wrote {path}")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dtr_fx.cli.output import check_output
-from dtr_fx.cli.targets import load_target
+from dtr_fx.cli.targets import load_target, one_line
 from dtr_fx.errors import CommandError
 from dtr_fx.options import did_you_mean
 
@@ -57,8 +57,9 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise CommandError("there is no CUDA device here: record on the CPU, without --device")
     torch.manual_seed(0)
-    model, inputs = _on_device(*_load(arguments.target), arguments.device)
-    record_log(model, inputs, arguments.output)
+    model, inputs = _load(arguments.target)
+    with one_line(f"{arguments.target} cannot be recorded"):
+        record_log(*_on_device(model, inputs, arguments.device), arguments.output)
     print(f"Wrote {arguments.output}")
 
 

@@ -14,19 +14,19 @@ heuristic and to keep its metadata. A replay that takes more than --max-slowdown
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
 from tabulate import tabulate
 
-from dtr_fx.cli.output import check_output, write_text
+from dtr_fx.cli.arguments import add_jobs, budget, check_names_apart, read, slowdown
+from dtr_fx.cli.output import check_output, write_picture, write_text
 from dtr_fx.cli.progress import progress
-from dtr_fx.errors import CommandError, OptionError
-from dtr_fx.options import parse_budget
+from dtr_fx.errors import CommandError
 from dtr_fx.runtime import HEURISTICS, Deallocation
-from dtr_fx.simulate import Replay, Schedule, Sweep, read_log
+from dtr_fx.simulate import Replay, Schedule, Sweep
+from dtr_fx.simulate.figures import plot_slowdowns, require_matplotlib
 from dtr_fx.simulate.sweep import RATIOS, to_csv, to_json
 from dtr_fx.units import format_bytes, format_percent
 
@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=budget,
         default=list(RATIOS),
+        metavar="BUDGET",
         help='shares of each log\'s peak ("60%%", 0.6) or bytes ("8GiB") (default: 90%%, 80%%, ... 10%%)',
     )
     parser.add_argument(
@@ -62,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-slowdown",
-        type=_slowdown,
+        type=slowdown,
         default=2.0,
         metavar="X",
         help="give a replay up that takes more than X times the program's time (default: 2)",
@@ -82,9 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the results to FILE, too: .csv, .json, or a picture (.png, .svg, .pdf); may be repeated",
     )
     parser.add_argument("-f", "--force", action="store_true", help="overwrite FILE")
-    parser.add_argument(
-        "-j", "--jobs", type=int, metavar="N", help="replays at a time (default: one per core)"
-    )
+    add_jobs(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -96,13 +95,15 @@ def run(arguments: argparse.Namespace) -> None:
         A user's error: in a log, an option or an output file.
     """
     _check_outputs(arguments)
+    schedules = [read(path, simrd=arguments.simrd) for path in arguments.logs]
+    if any(path.suffix in _PICTURES for path in arguments.output):
+        check_names_apart(schedules)
     sweep = Sweep(
-        [read(path, simrd=arguments.simrd) for path in arguments.logs],
+        schedules,
         arguments.heuristic,
         arguments.budget,
         arguments.deallocation,
         max_slowdown=arguments.max_slowdown,
-        simrd=arguments.simrd,
     )
     with progress("replays", len(sweep)) as watch:
         results = sweep.run(processes=arguments.jobs, watch=watch)
@@ -122,13 +123,8 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
         known = (*_TABLES, *_PICTURES)
         if path.suffix not in known:
             raise CommandError(f"{path}: name the file by what it is to be: {', '.join(known)}")
-
-
-def read(path: Path, *, simrd: bool) -> Schedule:
-    try:
-        return read_log(path, simrd=simrd)
-    except OSError as error:
-        raise CommandError(f"cannot read {path}: {error.strerror}") from None
+        if path.suffix in _PICTURES:
+            require_matplotlib()
 
 
 def _title(schedule: Schedule) -> str:
@@ -159,27 +155,5 @@ def _table(results: Sequence[Replay]) -> str:
 def _write(path: Path, sweep: Sweep, results: Sequence[Replay], *, force: bool) -> None:
     if path.suffix in _TABLES:
         write_text(path, _TABLES[path.suffix](results), force=force)
-        return
-    # matplotlib takes a second to import, and only pictures need it.
-    from dtr_fx.simulate.figures import plot_slowdowns
-
-    plot_slowdowns(results, "Slowdown under a memory budget", sweep.schedules).savefig(path)
-    print(f"Wrote {path}")
-
-
-def budget(text: str) -> float | int:
-    """A share of a log's peak, or bytes, from the command line."""
-    try:
-        spec = parse_budget(text)
-    except OptionError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if spec.kind == "auto":
-        raise argparse.ArgumentTypeError("a log runs on no device: write a share or bytes, not auto")
-    return float(spec.value) if spec.kind == "fraction" else int(spec.value)
-
-
-def _slowdown(text: str) -> float:
-    value = float(text)
-    if not (value >= 1 and math.isfinite(value)):
-        raise argparse.ArgumentTypeError(f"{text}: a slowdown is at least 1, the program's own time")
-    return value
+    else:
+        write_picture(path, plot_slowdowns(results, "Slowdown under a memory budget", sweep.schedules))

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from dtr_fx.errors import CommandError
+from dtr_fx.errors import CommandError, DTRError
 from dtr_fx.options import did_you_mean
 
 Inputs: TypeAlias = "tuple[Any, ...] | dict[str, Any]"
@@ -48,7 +48,7 @@ def load_target(target: str) -> tuple[Callable[..., Any], Inputs]:
     with _importable(Path(place).resolve().parent if is_file else Path.cwd()):
         module = _import_file(Path(place)) if is_file else _import_module(place)
         factory = _member(module, name, place)
-        with _one_line(f"{target} failed"):
+        with one_line(f"{target} failed"):
             made = factory()
     return _model_and_inputs(made, target)
 
@@ -65,10 +65,18 @@ def _importable(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _one_line(what: str) -> Iterator[None]:
-    """Turn whatever the user's code raises, an exit included, into one line that says where."""
+def one_line(what: str) -> Iterator[None]:
+    """Turn whatever the user's code raises, an exit included, into one line that says where.
+
+    Raises
+    ------
+    DTRError
+        See above; errors of dtr_fx are passed on as they are.
+    """
     try:
         yield
+    except DTRError:
+        raise
     except (Exception, SystemExit) as error:
         cause = " ".join(str(error).split())
         raise CommandError(f"{what}: {type(error).__name__}: {cause}{_where(error)}") from error
@@ -98,13 +106,13 @@ def _import_file(path: Path) -> ModuleType:
         raise CommandError(f"{path} cannot be imported")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    with _one_line(f"{path} cannot be imported"):
+    with one_line(f"{path} cannot be imported"):
         spec.loader.exec_module(module)
     return module
 
 
 def _import_module(name: str) -> ModuleType:
-    with _one_line(f"{name} cannot be imported"):
+    with one_line(f"{name} cannot be imported"):
         return importlib.import_module(name)
 
 

@@ -41,6 +41,10 @@ FINEST = 10**5
 _Key = TypeVar("_Key")
 
 
+class TooLarge(CannotPlan):
+    """A graph whose program would have too many variables."""
+
+
 def solve_checkmate(graph: OperatorGraph, budget: float, seconds: float = 60.0) -> Solution:
     """The cheapest plan in stages within the budget.
 
@@ -50,11 +54,14 @@ def solve_checkmate(graph: OperatorGraph, budget: float, seconds: float = 60.0) 
     Raises
     ------
     CannotPlan
-        No plan in stages fits the budget, or the program would have more than ``MAX_VARIABLES`` variables.
+        No plan in stages fits the budget, the program would have more than ``MAX_VARIABLES`` variables, or
+        there is nothing to plan.
+    ValueError
+        The budget or the seconds are no number, or there are no seconds.
     DTRError
         scipy is not installed.
     """
-    require_room(graph, budget, "Checkmate")
+    require_room(graph, budget, seconds, "Checkmate")
     start = time.perf_counter()
     program = _Program(closed(graph), budget)
     result = program.solve(max(seconds - (time.perf_counter() - start), 0.01))
@@ -78,7 +85,7 @@ class _Program:
     def __init__(self, graph: OperatorGraph, budget: float) -> None:
         variables = _variables(graph)
         if variables > MAX_VARIABLES:
-            raise CannotPlan(
+            raise TooLarge(
                 f"{graph.name}: Checkmate's program for {len(graph)} operators has {variables} variables, "
                 f"more than {MAX_VARIABLES}; use MOCCASIN's"
             )

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dtr_fx.runtime import Heuristic, OutOfBudget, Runtime, Thrash
+from dtr_fx.runtime import Heuristic, RunFailed, Runtime
 from dtr_fx.runtime.events import BANISH, COMPUTE, DROP, RECOMPUTE
 from dtr_fx.runtime.heuristics import Score
 from dtr_fx.simulate.replay import drive
 
 from .graph import OperatorGraph
-from .plan import CannotPlan, Compute, Free, Plan, Step
-
-# A run that costs more than this many times the program has no place in a comparison.
-THRASH = 100
+from .plan import CannotPlan, Compute, Free, Plan, PlanStep
 
 
-def plan_dtr(graph: OperatorGraph, budget: float, heuristic: str | Heuristic | Score = "dtr-eq") -> Plan:
+def plan_dtr(
+    graph: OperatorGraph,
+    budget: float,
+    heuristic: str | Heuristic | Score = "dtr-eq",
+    *,
+    max_recompute: float = 100.0,
+) -> Plan:
     """Drive the runtime through the program; a value is released after its last use.
 
     The results are rematerialized at the end (the output condition of C.6).
@@ -22,7 +25,7 @@ def plan_dtr(graph: OperatorGraph, budget: float, heuristic: str | Heuristic | S
     Raises
     ------
     CannotPlan
-        The runtime finds nothing left to evict, or recomputes more than ``THRASH`` times the program.
+        The runtime finds nothing left to evict, or recomputes more than ``max_recompute`` times the program.
 
     Examples
     --------
@@ -31,13 +34,13 @@ def plan_dtr(graph: OperatorGraph, budget: float, heuristic: str | Heuristic | S
     >>> plan_dtr(graph, 5).steps
     (Compute(op=0), Compute(op=1), Free(op=0), Free(op=1))
     """
-    runtime = Runtime(budget, heuristic, max_recompute=THRASH * graph.cost)
+    runtime = Runtime(budget, heuristic, max_recompute=max_recompute * graph.cost)
     try:
         drive(runtime, graph.schedule())
-    except (OutOfBudget, Thrash) as error:
+    except RunFailed as error:
         raise CannotPlan(f"{graph.name}: DTR under {runtime.heuristic.name}: {error}") from None
     # One storage for each operator: their numbers are the same.
-    steps: list[Step] = []
+    steps: list[PlanStep] = []
     for event in runtime.events:
         if event.kind in (COMPUTE, RECOMPUTE):
             steps.append(Compute(event.op))

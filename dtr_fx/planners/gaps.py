@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from .checkmate import solve_checkmate
+from .checkmate import TooLarge, solve_checkmate
 from .dtr import plan_dtr
 from .graph import OperatorGraph
 from .moccasin import require_ortools, solve_moccasin
@@ -20,17 +19,19 @@ class Gap:
     """A graph under a budget: the optimum, and what DTR costs under each heuristic.
 
     ``share`` is the budget's share of the graph's own peak, constants in both; ``budget`` are bytes without
-    constants.  ``cost`` is what the program costs unconstrained.  ``best`` is the cheapest plan that
-    ``solver`` found, and no plan costs less than ``bound``; the two are equal where ``optimal``.  They speak
-    of the solver's own kind of plans: Checkmate's run an operator once in a stage, MOCCASIN's a few times
+    constants.  ``floor`` are the bytes that an operator alone needs, or the results: no plan of any kind has
+    less.  ``cost`` is what the program costs unconstrained.  ``best`` is the cheapest plan that ``solver``
+    found, and no plan costs less than ``bound``; the two are equal where ``optimal``.  They speak of the
+    solver's own kind of plans: Checkmate's run an operator once in a stage, MOCCASIN's a few times
     altogether.  DTR is not bound to either, and may be cheaper where memory is tightest.  A cost is infinite
-    where there is no plan.
+    where there is no plan, and ``bound`` where that is proved.
     """
 
     graph: str
     operators: int
     share: float
     budget: int
+    floor: int
     cost: float
     best: float
     bound: float
@@ -70,6 +71,7 @@ def gaps(
                 operators=len(graph),
                 share=share,
                 budget=budget,
+                floor=graph.floor,
                 cost=graph.cost,
                 best=solution.cost,
                 bound=solution.bound,
@@ -83,13 +85,20 @@ def gaps(
 def _solve(graph: OperatorGraph, budget: int, seconds: float) -> Solution:
     """Checkmate's optimum, else MOCCASIN's, else the better plan under Checkmate's bound (of more plans)."""
     none = Solution("Checkmate", None, math.inf, math.inf, optimal=False, seconds=0.0)
-    first = second = none
-    with suppress(CannotPlan):
+    first: Solution | None = None
+    try:
         first = solve_checkmate(graph, budget, seconds)
-    if not first.optimal:
-        with suppress(CannotPlan):
-            second = solve_moccasin(graph, budget, seconds)
-    if second.optimal or first is none:
+    except TooLarge:
+        pass
+    except CannotPlan:  # proved, of MOCCASIN's plans too
+        return none
+    if first is not None and first.optimal:
+        return first
+    try:
+        second = solve_moccasin(graph, budget, seconds)
+    except CannotPlan:
+        return first or replace(none, planner="MOCCASIN")
+    if first is None or second.optimal:
         return second
     return first if first.cost <= second.cost else replace(second, bound=first.bound)
 

@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from numbers import Integral
+from typing import NamedTuple
 
 from dtr_fx.errors import GraphError
 from dtr_fx.simulate.schedule import Call, Constant, Keep, Output, Release, Schedule, Step
@@ -45,7 +46,7 @@ class OperatorGraph:
     Raises
     ------
     GraphError
-        An operator reads a later one or itself, or a number is out of range.
+        An operator reads a later one or itself, a size is no whole number, or a number is out of range.
 
     Examples
     --------
@@ -64,9 +65,9 @@ class OperatorGraph:
         for number, node in enumerate(self.nodes):
             if not all(0 <= source < number for source in node.inputs):
                 raise GraphError(f"operator {number} ({node.name}) may read operators before it only: {node}")
-            if not (0 <= node.cost < math.inf and node.size >= 0):
+            if not (0 <= node.cost < math.inf and isinstance(node.size, Integral) and node.size >= 0):
                 raise GraphError(
-                    f"operator {number} ({node.name}) needs a cost and a size of 0 or more: {node}"
+                    f"operator {number} ({node.name}) needs a cost, and whole bytes, of 0 or more: {node}"
                 )
         limit = len(self.nodes)
         if not all(0 <= number < limit for number in self.results):
@@ -159,16 +160,6 @@ class OperatorGraph:
             steps.append(Call(node.name, node.inputs, (Output(number, node.size),), node.cost))
             steps += (Release(value) for value in unused if value not in self.results)
         return Schedule(self.name, (*steps, *map(Keep, sorted(self.results))), self.backward)
-
-    def to_networkx(self) -> Any:
-        """A ``networkx.DiGraph`` over the operators' numbers, with their ``name``, ``cost`` and ``size``."""
-        import networkx
-
-        graph = networkx.DiGraph(name=self.name)
-        for number, node in enumerate(self.nodes):
-            graph.add_node(number, name=node.name, cost=node.cost, size=node.size)
-            graph.add_edges_from((source, number) for source in node.inputs)
-        return graph
 
 
 @dataclass

@@ -41,11 +41,13 @@ def solve_moccasin(
     Raises
     ------
     CannotPlan
-        No such plan fits the budget.
+        No such plan fits the budget, or there is nothing to plan.
+    ValueError
+        The budget or the seconds are no number, or there are no seconds.
     DTRError
         ortools is not installed.
     """
-    require_room(graph, budget, "MOCCASIN")
+    require_room(graph, budget, seconds, "MOCCASIN")
     start = time.perf_counter()
     cp_model = require_ortools()
     program = _Program(closed(graph), budget, intervals, cp_model)

@@ -32,14 +32,14 @@ class Free(NamedTuple):
     op: int
 
 
-Step: TypeAlias = Compute | Free
+PlanStep: TypeAlias = Compute | Free
 
 
 @dataclass(frozen=True)
 class Plan:
     """What to compute and what to free, in order."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[PlanStep, ...]
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -122,7 +122,7 @@ def plan_order(graph: OperatorGraph, order: Sequence[int]) -> Plan:
     for position, op in enumerate(order):
         if current[op] != position or op not in graph.results:
             frees[max(last_use[position], position)].append(op)
-    steps: list[Step] = []
+    steps: list[PlanStep] = []
     for op, freed in zip(order, frees):
         steps.append(Compute(op))
         steps += map(Free, freed)

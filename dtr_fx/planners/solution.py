@@ -44,8 +44,20 @@ class Solution:
         return self.plan
 
 
-def require_room(graph: OperatorGraph, budget: float, planner: str) -> None:
-    """Raise ``CannotPlan`` if an operator alone does not fit."""
+def require_room(graph: OperatorGraph, budget: float, seconds: float, planner: str) -> None:
+    """Refuse what no program need be written for.
+
+    Raises
+    ------
+    CannotPlan
+        There are no operators, or one alone does not fit.
+    ValueError
+        The budget or the time is no number, or the time is not positive.
+    """
+    if not seconds > 0 or math.isnan(budget):
+        raise ValueError(f"{planner} needs a budget and some seconds, not {budget} and {seconds}")
+    if not len(graph):
+        raise CannotPlan(f"{graph.name}: there are no operators to plan")
     if graph.floor > budget:
         raise CannotPlan(
             f"{graph.name}: {planner} cannot plan {budget} bytes; every plan needs {graph.floor}"

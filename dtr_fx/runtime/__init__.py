@@ -5,7 +5,7 @@ from .events import Event, trace
 from .future import next_uses
 from .graph import Operator, Storage, Tensor
 from .heuristics import HEURISTICS, Heuristic, parameterized, random, resolve
-from .runtime import Deallocation, Order, OutOfBudget, Runtime, Thrash
+from .runtime import Deallocation, Order, OutOfBudget, RunFailed, Runtime, Thrash
 
 __all__ = [
     "HEURISTICS",
@@ -15,6 +15,7 @@ __all__ = [
     "Operator",
     "Order",
     "OutOfBudget",
+    "RunFailed",
     "Runtime",
     "Storage",
     "Tensor",

@@ -15,6 +15,7 @@ BUDGET = "budget"  # evicted to make room (Fig. 1, PerformEviction)
 RELEASED = "released"  # the last external reference went (C.5)
 PASSED = "passed"  # rematerialized only on the way to another value, which is now computed
 DUPLICATE = "duplicate"  # recomputed beside the output of the same operator that was asked for
+PLANNED = "planned"  # by a plan that knows when it is recomputed
 DEAD = "dead"  # nothing can ask for it again
 
 

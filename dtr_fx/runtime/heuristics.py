@@ -37,12 +37,15 @@ class Heuristic:
     time:
         What ``s`` is: the time since the last access, or (in a traced graph, where it is known) the
         time until the next use.
+    horizon:
+        How many evicted storages ``"needed"`` counts at most, the nearest first; no limit if None.
     """
 
     name: str
     make_score: Callable[[], Score]
     neighborhood: Neighborhood = "eq"
     time: Time = "staleness"
+    horizon: int | None = None
 
 
 def parameterized(
@@ -97,6 +100,9 @@ def random(seed: int = 0) -> Heuristic:
     return Heuristic("rand", make_score, "local")
 
 
+# Beyond this many a long chain costs more to count than the count is worth.
+_HORIZON = 100
+
 HEURISTICS: dict[str, Heuristic] = {
     heuristic.name: heuristic
     for heuristic in (
@@ -107,8 +113,8 @@ HEURISTICS: dict[str, Heuristic] = {
         Heuristic("size", lambda: _large, "local"),
         Heuristic("msps", lambda: _cost_over_size, "ancestors"),
         random(),
-        Heuristic("next-use", lambda: _cost_over_size_and_time, "needed", "next_use"),
-        Heuristic("next-use-root", lambda: _cost_over_size_and_root_time, "needed", "next_use"),
+        Heuristic("next-use", lambda: _cost_over_size_and_time, "needed", "next_use", _HORIZON),
+        Heuristic("next-use-root", lambda: _cost_over_size_and_root_time, "needed", "next_use", _HORIZON),
     )
 }
 

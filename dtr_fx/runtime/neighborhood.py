@@ -8,12 +8,13 @@ counts the storages and sets that it looks at on the way (Appendix D.3).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 
 from .graph import Storage
-from .heuristics import Neighborhood
+from .heuristics import Heuristic
 from .pool import Pool
 
 
@@ -181,12 +182,16 @@ class Evicted(Local):
 
     A search is repeated only for the storages whose neighbourhood has changed since the last choice: those
     that a search from what was evicted, restored or freed since then, ``_turned``, reaches.  ``downward``
-    says which evicted descendants count; a descendant that does not count still conducts.
+    says which evicted descendants count; a descendant that does not count still conducts.  A search ends
+    after ``horizon`` storages.
     """
 
-    def __init__(self, pool: Pool, downward: Callable[[Storage], bool] | None) -> None:
+    def __init__(
+        self, pool: Pool, downward: Callable[[Storage], bool] | None, horizon: int | None = None
+    ) -> None:
         super().__init__(pool)
         self._downward = downward
+        self._horizon = math.inf if horizon is None else horizon
         self._changed: dict[Storage, None] = {}
         self._turned: dict[Storage, None] = {}
 
@@ -236,7 +241,7 @@ class Evicted(Local):
         """The evicted storages reached by steps through evicted storages only."""
         reached: dict[Storage, None] = {}
         pending = list(start)
-        while pending:
+        while pending and len(reached) < self._horizon:
             around = step(pending.pop())
             self.visits += len(around)
             for other in around:
@@ -258,14 +263,15 @@ def _is_used_again(storage: Storage) -> bool:
     return storage.refs > 0
 
 
-def track(neighborhood: Neighborhood, pool: Pool) -> Local:
+def track(heuristic: Heuristic, pool: Pool) -> Local:
     """The tracker that keeps ``pool.cost`` for a heuristic's ``neighborhood``."""
+    neighborhood = heuristic.neighborhood
     if neighborhood == "eq":
         return EquivalenceClasses(pool)
     if neighborhood == "exact":
         return Evicted(pool, lambda storage: True)
     if neighborhood == "needed":
-        return Evicted(pool, _is_used_again)
+        return Evicted(pool, _is_used_again, heuristic.horizon)
     if neighborhood == "ancestors":
         return Evicted(pool, None)
     return Local(pool)

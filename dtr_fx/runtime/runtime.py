@@ -28,7 +28,11 @@ Deallocation: TypeAlias = Literal["eager", "banish", "ignore"]
 Order: TypeAlias = Literal["depth first", "program"]
 
 
-class OutOfBudget(Exception):
+class RunFailed(Exception):
+    """A run cannot go on."""
+
+
+class OutOfBudget(RunFailed):
     """Nothing is left to evict.  ``op`` needed ``needed`` bytes beside the ``used`` resident ones."""
 
     def __init__(self, op: int, needed: int, used: int, budget: int) -> None:
@@ -40,8 +44,12 @@ class OutOfBudget(Exception):
         self.used = used
 
 
-class Thrash(Exception):
+class Thrash(RunFailed):
     """Rematerialization costs more than the run's limit."""
+
+
+class Discarded(RunFailed):
+    """What ``discard`` freed for good is asked for again."""
 
 
 class _Frame:
@@ -108,6 +116,7 @@ class Runtime:
         self.max_recompute = max_recompute
         self.clock = 0.0
         self.base_cost = 0.0
+        self.now = 0.0
         self.used = 0
         self.peak = 0
         self.events: list[Event] = []
@@ -115,7 +124,7 @@ class Runtime:
         self._operators = 0
         self._score = self.heuristic.make_score()
         self._pool = Pool()
-        self._neighborhood = track(self.heuristic.neighborhood, self._pool)
+        self._neighborhood = track(self.heuristic, self._pool)
         self._frames: list[_Frame] = []
         self._waiting: dict[Storage, list[_Frame]] = {}
         self._locked: dict[Storage, None] = {}
@@ -195,7 +204,10 @@ class Runtime:
             self._perform(tensor.op)
 
     def expect(self, tensor: Tensor, time: float) -> None:
-        """Say when, in the program's own cost so far, the tensor is used next (``math.inf``: never)."""
+        """Say when the tensor is used next (``math.inf``: never), in the unit of ``now``.
+
+        ``now`` is the cost of the program's own operators so far, unless the caller sets it.
+        """
         storage = tensor.storage
         storage.next_use = time
         if storage.slot >= 0:
@@ -222,6 +234,23 @@ class Runtime:
         assert tensor.storage.resident
         self._pin(tensor.storage)
 
+    def drop(self, tensor: Tensor) -> None:
+        """Evict the tensor's storage, as a plan says that was made with knowledge of the future."""
+        storage = tensor.storage
+        if storage.slot >= 0:
+            assert tensor.op is not None
+            self._evict(storage, tensor.op, events.PLANNED)
+
+    def discard(self, tensor: Tensor) -> None:
+        """Free the tensor's storage for good, even if it is pinned: nothing asks for it again.
+
+        Should something do, the run fails with ``Discarded``.
+        """
+        storage = tensor.storage
+        if storage.resident and storage.root.op is not None:
+            storage.retired = True
+            self._discard(storage, events.DEAD)
+
     # Figure 1
 
     def _perform(self, op: Operator) -> None:
@@ -246,7 +275,7 @@ class Runtime:
                     self._frames += self._in_program_order(frame, missing)
                 else:
                     self._frames.append(self._rematerialize(missing[:1]))
-        except (OutOfBudget, Thrash):
+        except RunFailed:
             for frame in self._frames[base:]:
                 for storage in frame.held:
                     self._unlock(storage)
@@ -262,7 +291,8 @@ class Runtime:
     def _rematerialize(self, wanted: Sequence[Tensor]) -> _Frame:
         op = wanted[0].op
         assert op is not None
-        assert not wanted[0].storage.retired
+        if wanted[0].storage.retired:
+            raise Discarded(f"operator {op.id} would have to run again, and its results are discarded")
         self._touch(op)
         return _Frame(op, wanted)
 
@@ -335,6 +365,7 @@ class Runtime:
         self.used -= op.workspace
         if first:
             self.base_cost += op.cost
+            self.now += op.cost
         for tensor in op.outputs:
             storage = tensor.storage
             if tensor is not storage.root:
@@ -372,7 +403,7 @@ class Runtime:
             choice = self._pool.victim(
                 self._score,
                 self.heuristic.time,
-                self.base_cost if next_use else self.clock,
+                self.now if next_use else self.clock,
                 self._locked,
             ) or self._borrow(op)
             if choice is None:

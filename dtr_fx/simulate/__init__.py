@@ -1,4 +1,4 @@
-"""The paper's own experiments, on the same runtime and without torch."""
+"""The paper's own experiments, on the same runtime: operator logs and synthetic networks, no model runs."""
 
 from . import networks
 from .adversary import AdversaryRun, run_adversary

@@ -11,7 +11,10 @@ mutations and releases bind anew, into the numbered tensors of a ``Schedule``.
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
@@ -25,6 +28,10 @@ from .schedule import Call, Constant, Keep, Output, Release, Schedule, Step
 
 class LogError(DTRError, ValueError):
     """A log that cannot be read: the file, the line, and what was expected there."""
+
+
+class _DamagedError(LogError):
+    """A file that ends in the middle of its data, or has other than text in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +122,9 @@ Line: TypeAlias = (
 START = "START"
 BACKWARD = "BACKWARD"
 
+_WHOLE = re.compile(r"-?[0-9]+")
+_DIGITS = 20  # more than sizes and times have; int() takes no more than thousands
+
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
@@ -123,10 +133,11 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> int:
-    try:
-        return int(_text(value))
-    except ValueError:
-        raise ValueError("a whole number in a string") from None
+    if not isinstance(value, str) or not _WHOLE.fullmatch(value):
+        raise ValueError("a whole number in a string")
+    if len(value) > _DIGITS or int(value) >= 2**63:
+        raise ValueError("a number below 2**63")
+    return int(value)
 
 
 def _amount(value: Any) -> int:
@@ -148,7 +159,7 @@ def _positions(value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-# The keys of each instruction, in the order of the class's fields and (by chance) of the alphabet.
+# The keys of each instruction, in the order of the class's fields.
 _FORMS: dict[str, tuple[type[Any], dict[str, Callable[[Any], Any]]]] = {
     "ANNOTATE": (AnnotateLine, {"ANNOTATION": _text}),
     "CALL": (CallLine, {"ARGS": _names, "NAME": _text, "RESULT": _names, "TIME": _amount}),
@@ -161,6 +172,7 @@ _FORMS: dict[str, tuple[type[Any], dict[str, Callable[[Any], Any]]]] = {
     "COPYFROM": (CopyFromLine, {"DST": _text, "SRC": _text}),  # the paper's spelling
     "RELEASE": (ReleaseLine, {"NAME": _text}),
 }
+# COPY_FROM comes before COPYFROM above, so it is the one that is written.
 _KINDS = {cls: kind for kind, (cls, _) in reversed(_FORMS.items())}
 _AS_TEXT = {"TIME", "MEMORY", "ALIAS"}
 
@@ -177,11 +189,13 @@ def parse_line(text: str) -> Line:
         fields = json.loads(text)
     except json.JSONDecodeError as error:
         raise LogError(f"expected a JSON object, found {_shown(text)} ({error.msg})") from None
+    except (ValueError, RecursionError):  # thousands of digits, or of brackets
+        raise LogError(f"expected a JSON object, found {_shown(text)}") from None
     if not isinstance(fields, dict) or "INSTRUCTION" not in fields:
         raise LogError(f'expected an object with "INSTRUCTION", found {_shown(text)}')
     kind = fields["INSTRUCTION"]
     if not isinstance(kind, str) or kind not in _FORMS:
-        raise LogError(f"expected an instruction among {', '.join(_FORMS)}, found {kind!r}")
+        raise LogError(f"expected an instruction among {', '.join(_FORMS)}, found {_shown(kind)}")
     cls, keys = _FORMS[kind]
     values = []
     for key, decode in keys.items():
@@ -190,7 +204,7 @@ def parse_line(text: str) -> Line:
         try:
             values.append(decode(fields[key]))
         except ValueError as error:
-            raise LogError(f'{kind}: expected {error} as "{key}", found {fields[key]!r}') from None
+            raise LogError(f'{kind}: expected {error} as "{key}", found {_shown(fields[key])}') from None
     return cls(*values)
 
 
@@ -218,11 +232,12 @@ def write_log(path: str | Path, lines: Iterable[Line]) -> None:
 
 
 def read_log(path: str | Path, *, simrd: bool = False) -> Schedule:
-    """The schedule of an operator log, plain or gzip.
+    """The schedule of an operator log, plain or gzip; a pipe will do.
 
     Mutation becomes a pure operator that returns a new storage of the same size (C.6).  Every name of the old
     storage then means the new one; with ``simrd`` only the name that was mutated does, as in the original
-    simulator, so that other names still see the old contents and hold on to their memory.
+    simulator, so that other names still see the old contents and hold on to their memory.  A schedule read
+    with ``simrd`` is also replayed by that simulator's rules.
 
     The tensors that still have a name at the end are the results: they are rematerialized and stay (the
     output condition of C.6).
@@ -236,50 +251,85 @@ def read_log(path: str | Path, *, simrd: bool = False) -> Schedule:
     """
     path = Path(path)
     with _open(path) as file:
-        start = next((number for number, text in enumerate(file, 1) if _is_start(text)), 0)
-    reader = _Reader(simrd=simrd)
-    with _open(path) as file:
-        lines = _Lines(file, start)
-        try:
-            for line in lines:
-                reader.read(line, lines)
-        except LogError as error:
-            raise LogError(f"{path}:{lines.number}: {error}") from None
+        reader = _read(_Lines(file, path), path, simrd=simrd)
     if not reader.calls:
         raise LogError(f"{path}: expected operators, found none")
-    return reader.schedule(path.name.removesuffix(".gz").removesuffix(".log"))
+    schedule = reader.schedule(path.name.removesuffix(".gz").removesuffix(".log"))
+    if not schedule.peak:
+        raise LogError(f"{path}: expected tensors of some bytes, found 0 bytes in each")
+    return schedule
 
 
 @contextmanager
 def _open(path: Path) -> Iterator[TextIO]:
     with open(path, "rb") as file:
-        compressed = file.read(2) == b"\x1f\x8b"
-    try:
-        with gzip.open(path, "rt") if compressed else open(path, encoding="utf-8") as text:
-            yield text  # type: ignore[misc]  # gzip's text wrapper is typed as either kind of file
-    except (EOFError, gzip.BadGzipFile, UnicodeDecodeError) as error:
-        raise LogError(f"{path}: expected a log, plain or gzip: {error}") from None
+        compressed = file.peek(2)[:2] == b"\x1f\x8b"
+        source: Any = gzip.GzipFile(fileobj=file) if compressed else file
+        with io.TextIOWrapper(source, encoding="utf-8") as text:
+            yield text
 
 
-def _is_start(text: str) -> bool:
-    try:
-        return f'"{START}"' in text and parse_line(text) == AnnotateLine(START)
-    except LogError:  # reported, with its number, if it is among the lines that count
-        return False
+def _read(lines: _Lines, path: Path, *, simrd: bool) -> _Reader:
+    """The lines from START on, or all of them; what is wrong before a START does not count."""
+    reader = _Reader(simrd=simrd)
+    while True:
+        try:
+            for line in lines:
+                reader.read(line, lines)
+        except _Started:
+            reader = _Reader(simrd=simrd, before=lines.before)
+        except _DamagedError:
+            raise
+        except LogError as error:
+            number = lines.number
+            if not lines.skip_to_start():
+                raise LogError(f"{path}:{number}: {error}") from None
+            reader = _Reader(simrd=simrd, before=lines.before)
+        else:
+            return reader
+
+
+class _Started(Exception):
+    """The line was START, and the first."""
+
+
+_START = AnnotateLine(START)
 
 
 class _Lines:
-    """The lines of a file after the first ``start``, each checked; ``number`` is that of the last one."""
+    """The lines of a file, each checked; ``number`` is that of the last one.
 
-    def __init__(self, file: TextIO, start: int) -> None:
-        self._texts = enumerate(file, 1)
-        self.number = sum(1 for _ in zip(range(start), self._texts))
+    ``before`` are the names that were made before START.
+    """
+
+    def __init__(self, file: TextIO, path: Path) -> None:
+        self._texts = _numbered(file, path)
+        self._started = False
+        self.number = 0
+        self.before: set[str] = set()
 
     def __iter__(self) -> Iterator[Line]:
         for number, text in self._texts:
             self.number = number
             if text.strip():
-                yield parse_line(text)
+                line = parse_line(text)
+                if not self._started:
+                    self._look_for_start(line)
+                yield line
+
+    def skip_to_start(self) -> bool:
+        """Go on after START, if it is still to come."""
+        started = self._started
+        while not self._started:
+            try:
+                for _ in self:
+                    pass
+                return False
+            except _DamagedError:
+                raise
+            except (LogError, _Started):
+                pass
+        return not started
 
     def expect(self, kind: type[Any], name: str) -> Any:
         """The next line, which has to be of this kind and name."""
@@ -291,16 +341,39 @@ class _Lines:
             raise LogError(f"expected {expected}, found {format_line(line)}")
         return line
 
+    def _look_for_start(self, line: Line) -> None:
+        if line == _START:
+            self._started = True
+            raise _Started
+        match line:
+            case CallLine(result=names):
+                self.before.update(names)
+            case ConstantLine(name) | CopyLine(dst=name):
+                self.before.add(name)
+
+
+def _numbered(file: TextIO, path: Path) -> Iterator[tuple[int, str]]:
+    number = 0
+    try:
+        for number, text in enumerate(file, 1):
+            yield number, text
+    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
+        raise _DamagedError(
+            f"{path}: expected a log, plain or gzip: damaged after line {number}: {error}"
+        ) from None
+
 
 class _Reader:
     """Binds names to tensors, line by line, and writes down the steps."""
 
-    def __init__(self, *, simrd: bool) -> None:
+    def __init__(self, *, simrd: bool, before: Iterable[str] = ()) -> None:
         self.steps: list[Step] = []
         self._simrd = simrd
+        self._before = set(before)  # names that may still be released
         self._tensors: dict[str, int] = {}  # the tensor that a name stands for
         self._names: dict[int, int] = {}  # how many names a tensor has
         self._storages: list[int] = []  # of each tensor, its storage: the number of the first tensor there
+        self._named: dict[int, dict[str, None]] = {}  # the names of a storage's tensors
         self._sizes: dict[int, int] = {}
         self.calls = 0
         self._backward: int | None = None
@@ -309,7 +382,8 @@ class _Reader:
     def schedule(self, name: str) -> Schedule:
         kept = dict.fromkeys(tensor for tensor in self._tensors.values() if self._names[tensor])
         backward = self._first_named if self._backward is None else self._backward
-        return Schedule(name, (*self.steps, *(Keep(tensor) for tensor in kept)), backward)
+        steps = (*self.steps, *(Keep(tensor) for tensor in kept))
+        return Schedule(name, steps, backward, simrd=self._simrd)
 
     def read(self, line: Line, lines: _Lines) -> None:
         match line:
@@ -331,9 +405,12 @@ class _Reader:
                 tensor = self._tensor(src)
                 self._tensor(dst)
                 self._rename(dst, tensor)
+            case ReleaseLine(name) if name not in self._tensors and name in self._before:
+                self._before.remove(name)
             case ReleaseLine(name):
-                if name in self._tensors:  # names from before the start are released, too
-                    self._unbind(self._tensors.pop(name))
+                tensor = self._tensor(name)
+                del self._tensors[name]
+                self._unbind(name, tensor)
             case MemoryLine(name=name) | AliasLine(name=name):
                 raise LogError(f"expected {_KINDS[type(line)]} of {name} only after the line that makes it")
 
@@ -369,8 +446,7 @@ class _Reader:
 
     def _others(self, name: str) -> list[str]:
         """All names of the storage, the given one first."""
-        storage = self._storages[self._tensor(name)]
-        names = [other for other, tensor in self._tensors.items() if self._storages[tensor] == storage]
+        names = self._named[self._storages[self._tensor(name)]]
         return [name, *(other for other in names if other != name)]
 
     def _rebind(self, mutated: str, names: list[str], tensor: int) -> None:
@@ -423,18 +499,27 @@ class _Reader:
     def _bind(self, name: str, tensor: int) -> None:
         self._tensors[name] = tensor
         self._names[tensor] = self._names.get(tensor, 0) + 1
+        self._named.setdefault(self._storages[tensor], {})[name] = None
 
     def _rename(self, name: str, tensor: int) -> None:
         before = self._tensors[name]
         self._bind(name, tensor)
-        self._unbind(before)
+        self._unbind(name, before)
 
-    def _unbind(self, tensor: int) -> None:
+    def _unbind(self, name: str, tensor: int) -> None:
+        storage = self._storages[tensor]
+        now = self._tensors.get(name)
+        if now is None or self._storages[now] != storage:
+            del self._named[storage][name]
         self._names[tensor] -= 1
         if not self._names[tensor]:
             self.steps.append(Release(tensor))
 
 
-def _shown(text: str) -> str:
-    text = text.strip()
-    return repr(text if len(text) <= 60 else text[:59] + "…")
+def _shown(value: Any) -> str:
+    """The value for a message, not too long."""
+    if isinstance(value, str):
+        value = value.strip()
+        return repr(value if len(value) <= 60 else value[:59] + "…")
+    text = repr(value)
+    return text if len(text) <= 60 else text[:59] + "…"

@@ -17,7 +17,7 @@ from .schedule import Call, Keep, Output, Release, Schedule, Step
 _SUM_COST = 1.0
 
 
-class Node(NamedTuple):
+class Layer(NamedTuple):
     """A forward operator: ``parents`` are the numbers of the operators whose outputs it reads."""
 
     name: str
@@ -26,8 +26,8 @@ class Node(NamedTuple):
     size: int = 1
 
 
-def training_step(name: str, nodes: Sequence[Node], *, backward_cost: float = 2.0) -> Schedule:
-    """The forward pass over ``nodes`` and the backward pass of them all.
+def training_step(name: str, layers: Sequence[Layer], *, backward_cost: float = 2.0) -> Schedule:
+    """The forward pass over ``layers`` and the backward pass of them all.
 
     Outputs that no operator reads are the network's own: the backward pass starts from them and reads neither
     them nor a gradient of them.  The gradient operator of an operator without inputs returns the gradient of
@@ -35,7 +35,7 @@ def training_step(name: str, nodes: Sequence[Node], *, backward_cost: float = 2.
 
     Parameters
     ----------
-    nodes:
+    layers:
         In an order in which parents come first.
     backward_cost:
         What a gradient operator costs, relative to its forward operator.  A sum of two gradients costs 1.
@@ -43,55 +43,55 @@ def training_step(name: str, nodes: Sequence[Node], *, backward_cost: float = 2.
     Raises
     ------
     ValueError
-        There are no nodes; a node reads one that does not come before it; a cost or a size is negative.
+        There are no layers; a layer reads one that does not come before it; a cost or a size is negative.
 
     Examples
     --------
-    >>> step = training_step("pair", [Node("f", ()), Node("g", (0,))])
+    >>> step = training_step("pair", [Layer("f", ()), Layer("g", (0,))])
     >>> [(call.name, call.inputs, call.outputs[0].tensor) for call in step.calls()]
     [('f', (), 0), ('g', (0,), 1), ('g backward', (0,), 2), ('f backward', (2,), 3)]
     """
-    _check(nodes, backward_cost)
+    _check(layers, backward_cost)
     forward = [
-        Call(node.name, node.parents, (Output(number, node.size),), float(node.cost))
-        for number, node in enumerate(nodes)
+        Call(layer.name, layer.parents, (Output(number, layer.size),), float(layer.cost))
+        for number, layer in enumerate(layers)
     ]
-    backward, results = _backward(nodes, backward_cost)
+    backward, results = _backward(layers, backward_cost)
     return Schedule(name, tuple(_released([*forward, *backward], results)), backward=len(forward))
 
 
-def _check(nodes: Sequence[Node], backward_cost: float) -> None:
-    if not nodes:
-        raise ValueError("a network needs at least one node")
+def _check(layers: Sequence[Layer], backward_cost: float) -> None:
+    if not layers:
+        raise ValueError("a network needs at least one layer")
     if backward_cost < 0:
         raise ValueError(f"backward_cost is {backward_cost}; it must not be negative")
-    for number, node in enumerate(nodes):
-        if not all(0 <= parent < number for parent in node.parents):
-            raise ValueError(f"node {number} reads {node.parents}; parents must come before it")
-        if node.cost < 0 or node.size < 0:
+    for number, layer in enumerate(layers):
+        if not all(0 <= parent < number for parent in layer.parents):
+            raise ValueError(f"layer {number} reads {layer.parents}; parents must come before it")
+        if layer.cost < 0 or layer.size < 0:
             raise ValueError(
-                f"node {number} has cost {node.cost} and size {node.size}; neither may be negative"
+                f"layer {number} has cost {layer.cost} and size {layer.size}; neither may be negative"
             )
 
 
-def _backward(nodes: Sequence[Node], backward_cost: float) -> tuple[list[Call], set[int]]:
+def _backward(layers: Sequence[Layer], backward_cost: float) -> tuple[list[Call], set[int]]:
     """The calls of the backward pass, and the gradients of parameters among their outputs."""
     calls: list[Call] = []
     results: set[int] = set()
     gradients: dict[int, int] = {}
-    fresh = count(len(nodes))
+    fresh = count(len(layers))
 
     def emit(name: str, inputs: tuple[int, ...], like: Sequence[int], cost: float) -> tuple[int, ...]:
-        outputs = tuple(Output(next(fresh), nodes[number].size) for number in like)
+        outputs = tuple(Output(next(fresh), layers[number].size) for number in like)
         calls.append(Call(name, inputs, outputs, cost))
         return tuple(output.tensor for output in outputs)
 
-    for number in reversed(range(len(nodes))):
-        node = nodes[number]
-        inputs = (*node.parents, gradients[number]) if number in gradients else node.parents
-        of = tuple(dict.fromkeys(node.parents)) or (number,)
-        made = emit(f"{node.name} backward", inputs, of, backward_cost * node.cost)
-        if not node.parents:
+    for number in reversed(range(len(layers))):
+        layer = layers[number]
+        inputs = (*layer.parents, gradients[number]) if number in gradients else layer.parents
+        of = tuple(dict.fromkeys(layer.parents)) or (number,)
+        made = emit(f"{layer.name} backward", inputs, of, backward_cost * layer.cost)
+        if not layer.parents:
             results.update(made)
             continue
         for parent, gradient in zip(of, made):
@@ -130,17 +130,17 @@ def linear(n: int) -> Schedule:
     (200.0, 100)
     """
     _at_least(1, n=n)
-    nodes = [Node(f"f{number + 1}", _previous(number)) for number in range(n)]
-    return training_step(f"linear({n})", nodes, backward_cost=1.0)
+    layers = [Layer(f"f{number + 1}", _previous(number)) for number in range(n)]
+    return training_step(f"linear({n})", layers, backward_cost=1.0)
 
 
 def residual(n: int) -> Schedule:
     """A chain of ``n`` residual blocks x → g(x, f(x)), every tensor of 1 byte; f costs 4 and g 1."""
     _at_least(1, n=n)
-    nodes = [Node("input", ())]
+    layers = [Layer("input", ())]
     for block in range(n):
-        nodes += [Node(f"f{block}", (2 * block,), cost=4), Node(f"g{block}", (2 * block, 2 * block + 1))]
-    return training_step(f"residual({n})", nodes)
+        layers += [Layer(f"f{block}", (2 * block,), cost=4), Layer(f"g{block}", (2 * block, 2 * block + 1))]
+    return training_step(f"residual({n})", layers)
 
 
 def unet(depth: int) -> Schedule:
@@ -151,19 +151,19 @@ def unet(depth: int) -> Schedule:
     resampling costs 1.
     """
     _at_least(1, depth=depth)
-    nodes = [Node("input", (), size=2**depth)]
+    layers = [Layer("input", (), size=2**depth)]
     skips: list[int] = []
     for level in range(depth):
         size = 2 ** (depth - level)
-        nodes.append(Node(f"down{level}", (len(nodes) - 1,), cost=4, size=size))
-        skips.append(len(nodes) - 1)
-        nodes.append(Node(f"pool{level}", (len(nodes) - 1,), size=size // 2))
-    nodes.append(Node("bottom", (len(nodes) - 1,), cost=4))
+        layers.append(Layer(f"down{level}", (len(layers) - 1,), cost=4, size=size))
+        skips.append(len(layers) - 1)
+        layers.append(Layer(f"pool{level}", (len(layers) - 1,), size=size // 2))
+    layers.append(Layer("bottom", (len(layers) - 1,), cost=4))
     for level in reversed(range(depth)):
         size = 2 ** (depth - level)
-        nodes.append(Node(f"upsample{level}", (len(nodes) - 1,), size=size))
-        nodes.append(Node(f"up{level}", (len(nodes) - 1, skips.pop()), cost=4, size=size))
-    return training_step(f"unet({depth})", nodes)
+        layers.append(Layer(f"upsample{level}", (len(layers) - 1,), size=size))
+        layers.append(Layer(f"up{level}", (len(layers) - 1, skips.pop()), cost=4, size=size))
+    return training_step(f"unet({depth})", layers)
 
 
 def tree(depth: int) -> Schedule:
@@ -172,15 +172,15 @@ def tree(depth: int) -> Schedule:
     All operators cost 1 and all tensors have 1 byte.
     """
     _at_least(0, depth=depth)
-    nodes: list[Node] = []
+    layers: list[Layer] = []
 
     def reduce(level: int) -> int:
         parents = (reduce(level - 1), reduce(level - 1)) if level else ()
-        nodes.append(Node("cell" if level else "leaf", parents))
-        return len(nodes) - 1
+        layers.append(Layer("cell" if level else "leaf", parents))
+        return len(layers) - 1
 
     reduce(depth)
-    return training_step(f"tree({depth})", nodes)
+    return training_step(f"tree({depth})", layers)
 
 
 def random_dag(n: int, seed: int = 0, *, fan_in: int = 3) -> Schedule:
@@ -191,8 +191,8 @@ def random_dag(n: int, seed: int = 0, *, fan_in: int = 3) -> Schedule:
     """
     _at_least(1, n=n, fan_in=fan_in)
     dice = random.Random(seed)
-    nodes = [
-        Node(
+    layers = [
+        Layer(
             f"f{number}",
             tuple(dice.sample(range(number), min(dice.randint(0, fan_in), number))),
             cost=dice.randint(1, 10),
@@ -200,7 +200,7 @@ def random_dag(n: int, seed: int = 0, *, fan_in: int = 3) -> Schedule:
         )
         for number in range(n)
     ]
-    return training_step(f"random_dag({n}, {seed})", nodes)
+    return training_step(f"random_dag({n}, {seed})", layers)
 
 
 def _previous(number: int) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from dtr_fx.runtime import (
     Deallocation,
@@ -14,13 +14,12 @@ from dtr_fx.runtime import (
     Tensor,
     Thrash,
     collector_paused,
-    next_uses,
     resolve,
 )
 from dtr_fx.runtime.events import RECOMPUTE
 from dtr_fx.runtime.heuristics import Score
 
-from .schedule import Call, Constant, Keep, Release, Schedule
+from .schedule import Call, Constant, Release, Schedule
 from .simrd import SimrdRuntime
 
 Outcome: TypeAlias = Literal["ok", "out of memory", "thrash"]
@@ -55,8 +54,10 @@ class Replay:
 
     @property
     def slowdown(self) -> float:
-        """Total over base cost; infinite if the replay did not end."""
-        return 1 + self.recompute / self.base if self.outcome == "ok" else math.inf
+        """Total over base cost, 1 if nothing costs anything; infinite if the replay did not end."""
+        if self.outcome != "ok":
+            return math.inf
+        return 1 + self.recompute / self.base if self.base else 1.0
 
 
 def replay(
@@ -66,27 +67,26 @@ def replay(
     *,
     deallocation: Deallocation = "eager",
     max_slowdown: float = math.inf,
-    simrd: bool = False,
 ) -> Replay:
     """Run a schedule on the runtime.
 
     Parameters
     ----------
     schedule:
-        From ``read_log`` or ``networks``.
+        From ``read_log`` or ``networks``.  One that says ``simrd`` is run by the rules of the original
+        simulator (see the module of that name).
     budget:
         Bytes, constants included; ``schedule.peak`` is the whole of which the paper takes shares.
     heuristic, deallocation:
         As for ``Runtime``.  Heuristics that look at the next use are told it.
     max_slowdown:
         Total over base cost above which the run counts as thrashing and stops.
-    simrd:
-        By the rules of the original simulator (see ``simrd``).
 
     Raises
     ------
     ValueError
-        ``simrd`` with another deallocation than eager: the rules are those of eager eviction.
+        A budget that is negative or no number, a policy that is unknown, a slowdown below 1; ``simrd`` with
+        another deallocation than eager: the rules are those of eager eviction.
 
     Examples
     --------
@@ -94,11 +94,12 @@ def replay(
     >>> replay(networks.linear(100), budget=20).slowdown
     1.4
     """
-    if simrd and deallocation != "eager":
-        raise ValueError(f"the original simulator's rules are for eager eviction, not {deallocation!r}")
+    check_limits(schedule, deallocation, max_slowdown)
+    if isinstance(budget, bool) or not budget >= 0:
+        raise ValueError(f"the budget is {budget!r}; give bytes, 0 or more, or math.inf for no limit")
     heuristic = resolve(heuristic)
     base = schedule.cost
-    runtime = (SimrdRuntime if simrd else Runtime)(
+    runtime = (SimrdRuntime if schedule.simrd else Runtime)(
         budget, heuristic, deallocation=deallocation, max_recompute=(max_slowdown - 1) * base
     )
     outcome: Outcome = "ok"
@@ -129,46 +130,68 @@ def replay(
     )
 
 
-def drive(runtime: Runtime, schedule: Schedule) -> dict[int, Tensor]:
-    """Let the runtime do a schedule's steps; its tensors, by their numbers.
+def check_limits(schedule: Schedule, deallocation: Deallocation, max_slowdown: float) -> None:
+    """What a replay of the schedule cannot do.
 
     Raises
     ------
-    OutOfBudget, Thrash
+    ValueError
+        See ``replay``.
+    """
+    if deallocation not in get_args(Deallocation):
+        known = ", ".join(map(repr, get_args(Deallocation)))
+        raise ValueError(f"unknown deallocation {deallocation!r}; choose one of {known}")
+    if schedule.simrd and deallocation != "eager":
+        raise ValueError(f"the original simulator's rules are for eager eviction, not {deallocation!r}")
+    if not max_slowdown >= 1:
+        raise ValueError(f"max_slowdown is {max_slowdown}; it is at least 1, the program's own time")
+
+
+def drive(runtime: Runtime, schedule: Schedule, *, reserve: int = 0) -> dict[int, Tensor]:
+    """Let the runtime do a schedule's steps; its tensors, by their numbers.
+
+    ``reserve`` bytes of the budget are left alone until the backward pass starts.
+
+    Raises
+    ------
+    RunFailed
         See ``Runtime.perform_op``.
     """
     tensors: dict[int, Tensor] = {}
-    expectations = iter(_expectations(schedule) if runtime.heuristic.time == "next_use" else ())
+    expectations = iter(schedule.expectations if runtime.heuristic.time == "next_use" else ())
+    backward = len(schedule.steps) if schedule.backward is None else schedule.backward
+    budget = runtime.budget
+    number = 0
     for step in schedule.steps:
         if isinstance(step, Call):
-            outputs = runtime.perform_op(
-                [tensors[number] for number in step.inputs],
-                [out.size if out.alias is None else tensors[out.alias] for out in step.outputs],
-                step.cost,
-            )
-            for output, tensor in zip(step.outputs, outputs):
-                tensors[output.tensor] = tensor
-            for number, time in next(expectations, ()):
-                runtime.expect(tensors[number], time)
+            runtime.budget = budget - reserve if number < backward else budget
+            number += 1
+            perform(runtime, step, tensors)
+            for storage, time in next(expectations, ()):
+                runtime.expect(tensors[storage], time)
         elif isinstance(step, Release):
             runtime.release(tensors[step.tensor])
         elif isinstance(step, Constant):
             tensors[step.tensor] = runtime.constant(step.size)
         else:
-            runtime.access(tensors[step.tensor])
-            runtime.pin(tensors[step.tensor])
+            keep(runtime, tensors[step.tensor])
     return tensors
 
 
-def _expectations(schedule: Schedule) -> list[list[tuple[int, float]]]:
-    storages = schedule.storages
-    uses: list[tuple[float, list[int], list[int]]] = [
-        (
-            call.cost,
-            [storages[number] for number in call.inputs],
-            [storages[output.tensor] for output in call.outputs],
-        )
-        for call in schedule.calls()
-    ]
-    kept = [storages[step.tensor] for step in schedule.steps if isinstance(step, Keep)]
-    return next_uses([*uses, (0.0, kept, [])])
+def perform(runtime: Runtime, call: Call, tensors: dict[int, Tensor]) -> None:
+    """Let the runtime run a call, and remember the tensors that it returns."""
+    outputs = runtime.perform_op(
+        [tensors[number] for number in call.inputs],
+        [out.size if out.alias is None else tensors[out.alias] for out in call.outputs],
+        call.cost,
+        workspace=call.workspace,
+        recomputable=call.recomputable,
+    )
+    for output, tensor in zip(call.outputs, outputs):
+        tensors[output.tensor] = tensor
+
+
+def keep(runtime: Runtime, tensor: Tensor) -> None:
+    """From now on the tensor is there."""
+    runtime.access(tensor)
+    runtime.pin(tensor)

@@ -1,13 +1,15 @@
 """The runtime with the rules of the original artifact's simulator, for comparison with its results.
 
-Source: uwsampl/dtr-prototype, folder simrd, runtime ``V2EagerOptimized``.  Two of its rules are not ours:
+Source: uwsampl/dtr-prototype, folder simrd, runtime ``V2EagerOptimized``.  Three of its rules are not ours:
 
-- A storage that nothing can ask for again stays evicted, and goes on counting in its neighbours' scores.
-- Inputs of operators that wait for a rematerialization stay locked, if need be until nothing is left to
-  evict.  A U-Net at 40% of its peak runs out of memory that way, with most of its bytes locked.
+1. A storage that nothing can ask for again stays evicted, and goes on counting in its neighbours' scores.
+2. Inputs of operators that wait for a rematerialization stay locked, if need be until nothing is left to
+   evict.  A U-Net at 40% of its peak runs out of memory that way, with most of its bytes locked.
+3. A mutation renews the name that was written and no other; ``read_log(..., simrd=True)`` has that one, and
+   marks the schedule, so that it is replayed by the other two.
 
-``read_log(..., simrd=True)`` has the third, on mutation.  Among equal scores it evicts the last of the pool,
-we the first: under h_size, where they are common, that shows.
+A fourth is in no switch: among equal scores the original evicts the last of the pool, dtr_fx the first.
+Under h_size, where they are common, that shows.
 """
 
 from __future__ import annotations

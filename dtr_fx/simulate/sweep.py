@@ -6,16 +6,14 @@ import csv
 import io
 import json
 import math
-import multiprocessing
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from dtr_fx.runtime import Deallocation, Heuristic
+from dtr_fx.runtime import Deallocation, Heuristic, resolve
 
-from .replay import Replay, replay
+from .parallel import run_tasks
+from .replay import Replay, check_limits, replay
 from .schedule import Schedule
 
 RATIOS = tuple(tenths / 10 for tenths in range(9, 0, -1))
@@ -25,8 +23,13 @@ RATIOS = tuple(tenths / 10 for tenths in range(9, 0, -1))
 class Sweep:
     """What to replay: every schedule with every heuristic, policy and budget.
 
-    A budget is a share of the schedule's own peak if it is a float, bytes if it is an int.
-    ``max_slowdown`` and ``simrd`` are as in ``replay``.
+    A budget is a share of the schedule's own peak if it is a float, bytes if it is an int; ``max_slowdown``
+    is as in ``replay``.
+
+    Raises
+    ------
+    ValueError
+        One of the replays cannot be: see ``replay`` and ``Schedule.budget``.
     """
 
     schedules: Sequence[Schedule]
@@ -34,7 +37,15 @@ class Sweep:
     budgets: Sequence[float | int] = RATIOS
     deallocations: Sequence[Deallocation] = ("eager",)
     max_slowdown: float = 2.0
-    simrd: bool = False
+
+    def __post_init__(self) -> None:
+        for schedule in self.schedules:
+            for asked in self.budgets:
+                schedule.budget(asked)
+            for deallocation in self.deallocations:
+                check_limits(schedule, deallocation, self.max_slowdown)
+        for heuristic in self.heuristics:
+            resolve(heuristic)
 
     def __len__(self) -> int:
         return len(self.schedules) * len(self.heuristics) * len(self.deallocations) * len(self.budgets)
@@ -45,62 +56,19 @@ class Sweep:
         number, deallocation = divmod(number, len(self.deallocations))
         number, heuristic = divmod(number, len(self.heuristics))
         schedule = self.schedules[number]
-        asked = self.budgets[budget]
         return replay(
             schedule,
-            int(asked * schedule.peak) if isinstance(asked, float) else asked,
+            schedule.budget(self.budgets[budget]),
             self.heuristics[heuristic],
             deallocation=self.deallocations[deallocation],
             max_slowdown=self.max_slowdown,
-            simrd=self.simrd,
         )
 
     def run(
         self, *, processes: int | None = None, watch: Callable[[int], None] = lambda done: None
     ) -> list[Replay]:
-        """All replays, in the order of their numbers.
-
-        Parameters
-        ----------
-        processes:
-            How many at a time; None for one per core.
-        watch:
-            Told how many are done, after each.
-        """
-        processes = min(processes or _cores(), len(self))
-        if processes > 1 and "fork" in multiprocessing.get_all_start_methods():
-            return self._run_in(processes, watch)
-        results = []
-        for number in range(len(self)):
-            results.append(self.replay(number))
-            watch(number + 1)
-        return results
-
-    def _run_in(self, processes: int, watch: Callable[[int], None]) -> list[Replay]:
-        # Forked processes share the schedules as they are; sending them would take longer than a replay.
-        context = multiprocessing.get_context("fork")
-        with ProcessPoolExecutor(processes, context, initializer=_adopt, initargs=(self,)) as pool:
-            results = []
-            for done, result in enumerate(pool.map(_replay, range(len(self))), 1):
-                results.append(result)
-                watch(done)
-        return results
-
-
-_adopted: Sweep
-
-
-def _adopt(sweep: Sweep) -> None:
-    global _adopted
-    _adopted = sweep
-
-
-def _replay(number: int) -> Replay:
-    return _adopted.replay(number)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        """All replays, in the order of their numbers; the arguments are those of ``run_tasks``."""
+        return run_tasks(self.replay, len(self), processes=processes, watch=watch)
 
 
 def as_rows(replays: Sequence[Replay]) -> list[dict[str, Any]]:
@@ -118,9 +86,13 @@ def to_json(replays: Sequence[Replay]) -> str:
 
 def to_csv(replays: Sequence[Replay]) -> str:
     """A line of column names, and one for each replay."""
+    return as_csv([*(field.name for field in fields(Replay)), "slowdown"], as_rows(replays))
+
+
+def as_csv(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """A line of column names, and one for each row."""
     text = io.StringIO()
-    names = [*(field.name for field in fields(Replay)), "slowdown"]
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(as_rows(replays))
+    writer.writerows(rows)
     return text.getvalue()

@@ -7,9 +7,17 @@ from __future__ import annotations
 
 import argparse
 
-from dtr_fx.cli.bench import adversary, linear, logs, models, optimum
+from dtr_fx.cli.bench import adversary, costs, linear, logs, models, optimum, rivals
 
-_BENCHMARKS = {"models": models, "linear": linear, "adversary": adversary, "logs": logs, "optimum": optimum}
+_BENCHMARKS = {
+    "models": models,
+    "costs": costs,
+    "linear": linear,
+    "adversary": adversary,
+    "logs": logs,
+    "optimum": optimum,
+    "rivals": rivals,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

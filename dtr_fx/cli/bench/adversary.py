@@ -1,8 +1,8 @@
 """The adversary of Theorem 3.2, who grows a network against a heuristic's own choices.
 
-The network has N unit operators, the budget is B units. This prints how many operators are executed for each
-of the N that suffice in the best order, beside the (N/B + 1)/2 that the theorem's proof gives for every
-heuristic that does not know the future:
+The network has N unit operators, the budget is B units. For each heuristic this prints how many operators
+are executed for each of the N that suffice in the best order, beside the (N/B + 1)/2 that the theorem's proof
+gives for every heuristic that does not know the future:
 
   dtr-fx bench adversary --n 500 1000 --budget 8 32 --heuristic dtr-eq lru
 """
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from dtr_fx.cli.bench.linear import positive
+from dtr_fx.cli.arguments import positive
 from dtr_fx.runtime import HEURISTICS
 from dtr_fx.simulate import AdversaryRun, run_adversary
 from dtr_fx.simulate.adversary import LEAST_BUDGET
@@ -50,27 +50,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    runs = [
-        run_adversary(n, budget, heuristic)
-        for heuristic in arguments.heuristic
+    rows = [
+        [run_adversary(n, budget, heuristic) for heuristic in arguments.heuristic]
         for budget in arguments.budget
         for n in arguments.n
     ]
-    print("network grown by an adversary, unit operators")
-    print(_table(runs))
+    print("network grown by an adversary: operators executed for each of the N that suffice")
+    print(_table(rows, arguments.heuristic))
 
 
-def _table(runs: Sequence[AdversaryRun]) -> str:
-    rows = [
-        [run.heuristic, run.n, run.budget, run.executed, run.optimum, run.ratio, run.least_ratio]
-        for run in runs
-    ]
-    headers = ["heuristic", "N", "B", "executed", "optimum", "ratio", "(N/B + 1)/2"]
-    return tabulate(rows, headers, floatfmt=".2f")
+def _table(rows: Sequence[Sequence[AdversaryRun]], heuristics: Sequence[str]) -> str:
+    cells = [[row[0].budget, row[0].n, row[0].least_ratio, *(run.ratio for run in row)] for row in rows]
+    return tabulate(cells, ["B", "N", "(N/B + 1)/2", *heuristics], floatfmt=".2f")
 
 
 def _units(text: str) -> int:
-    units = int(text)
+    units = positive(text)
     if units < LEAST_BUDGET:
         raise argparse.ArgumentTypeError(f"{text} units are too few; at least {LEAST_BUDGET} are needed")
     return units

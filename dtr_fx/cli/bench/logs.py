@@ -2,8 +2,8 @@
 
 Without --reference this prints the slowdown of each replay, and the CPU time that the runtime took for each
 operator that it executed. With it the logs are replayed by the rules of the original simulator at every
-budget that the reference has; it prints how far off the slowdowns are, and how many verdicts (out of memory,
-thrashing) differ:
+budget for which the reference has a number, "OOM" or "thrash" (more than twice the time); it prints how far
+off the slowdowns are, and which verdicts differ:
 
   dtr-fx bench logs lstm.log.gz --heuristic dtr-eq dtr --budget 50%
   dtr-fx bench logs *.log.gz --reference simrd_slowdown.json
@@ -21,8 +21,8 @@ from typing import Any
 
 from tabulate import tabulate
 
+from dtr_fx.cli.arguments import budget, read
 from dtr_fx.cli.progress import progress
-from dtr_fx.cli.simulate import budget, read
 from dtr_fx.errors import CommandError
 from dtr_fx.runtime import HEURISTICS
 from dtr_fx.simulate import Replay, Schedule, replay
@@ -30,6 +30,7 @@ from dtr_fx.units import format_percent
 
 _REPEATS = 3
 _THRASH = 2.0
+_VERDICTS = {"out of memory": "OOM", "thrash": "thrash"}
 _COMPARED = ("dtr", "dtr-eq", "dtr-local", "msps")
 
 
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget",
         nargs="+",
         type=budget,
-        default=[0.5],
+        metavar="BUDGET",
         help="shares of a log's peak, or bytes (default: 50%%)",
     )
     parser.add_argument(
@@ -67,6 +68,8 @@ def run(arguments: argparse.Namespace) -> None:
     """
     if arguments.reference is None:
         _speed(arguments)
+    elif arguments.budget is not None:
+        raise CommandError("--budget: with --reference the budgets are those that it has results for")
     else:
         _compare(arguments)
 
@@ -74,9 +77,9 @@ def run(arguments: argparse.Namespace) -> None:
 def _speed(arguments: argparse.Namespace) -> None:
     rows = []
     for path in arguments.logs:
-        schedule = read(path, simrd=False)
+        schedule = read(path)
         for heuristic in arguments.heuristic or ("dtr-eq",):
-            for asked in arguments.budget:
+            for asked in arguments.budget or (0.5,):
                 seconds, result = _timed(schedule, heuristic, asked)
                 executed = result.operators + result.rematerialized
                 rows.append(
@@ -94,7 +97,7 @@ def _speed(arguments: argparse.Namespace) -> None:
 
 
 def _timed(schedule: Schedule, heuristic: str, asked: float | int) -> tuple[float, Replay]:
-    nbytes = int(asked * schedule.peak) if isinstance(asked, float) else asked
+    nbytes = schedule.budget(asked)
     best = float("inf")
     for _ in range(_REPEATS):
         started = time.process_time()
@@ -144,8 +147,8 @@ def _compare(arguments: argparse.Namespace) -> None:
 
 
 def _compared(schedule: Schedule, heuristic: str, ratio: str, expected: float | str) -> _Comparison:
-    result = replay(schedule, int(float(ratio) * schedule.peak), heuristic, max_slowdown=_THRASH, simrd=True)
-    found = {"out of memory": "OOM", "thrash": "thrash"}.get(result.outcome, result.slowdown)
+    result = replay(schedule, int(float(ratio) * schedule.peak), heuristic, max_slowdown=_THRASH)
+    found = _VERDICTS.get(result.outcome, result.slowdown)
     return _Comparison(schedule.name, heuristic, ratio, expected, found)
 
 
@@ -167,9 +170,28 @@ def _summaries(compared: list[_Comparison]) -> Iterator[dict[str, Any]]:
 
 def _reference(path: Path) -> dict[str, dict[str, dict[str, float | str]]]:
     try:
-        found: dict[str, dict[str, dict[str, float | str]]] = json.loads(path.read_text())["slowdown"]
+        slowdowns = json.loads(path.read_text(encoding="utf-8"))["slowdown"]
+        return {
+            log: {
+                heuristic: {ratio: _expected(ratio, value) for ratio, value in ratios.items()}
+                for heuristic, ratios in heuristics.items()
+            }
+            for log, heuristics in slowdowns.items()
+        }
     except OSError as error:
         raise CommandError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
-        raise CommandError(f'{path} is no reference: expected {{"slowdown": {{log: …}}}}') from None
-    return found
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise CommandError(
+            f'{path} is no reference: expected {{"slowdown": {{log: {{heuristic: {{ratio: slowdown}}}}}}}}, '
+            'where a slowdown is a number, "OOM" or "thrash"'
+        ) from None
+
+
+def _expected(ratio: str, value: Any) -> float | str:
+    if not 0 < float(ratio) <= 1:
+        raise ValueError
+    if isinstance(value, str):
+        return {verdict.lower(): verdict for verdict in _VERDICTS.values()}[value.lower()]
+    if isinstance(value, bool) or not value >= 1:
+        raise ValueError
+    return float(value)

@@ -4,8 +4,9 @@ The networks are training steps of 16 to 62 operators: chains, chains of residua
 trees, and random graphs. Checkmate's integer program is tried first, MOCCASIN's constraint program where that
 proves nothing in time. For each network and budget this prints the optimum over the cost of the unconstrained
 program, who proved it, and by how much DTR's plan under each heuristic costs more; where no optimum is
-proved, the cost of the best plan known and of DTR's over that of the program. Budgets that an operator alone
-exceeds are left out:
+proved, the cost of the best plan known and of DTR's over that of the program. "None in stages" is Checkmate's
+proof that no plan of its kind fits: one that runs no operator twice between two first runs. Budgets that an
+operator alone exceeds are left out:
 
   dtr-fx bench optimum
   dtr-fx bench optimum --shares 70% 40% --heuristic dtr-eq next-use --seconds 10
@@ -20,11 +21,12 @@ from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
+from dtr_fx.cli.arguments import seconds, share
 from dtr_fx.cli.progress import progress
 from dtr_fx.planners import Gap, OperatorGraph, gaps, training_chain
 from dtr_fx.runtime import HEURISTICS
 from dtr_fx.simulate import networks
-from dtr_fx.units import format_percent, parse_percent
+from dtr_fx.units import format_percent
 
 _SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
 _HEURISTICS = ("dtr", "dtr-eq", "next-use")
@@ -34,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shares",
         nargs="+",
-        type=_share,
+        type=share,
         default=list(_SHARES),
         metavar="SHARE",
         help=f"budgets, of each network's peak (default: {' '.join(map(format_percent, _SHARES))})",
@@ -48,7 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(HEURISTICS)} (default: {' '.join(_HEURISTICS)})",
     )
     parser.add_argument(
-        "--seconds", type=float, default=60.0, help="for each exact planner and budget (default: %(default)g)"
+        "--seconds",
+        type=seconds,
+        default=60.0,
+        metavar="S",
+        help="for each exact planner and budget (default: %(default)g)",
     )
 
 
@@ -96,7 +102,7 @@ def _table(found: Iterable[Gap], heuristics: Sequence[str]) -> str:
             **{heuristic: _above(gap, heuristic) for heuristic in heuristics},
         }
         for gap in found
-        if math.isfinite(gap.bound)
+        if gap.budget >= gap.floor
     ]
     if not rows:
         return "every network has an operator that alone exceeds these budgets"
@@ -106,11 +112,13 @@ def _table(found: Iterable[Gap], heuristics: Sequence[str]) -> str:
 
 def _optimum(gap: Gap) -> str:
     if not math.isfinite(gap.best):
-        return "no plan"
+        return "none found" if math.isfinite(gap.bound) else "none in stages"
     return f"{'' if gap.optimal else '≤ '}× {gap.best / gap.cost:.3f}"
 
 
 def _prover(gap: Gap) -> str:
+    if not math.isfinite(gap.bound):
+        return gap.solver
     return f"{gap.solver}, {gap.seconds:.1f} s" if gap.optimal else "not proved"
 
 
@@ -137,10 +145,3 @@ def _summary(found: Iterable[Gap], heuristics: Sequence[str]) -> str:
                 }
             )
     return tabulate(rows, headers="keys", disable_numparse=True, colalign=["left", *["right"] * 3])
-
-
-def _share(text: str) -> float:
-    share = parse_percent(text) if "%" in text else float(text)
-    if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"{text}: a share of the peak is above 0 and at most 100%")
-    return share

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def plot_accesses(replays: Sequence[Replay], title: str) -> Figure:
     """A panel for each schedule: accesses to evaluate the heuristic and to keep its metadata, added up.
 
-    The thin dashed line below a curve is the share of the metadata.
+    The thin dashed line below a curve counts those to keep the metadata alone.
 
     Raises
     ------

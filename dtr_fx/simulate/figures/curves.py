@@ -139,8 +139,20 @@ def _draw_end(axes: Axes, curve: Curve) -> None:
     end = top if failed.outcome == "thrash" else bottom if before is None else before.value
     color = curve.look.color
     if before is not None:
-        axes.plot([before.ratio, x], [before.value, end], color=color, linestyle=_ENDING, linewidth=1)
+        draw_ending(axes, color, (before.ratio, x), (before.value, end))
     axes.plot([x], [end], color=color, marker=_ENDS[failed.outcome], markersize=5.5, clip_on=False, zorder=4)
+
+
+def draw_ending(axes: Axes, color: str, ratios: Sequence[float], values: Sequence[float]) -> None:
+    """The way from a curve's last point to the mark that tells why it ends."""
+    axes.plot(ratios, values, color=color, linestyle=_ENDING, linewidth=1)
+
+
+def ending_of_legend(marker: str, label: str) -> Any:
+    """The legend's entry for a mark at the end of curves."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=_NEUTRAL, marker=marker, linestyle=_ENDING, label=label)
 
 
 def legend_of(panels: dict[str, list[Curve]]) -> list[Any]:
@@ -155,10 +167,12 @@ def legend_of(panels: dict[str, list[Curve]]) -> list[Any]:
         for policy in policies:
             label, dash = policy_look(policy).label, policy_dash(policy)
             handles.append(Line2D([], [], color=_NEUTRAL, linestyle=dash, label=label))
-    ends = {curve.failure[1].outcome for row in panels.values() for curve in row if curve.failure}
+    failures = [curve.failure for row in panels.values() for curve in row if curve.failure]
     for outcome, marker in _ENDS.items():
-        if outcome in ends:
+        before = [point for point, failed in failures if failed.outcome == outcome]
+        if before:
             label = "thrashes" if outcome == "thrash" else outcome
-            ending = Line2D([], [], color=_NEUTRAL, marker=marker, linestyle=_ENDING, label=label)
-            handles.append(ending)
+            if outcome != "thrash" and None in before:
+                label += " (on the lower edge: at all budgets)"
+            handles.append(ending_of_legend(marker, label))
     return handles

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtr_fx.simulate.sweep import as_rows
+from dtr_fx.simulate.sweep import as_csv, as_rows
 from dtr_fx.units import format_count
 
 from .accesses import plot_accesses
@@ -46,11 +44,7 @@ class Drawing:
 
     def csv(self) -> str:
         """A line of column names, and one for each row."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(self.rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        return text.getvalue()
+        return as_csv(list(self.rows[0]), self.rows)
 
 
 def draw_study(study: Study, number: int) -> Drawing:

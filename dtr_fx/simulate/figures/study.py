@@ -18,7 +18,7 @@ Cost = Literal["exact", "eq", "local", "no"]
 
 
 @dataclass(frozen=True)
-class Line:
+class Series:
     """A curve under the name that its figure gives it; a random heuristic runs with several seeds."""
 
     name: str
@@ -39,25 +39,25 @@ _NAMED: dict[tuple[bool, bool, Cost], tuple[Heuristic, ...]] = {
 }
 
 
-def _named(name: str) -> Line:
-    return Line(name, _RANDOM if name == "rand" else (HEURISTICS[name],))
+def _named(name: str) -> Series:
+    return Series(name, _RANDOM if name == "rand" else (HEURISTICS[name],))
 
 
-def _ablation(cost: Cost) -> tuple[Line, ...]:
-    lines = []
+def _ablation(cost: Cost) -> tuple[Series, ...]:
+    series = []
     for staleness, size in ((True, True), (True, False), (False, True), (False, False)):
         member = parameterized(staleness=staleness, size=size, cost=cost)
-        lines.append(Line(member.name, _NAMED.get((staleness, size, cost), (member,))))
-    return tuple(lines)
+        series.append(Series(member.name, _NAMED.get((staleness, size, cost), (member,))))
+    return tuple(series)
 
 
-LINES: dict[int, tuple[Line, ...]] = {
+SERIES: dict[int, tuple[Series, ...]] = {
     2: tuple(map(_named, ("dtr", "dtr-eq", "dtr-local", "lru", "size", "msps", "rand"))),
     7: _ablation("exact"),
     8: _ablation("eq"),
     9: _ablation("local"),
     10: _ablation("no"),
-    11: tuple(Line("dtr", (HEURISTICS["dtr"],), policy) for policy in ("ignore", "eager", "banish")),
+    11: tuple(Series("dtr", (HEURISTICS["dtr"],), policy) for policy in ("ignore", "eager", "banish")),
     12: tuple(map(_named, ("dtr", "dtr-eq", "dtr-local"))),
 }
 
@@ -72,11 +72,11 @@ class Study:
         self, schedules: Sequence[Schedule], figures: Collection[int], ratios: Sequence[float] = RATIOS
     ) -> None:
         self.schedules = tuple(schedules)
-        lines = [line for figure in figures for line in LINES.get(figure, ())]
+        series = [one for figure in figures for one in SERIES.get(figure, ())]
         self._sweeps = []
-        for policy in dict.fromkeys(line.deallocation for line in lines):
-            own = [line for line in lines if line.deallocation == policy]
-            heuristics = list(dict.fromkeys(heuristic for line in own for heuristic in line.heuristics))
+        for policy in dict.fromkeys(one.deallocation for one in series):
+            own = [one for one in series if one.deallocation == policy]
+            heuristics = list(dict.fromkeys(heuristic for one in own for heuristic in one.heuristics))
             self._sweeps.append(
                 Sweep(self.schedules, heuristics, ratios, (policy,), max_slowdown=MAX_SLOWDOWN)
             )
@@ -103,11 +103,11 @@ class Study:
     def replays(self, figure: int) -> list[Replay]:
         """What a figure shows, each heuristic under the figure's name for it."""
         return [
-            replace(replay, heuristic=line.name)
+            replace(replay, heuristic=one.name)
             for schedule in self.schedules
-            for line in LINES[figure]
-            for heuristic in line.heuristics
-            for replay in self._replays[schedule.name, heuristic, line.deallocation]
+            for one in SERIES[figure]
+            for heuristic in one.heuristics
+            for replay in self._replays[schedule.name, heuristic, one.deallocation]
         ]
 
 

@@ -1,14 +1,12 @@
-"""``dtr-fx bench logs`` and ``dtr-fx bench optimum``: small cases of what the results page is made with."""
+"""``dtr-fx bench logs``: a small case of what the results page is made with."""
 
 from __future__ import annotations
 
 import json
-import math
 
 import pytest
 
 from dtr_fx.cli import main
-from dtr_fx.planners import OperatorGraph, check, plan_dtr
 from dtr_fx.simulate import networks, read_log, replay
 from dtr_fx.simulate.log import AliasLine, CallLine, Line, MemoryLine, ReleaseLine, write_log
 from dtr_fx.simulate.schedule import Call, Release
@@ -49,9 +47,9 @@ def test_logs_prints_slowdowns_and_times(log, capsys):
 
 
 def test_logs_compares_with_a_reference(log, tmp_path, capsys):
-    slowdown = replay(read_log(log), 8, "dtr", simrd=True).slowdown
+    slowdown = replay(read_log(log, simrd=True), 8, "dtr").slowdown
     reference = tmp_path / "reference.json"
-    known = {"dtr": {"0.5": slowdown + 0.25, "0.1": "OOM"}, "msps": {"0.1": "thrash"}, "new": {"0.5": 1.0}}
+    known = {"dtr": {"0.5": slowdown + 0.25, "0.1": "oom"}, "msps": {"0.1": "thrash"}, "new": {"0.5": 1.0}}
     reference.write_text(json.dumps({"slowdown": {"sixteen": known, "other": {}}}))
     assert main(["bench", "logs", str(log), "--reference", str(reference)]) == 0
     exact, msps = (row for row in rows(capsys.readouterr().out) if row[0] == "sixteen")
@@ -65,6 +63,11 @@ def test_logs_compares_with_a_reference(log, tmp_path, capsys):
         ("{}", "is no reference"),
         ("nonsense", "is no reference"),
         ('{"slowdown": {"other": {}}}', "has none of these logs"),
+        ('{"slowdown": []}', "is no reference"),
+        ('{"slowdown": {"sixteen": {"dtr": [1.0]}}}', "is no reference"),
+        ('{"slowdown": {"sixteen": {"dtr": {"half": 1.0}}}}', "is no reference"),
+        ('{"slowdown": {"sixteen": {"dtr": {"0.5": "slow"}}}}', 'is a number, "OOM" or "thrash"'),
+        ('{"slowdown": {"sixteen": {"dtr": {"0.5": null}}}}', 'is a number, "OOM" or "thrash"'),
         (None, "cannot read"),
     ],
 )
@@ -76,25 +79,8 @@ def test_a_reference_that_is_none(log, tmp_path, capsys, text, expected):
     assert expected in capsys.readouterr().err
 
 
-def test_optimum_prints_gaps(monkeypatch, capsys):
-    graph = OperatorGraph.of(networks.residual(3))
-    monkeypatch.setattr("dtr_fx.cli.bench.optimum.small_networks", lambda: [graph])
-    command = ["bench", "optimum", "--shares", "70%", "20%", "--heuristic", "dtr", "--seconds", "20"]
-    assert main(command) == 0
-    out = capsys.readouterr().out
-    [proved] = (line for line in out.splitlines() if line.startswith("residual(3)"))
-    budget = math.floor(0.7 * graph.peak)
-    above = float(proved.split()[-1].removeprefix("+").removesuffix("%"))
-    optimum = float(proved.split("×")[1].split()[0])
-    assert check(graph, plan_dtr(graph, budget, "dtr")).total / graph.cost == pytest.approx(
-        optimum * (1 + above / 100), abs=0.002
-    )
-    assert "1 of 1" in out
-    assert main([*command[:3], "20%"]) == 0
-    assert "alone exceeds these budgets" in capsys.readouterr().out
-
-
-def test_optimum_rejects_a_share_above_one(capsys):
-    with pytest.raises(SystemExit):
-        main(["bench", "optimum", "--shares", "1.5"])
-    assert "at most 100%" in capsys.readouterr().err
+def test_a_reference_has_its_own_budgets(log, tmp_path, capsys):
+    reference = tmp_path / "reference.json"
+    reference.write_text(json.dumps({"slowdown": {"sixteen": {"dtr": {"0.5": 1.0}}}}))
+    assert main(["bench", "logs", str(log), "--reference", str(reference), "--budget", "50%"]) == 2
+    assert "with --reference the budgets are those that it has" in capsys.readouterr().err

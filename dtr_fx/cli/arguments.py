@@ -1,0 +1,106 @@
+"""Arguments that several commands take: numbers, budgets, operator logs."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from dtr_fx.errors import CommandError, OptionError
+from dtr_fx.options import parse_budget
+from dtr_fx.simulate import Schedule, read_log
+from dtr_fx.units import parse_percent
+
+
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    """``--jobs``, for commands that use all cores."""
+    parser.add_argument(
+        "-j", "--jobs", type=positive, metavar="N", help="replays at a time (default: one per core)"
+    )
+
+
+def positive(text: str) -> int:
+    """A number of things, one at least."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return int(text)
+
+
+def budget(text: str) -> float | int:
+    """A share of a log's peak, or bytes."""
+    try:
+        spec = parse_budget(text)
+    except OptionError:
+        raise argparse.ArgumentTypeError(
+            f"{text}: write a share of the log's peak, at most 100% (60% or 0.6), or bytes (8GiB or 1000)"
+        ) from None
+    if spec.kind == "auto":
+        raise argparse.ArgumentTypeError("a log runs on no device: write a share or bytes, not auto")
+    return float(spec.value) if spec.kind == "fraction" else int(spec.value)
+
+
+def slowdown(text: str) -> float:
+    """Total over base time."""
+    value = _number(text)
+    if not 1 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: a slowdown is at least 1, the program's own time")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A time limit."""
+    value = _number(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    return value
+
+
+def share(text: str) -> float:
+    """A share of a peak, in percent or as a fraction."""
+    try:
+        value = parse_percent(text) if "%" in text else float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: a share of the peak is above 0 and at most 100%")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def read(path: Path, *, simrd: bool = False) -> Schedule:
+    """An operator log.
+
+    Raises
+    ------
+    LogError
+        What it holds is none.
+    CommandError
+        The file cannot be read.
+    """
+    try:
+        return read_log(path, simrd=simrd)
+    except OSError as error:
+        raise CommandError(f"cannot read {path}: {error.strerror}") from None
+
+
+def check_names_apart(schedules: Iterable[Schedule]) -> None:
+    """Refuse logs that a picture could not tell apart.
+
+    Raises
+    ------
+    CommandError
+        Two have the same name.
+    """
+    names: Sequence[str] = [schedule.name for schedule in schedules]
+    for name in names:
+        if names.count(name) > 1:
+            raise CommandError(
+                f"several of the logs are named {name}: a picture's panels need different names"
+            )

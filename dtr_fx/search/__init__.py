@@ -1,0 +1,15 @@
+"""How a plan is found: one pass of the runtime, or many, steered.  Without torch."""
+
+from .policy import Policy, Run, run_policy
+from .search import Infeasible, default_effort, search, smallest, smallest_by_passes
+
+__all__ = [
+    "Infeasible",
+    "Policy",
+    "Run",
+    "default_effort",
+    "run_policy",
+    "search",
+    "smallest",
+    "smallest_by_passes",
+]

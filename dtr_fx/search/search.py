@@ -1,0 +1,193 @@
+"""Plans near the optimum: many passes of the runtime, steered.
+
+    passes under a portfolio of policies  ──►  the cheapest
+      └─ a walk from what it ran, and from the plain program  ──►  an order
+           └─ the runtime follows the order  ──►  the plan
+
+Effort is counted in operators and moves, not in seconds: the same program, budget and effort give the same
+plan on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from dtr_fx.runtime import HEURISTICS, RunFailed
+from dtr_fx.simulate.schedule import Schedule
+
+from .follow import follow
+from .policy import Policy, Run, run_policy
+from .segments import segmented
+from .timeline import Operators
+from .walk import walk
+
+# A pass that rematerializes more than this many times the program's own cost is given up.
+_THRASH = 11.0
+# Operators and moves per second of effort, on one core of an x86-64 server of 2024.
+_OPERATORS_PER_SECOND = 40_000
+_MOVE_SECONDS, _MOVE_SECONDS_PER_OPERATOR = 25e-6, 10e-9
+_VISITS_PER_OPERATOR = 20
+# Programs up to this many operators are walked several times, from different starts.
+_SMALL = 400
+# How closely the smallest budget is searched, as a share of the lower bound.
+_TOLERANCE = 0.005
+_COARSE = 0.02
+# Between them these passes reached lowest.
+_LOW = (
+    Policy(HEURISTICS["next-use"]),
+    Policy(HEURISTICS["dtr-eq"], keep_passed=False),
+    Policy(HEURISTICS["next-use"], order="depth first"),
+)
+
+
+class Infeasible(Exception):
+    """No plan was found within the budget."""
+
+
+def default_effort(schedule: Schedule) -> float:
+    """Seconds that a search may take unless it is told otherwise: 0.8 from 60 to 2,000 operators."""
+    operators = sum(1 for _ in schedule.calls())
+    return 0.8 * max(min(operators / 60, 1.0), operators / 2000)
+
+
+def search(schedule: Schedule, budget: int, first: Policy, seconds: float | None = None) -> Run:
+    """The cheapest plan that the effort finds.
+
+    Parameters
+    ----------
+    schedule:
+        The program.
+    budget:
+        Bytes, constants included.
+    first:
+        The policy that is tried first.
+    seconds:
+        The effort, in seconds of a usual machine; ``default_effort`` if None.
+
+    Raises
+    ------
+    Infeasible
+        No plan fits.
+    """
+    return _Search(schedule, budget, default_effort(schedule) if seconds is None else seconds).find(first)
+
+
+def smallest(schedule: Schedule, bound: int, seconds: float | None = None) -> Run:
+    """The plan with the lowest peak that is found; none is below ``bound`` bytes."""
+    run = smallest_by_passes(schedule, bound, _LOW)
+    effort = default_effort(schedule) if seconds is None else seconds
+    operators = Operators.of(schedule)
+    low = bound - 1
+    while run.runtime.peak - low > max(1, _TOLERANCE * bound):
+        # The bound itself first: it is within reach more often than not.
+        middle = bound if low < bound else (low + run.runtime.peak) // 2
+        order = walk(operators, run.order, middle - schedule.constants, _moves(schedule, effort / 4))
+        followed = _follow(schedule, order, middle)
+        if followed is None:
+            low = middle
+        else:
+            run = followed
+    return run
+
+
+def smallest_by_passes(schedule: Schedule, bound: int, policies: Sequence[Policy]) -> Run:
+    """The plan with the lowest peak that a bisection finds whose every step tries some policies."""
+    best = run_policy(schedule, math.inf, policies[0])
+    low = bound - 1
+    while best.runtime.peak - low > max(1, _COARSE * bound):
+        middle = (low + best.runtime.peak) // 2
+        run = _first_that_fits(schedule, middle, policies)
+        if run is None:
+            low = middle
+        else:
+            best = run
+    return best
+
+
+class _Search:
+    def __init__(self, schedule: Schedule, budget: int, seconds: float) -> None:
+        self._schedule = schedule
+        self._budget = budget
+        self._seconds = seconds
+        self._limit = _THRASH * schedule.cost
+        self._best: Run | None = None
+
+    def find(self, first: Policy) -> Run:
+        self._pass_under(portfolio(first))
+        if self._best is None or self._best.cost > 0:
+            self._walk()
+        if self._best is None:
+            raise Infeasible
+        return self._best
+
+    def _pass_under(self, policies: Iterator[Policy]) -> None:
+        work = self._seconds / 2 * _OPERATORS_PER_SECOND
+        for policy in policies:
+            run = run_policy(self._schedule, self._budget, policy, max_recompute=self._limit)
+            work -= len(run.runtime.events) + run.runtime.maintained / _VISITS_PER_OPERATOR
+            if run.failure is None:
+                self._take(run)
+            if work < 0 or self._limit == 0:
+                return
+
+    def _take(self, run: Run) -> None:
+        if self._best is None or run.cost < self._best.cost:
+            self._best = run
+            self._limit = min(self._limit, run.cost)
+
+    def _walk(self) -> None:
+        operators = Operators.of(self._schedule)
+        starts = self._starts(operators)
+        moves = _moves(self._schedule, self._seconds / 2) // len(starts)
+        for seed, start in enumerate(starts):
+            order = walk(operators, start, self._budget - self._schedule.constants, moves, seed=seed)
+            run = _follow(self._schedule, order, self._budget)
+            if run is not None:
+                self._take(run)
+
+    def _starts(self, operators: Operators) -> list[Sequence[int]]:
+        schedule = self._schedule
+        starts: list[Sequence[int]] = [] if self._best is None else [self._best.order]
+        if schedule.backward:
+            starts += segmented(operators, schedule.backward, self._budget - schedule.constants)[:1]
+        plain = range(len(operators.makes))
+        if len(plain) <= _SMALL:
+            return [*starts, plain] * 2
+        return starts or [plain]
+
+
+def portfolio(first: Policy) -> Iterator[Policy]:
+    """Policies that between them were best on transformers, convolutional and recurrent networks."""
+    yield first
+    others = (
+        Policy(HEURISTICS["next-use-root"]),
+        Policy(HEURISTICS["next-use"], reserve=0.3),
+        Policy(HEURISTICS["next-use"], order="depth first"),
+        Policy(HEURISTICS["next-use-root"], reserve=0.1),
+        Policy(HEURISTICS["dtr-eq"], keep_passed=False),
+        Policy(HEURISTICS["next-use"], keep_passed=False),
+        Policy(HEURISTICS["next-use"], reserve=0.15),
+        Policy(HEURISTICS["next-use"], keep_gradients=False),
+    )
+    yield from (policy for policy in others if policy != first)
+
+
+def _first_that_fits(schedule: Schedule, budget: int, policies: Sequence[Policy]) -> Run | None:
+    for policy in policies:
+        run = run_policy(schedule, budget, policy, max_recompute=_THRASH * schedule.cost)
+        if run.failure is None:
+            return run
+    return None
+
+
+def _follow(schedule: Schedule, order: Sequence[int] | None, budget: int) -> Run | None:
+    try:
+        return None if order is None else follow(schedule, order, budget)
+    except RunFailed:
+        return None
+
+
+def _moves(schedule: Schedule, seconds: float) -> int:
+    operators = sum(1 for _ in schedule.calls())
+    return int(seconds / (_MOVE_SECONDS + _MOVE_SECONDS_PER_OPERATOR * operators))

@@ -1,0 +1,192 @@
+"""Simulated annealing over orders of operators: one run more, one less, or one elsewhere, again and again.
+
+Whatever is tried is a plan (see ``timeline``) that may be above the budget; bytes above it have a price, which
+rises while there are any.  What the walk finds steers the runtime, which decides what is dropped (see
+``follow``).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from .timeline import Operators, Timeline
+
+# The temperature falls between these, in units of the average operator's cost.
+_HOT = 2.0
+_COLD = 0.1
+# How many moves go by before the price of bytes is corrected, and the factors.
+_ROUND = 100
+_DEARER, _CHEAPER = 1.1, 0.95
+# How far a run is moved: the standard deviation, in runs.
+_FAR = 6.0
+# How often something is made again long before it is read, while what it is made from is there.
+_EARLY = 0.3
+# How often something that is idle while the budget is broken is looked for.
+_TRIES = 6
+
+
+def walk(
+    operators: Operators, order: Sequence[int], budget: int, moves: int, *, seed: int = 0
+) -> list[int] | None:
+    """The cheapest order within the budget that is found on ``moves`` steps from ``order``, or None.
+
+    Parameters
+    ----------
+    operators:
+        The program.
+    order:
+        Where to start; it may be above the budget.
+    budget:
+        Bytes, without the program's constants.
+    moves:
+        How many changes are tried.  The same arguments find the same order.
+    """
+    return _Walk(operators, order, budget, seed).find(moves)
+
+
+class _Walk:
+    def __init__(self, operators: Operators, order: Sequence[int], budget: int, seed: int) -> None:
+        self._operators = operators
+        self._line = Timeline(operators, order, budget)
+        self._random = random.Random(seed)
+        self._unit = sum(operators.again) / len(operators.again)
+        self._price = self._unit / (2 * max(1.0, sum(operators.size) / max(1, len(operators.size))))
+        self._temperature = 0.0
+        self._best_cost = math.inf
+        self._best: list[int] | None = None
+
+    def find(self, moves: int) -> list[int] | None:
+        line = self._line
+        self._temperature = _HOT * self._unit
+        cooling = (_COLD / _HOT) ** (1 / max(1, moves))
+        self._remember()
+        energy = self._energy()
+        for number in range(1, moves + 1):
+            self._temperature *= cooling
+            self._change()
+            after = self._energy()
+            if self._accepts(after - energy):
+                line.commit()
+                energy = after
+                self._remember()
+            else:
+                line.undo()
+            if number % _ROUND == 0:
+                line.spread_if_dense()
+                self._price *= _DEARER if line.over else _CHEAPER
+                energy = self._energy()
+        return self._best
+
+    def _energy(self) -> float:
+        return self._line.cost + self._price * self._line.over
+
+    def _accepts(self, rise: float) -> bool:
+        return rise <= 0 or (
+            self._temperature > 0 and self._random.random() < math.exp(-rise / self._temperature)
+        )
+
+    def _remember(self) -> None:
+        line = self._line
+        # Sums of the same costs in another order differ in their last digits.
+        if not line.over and line.cost < self._best_cost - 1e-9 * self._unit:
+            self._best_cost = line.cost
+            self._best = line.order
+
+    def _change(self) -> None:
+        choice = self._random.random()
+        if choice < 0.25:
+            self._run_again()
+        elif not self._line.repeated:
+            return
+        elif choice < 0.55:
+            self._remove()
+        elif choice < 0.7:
+            self._shift()
+        else:
+            self._swap()
+
+    def _remove(self) -> None:
+        self._line.remove(self._random.choice(self._line.repeated))
+
+    def _swap(self) -> None:
+        """One repeated run less, and up to three others instead if it breaks the budget."""
+        self._remove()
+        for _ in range(self._random.randint(1, 3)):
+            if self._line.over:
+                self._run_again()
+
+    def _shift(self) -> None:
+        """A repeated run, some runs earlier or later."""
+        line = self._line
+        slot = self._random.choice(line.repeated)
+        op = line.op_at[slot]
+        target = line.free_slot_near(slot, round(self._random.gauss(0, _FAR)))
+        if target is not None and target > line.runs[op][0]:
+            line.remove(slot)
+            line.add(op, target)
+
+    def _run_again(self) -> None:
+        """Make something again before it is read; above the budget, something that is idle meanwhile."""
+        if not self._line.over:
+            self._run_again_before(self._random.randrange(len(self._line.slots) + 1))
+            return
+        worst = self._line.worst()
+        first = bisect_right(self._line.slots, worst)
+        for _ in range(_TRIES):
+            if self._run_again_before(self._random.randint(first, len(self._line.slots)), worst):
+                return
+
+    def _run_again_before(self, index: int, idle: int | None = None) -> bool:
+        """Make again what the run at an index reads, if it was last touched before the slot ``idle``."""
+        line = self._line
+        if index == len(line.slots):
+            slot, reads = line.end, self._operators.kept
+        else:
+            slot = line.slots[index]
+            reads = self._operators.reads[line.op_at[slot]]
+        if not reads:
+            return False
+        storage = self._random.choice(reads)
+        if idle is not None and line.touched_before(storage, slot) >= idle:
+            return False
+        if self._random.random() < _EARLY:
+            slot = self._earlier(storage, slot)
+        self._make_again(storage, slot, 0)
+        return True
+
+    def _earlier(self, storage: int, slot: int) -> int:
+        """The slot of a run after which something that the storage is made from would be gone."""
+        line, operators = self._line, self._operators
+        reads = operators.reads[operators.maker[storage]]
+        if not reads:
+            return slot
+        after = line.touched_before(self._random.choice(reads), slot)
+        index = bisect_right(line.slots, after)
+        earlier = line.slots[index] if index < len(line.slots) else slot
+        return earlier if line.touched_before(storage, slot) < earlier < slot else slot
+
+    def _make_again(self, storage: int, slot: int, depth: int) -> None:
+        """Run a storage's operator before ``slot``, maybe others before it; not if nothing came between."""
+        line, operators = self._line, self._operators
+        op = operators.maker[storage]
+        touched = line.touched_before(storage, slot)
+        if not operators.repeats[op] or not line.runs_between(touched, slot):
+            return
+        target = line.free_slot(touched, slot)
+        if target is None:
+            return
+        for read in operators.reads[op]:
+            if self._random.random() < self._chance(read, target, depth):
+                self._make_again(read, target, depth + 1)
+        target = line.free_slot(line.touched_before(storage, slot), slot)
+        if target is not None:
+            line.add(op, target)
+
+    def _chance(self, storage: int, slot: int, depth: int) -> float:
+        """How likely it is that what an operator reads is made again for it, rather than kept until then."""
+        if self._line.is_live(storage, slot):
+            return 0.1 if depth < 3 else 0.0
+        return 0.5 if depth < 6 else 0.0
