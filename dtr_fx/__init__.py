@@ -2,12 +2,16 @@
 
 torch.compile(model, backend="dtr", options={"budget": "60%"})
 dtr_fx.transform(gm, budget)
+dtr_fx.sweep(gm); dtr_fx.smallest_budget(gm)
 dtr-fx diff module:factory --budget 60%
+dtr-fx sweep module:factory
 
 ``dtr_fx.simulate`` and ``dtr_fx.planners`` hold the experiments of the paper.
 """
 
+from .curve import Curve, CurvePoint, smallest_budget, sweep
 from .errors import DTRError, GraphError, InfeasibleBudgetError, OptionError
+from .judge import Judgement, judge
 from .measure import measure_peak
 from .record import RecordError, record_log
 from .report import Report
@@ -16,14 +20,20 @@ from .transform import transform
 
 __all__ = [
     "HEURISTICS",
+    "Curve",
+    "CurvePoint",
     "DTRError",
     "GraphError",
     "Heuristic",
     "InfeasibleBudgetError",
+    "Judgement",
     "OptionError",
     "RecordError",
     "Report",
+    "judge",
     "measure_peak",
     "record_log",
+    "smallest_budget",
+    "sweep",
     "transform",
 ]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import GraphModule
 
-from dtr_fx.options import Options, parse_budget, resolve_budget
+from dtr_fx.errors import OptionError
+from dtr_fx.options import BudgetSpec, Options, parse_budget, resolve_budget
 from dtr_fx.passes.propagate import propagate
 from dtr_fx.planning import Planning
+from dtr_fx.runtime import collector_paused
 from dtr_fx.search import Run
+from dtr_fx.transform import forget_earlier_rewrite, without_guards
 
 PERCENTS = tuple(f"{percent}%" for percent in range(95, 0, -5))
 
@@ -45,10 +49,11 @@ class Curve:
     base_cost: float
 
     def within(self, max_overhead: float) -> CurvePoint:
-        """The point of the lowest peak whose overhead is not above ``max_overhead``."""
-        return min(
-            (point for point in self.points if point.overhead <= max_overhead), key=lambda point: point.peak
-        )
+        """The point of the lowest peak whose overhead is not above ``max_overhead``, 0 or more."""
+        if not max_overhead >= 0:
+            raise OptionError(f"max_overhead={max_overhead!r}: write a share of the graph's own compute, 0.1")
+        points = (point for point in self.points if point.overhead <= max_overhead)
+        return min(points, key=lambda point: point.peak)
 
 
 def sweep(
@@ -69,7 +74,7 @@ def sweep(
         As for ``transform``; 95%, 90%, … of the graph's own peak if None.  Those that no plan fits are left
         out.  The graph as it is and the smallest budget that is found are always there.
     options:
-        As for the backend, without a budget.
+        As for the backend, without ``budget``, ``max_overhead`` and ``on_report``.
     example_inputs:
         As for ``transform``.
     watch:
@@ -87,16 +92,12 @@ def sweep(
     >>> dtr_fx.sweep(gm, example_inputs=[torch.ones(1024)]).points[0].overhead
     0.0
     """
-    planning = _planning(gm, options, example_inputs)
-    asked = {_bytes(planning, budget) for budget in (PERCENTS if budgets is None else budgets)}
-    wanted = sorted((budget for budget in asked if budget < planning.baseline_peak), reverse=True)
-    lowest = planning.planner.smallest()
-    runs = {lowest.runtime.peak: lowest}
-    for number, budget in enumerate(wanted):
-        if budget > lowest.runtime.peak:
-            runs[budget] = planning.planner.plan(budget)
-        if watch is not None:
-            watch(number + 1, len(wanted))
+    specs = [parse_budget(budget) for budget in (PERCENTS if budgets is None else budgets)]
+    graph, chosen = _copy(gm, example_inputs), _options(options)
+    with collector_paused(), without_guards(graph):
+        planning = Planning(graph, chosen)
+        wanted = sorted({_bytes(planning, spec) for spec in specs}, reverse=True)
+        runs = _runs(planning, wanted, watch or _nobody)
     return Curve(
         points=tuple(_points(planning, runs)),
         baseline_peak=planning.baseline_peak,
@@ -113,12 +114,18 @@ def smallest_budget(
     options: Mapping[str, Any] | None = None,
     example_inputs: Sequence[Any] | None = None,
 ) -> int:
-    """The smallest budget, in bytes, that a plan is found for: at any overhead, or at most at ``max_overhead``.
+    """The smallest budget, in bytes, that a plan is found for: at any overhead, or within ``max_overhead``.
 
     Parameters
     ----------
     max_overhead:
         Extra compute as a share of the graph's own: 0.1 or ``"10%"``.
+
+    Returns
+    -------
+    int
+        The graph's own peak where none is below.  A budget: ``transform`` finds a plan for it, within the
+        overhead.
 
     Raises
     ------
@@ -128,36 +135,66 @@ def smallest_budget(
     given = dict(options or {})
     if max_overhead is not None:
         given["max_overhead"] = max_overhead
-    planning = _planning(gm, given, example_inputs)
-    run = planning.least_memory()
-    return planning.baseline_peak if run is None else run.runtime.peak
+    graph, chosen = _copy(gm, example_inputs), _options(given, may="max_overhead")
+    with collector_paused(), without_guards(graph):
+        planning = Planning(graph, chosen)
+        run = planning.least_memory()
+        if run is None or run.runtime.peak >= planning.baseline_peak:
+            return planning.baseline_peak
+        return run.runtime.peak if _is_kept(planning, run.runtime.peak) else int(run.runtime.budget)
 
 
-def _planning(
-    gm: GraphModule, options: Mapping[str, Any] | None, example_inputs: Sequence[Any] | None
-) -> Planning:
-    chosen = Options.from_mapping(options)
-    graph = GraphModule(gm, copy.deepcopy(gm.graph))
+def _is_kept(planning: Planning, budget: int) -> bool:
+    """Whether the plan for a budget keeps the overhead: of two plans that fit, the search may miss either."""
+    limit = planning.options.max_overhead
+    assert not isinstance(limit, str)
+    run = planning.planner.plan(budget)
+    return limit is None or planning.extra(run) <= limit * planning.program.base_cost
+
+
+def _options(given: Mapping[str, Any] | None, may: str = "") -> Options:
+    for name in ("budget", "max_overhead", "on_report"):
+        if given and name in given and name != may:
+            raise OptionError(f"options={{{name!r}: ...}} belongs to one plan: leave it out here")
+    return Options.from_mapping(given)
+
+
+def _copy(gm: GraphModule, example_inputs: Sequence[Any] | None) -> GraphModule:
+    with warnings.catch_warnings():
+        # What torch itself deprecates is in the copy.
+        warnings.simplefilter("ignore", FutureWarning)
+        graph = GraphModule(gm, copy.deepcopy(gm.graph))
+    forget_earlier_rewrite(graph)
     propagate(graph, example_inputs)
-    return Planning(graph, chosen)
+    return graph
 
 
-def _bytes(planning: Planning, budget: float | int | str) -> int:
-    held = planning.program.constant_bytes
-    return resolve_budget(
-        parse_budget(budget), planning.baseline_peak, planning.program.device, already_held=held
-    )
+def _bytes(planning: Planning, spec: BudgetSpec) -> int:
+    program = planning.program
+    return resolve_budget(spec, planning.baseline_peak, program.device, already_held=program.constant_bytes)
 
 
-def _points(planning: Planning, runs: Mapping[int, Run]) -> Iterable[CurvePoint]:
+def _nobody(done: int, of: int) -> None: ...
+
+
+def _runs(planning: Planning, wanted: Sequence[int], watch: Callable[[int, int], None]) -> dict[int, Run]:
+    """Plans by their budgets, that of the smallest budget among them."""
+    lowest = planning.planner.smallest
+    runs = {lowest.runtime.peak: lowest}
+    for number, budget in enumerate(wanted, 1):
+        if lowest.runtime.peak < budget < planning.baseline_peak:
+            runs[budget] = planning.planner.plan(budget)
+        watch(number, len(wanted))
+    return {budget: run for budget, run in runs.items() if budget < planning.baseline_peak}
+
+
+def _points(planning: Planning, runs: Mapping[int, Run]) -> list[CurvePoint]:
     """From the largest budget down; a plan for less memory that costs less serves a larger budget, too."""
     base = planning.program.base_cost
-    points = [CurvePoint(planning.baseline_peak, planning.baseline_peak, 0.0)]
-    cheapest: Run | None = None
+    best: tuple[float, int] | None = None
     upwards = []
     for budget, run in sorted(runs.items()):
-        if cheapest is None or run.cost < cheapest.cost:
-            cheapest = run
-        overhead = cheapest.cost / base if base else 0.0
-        upwards.append(CurvePoint(budget, cheapest.runtime.peak, overhead))
-    return points + upwards[::-1]
+        found = planning.extra(run), run.runtime.peak
+        best = found if best is None or found[0] < best[0] else best
+        upwards.append(CurvePoint(budget, best[1], best[0] / base if base else 0.0))
+    return [CurvePoint(planning.baseline_peak, planning.baseline_peak, 0.0), *reversed(upwards)]

@@ -120,8 +120,9 @@ class Options:
         ``"search"`` makes many passes, steered, and uses that a traced graph shows the future; ``"online"``
         makes one pass of the heuristic, as in the paper.
     plan_seconds:
-        How long a search may take, in seconds of a usual machine: what is counted is the work, so that the same
-        options give the same plan everywhere.  The default is 0.8 s up to 2,000 operators, then in proportion.
+        How long a search may take, in seconds of a usual machine: what is counted is the work, so that the
+        same options give the same plan everywhere.  The default is 0.8 s up to 2,000 operators, then in
+        proportion.
     on_report:
         Called with the ``Report`` of every graph that was planned.
 
@@ -144,12 +145,12 @@ class Options:
         if self.max_overhead is not None:
             object.__setattr__(self, "max_overhead", _parse_overhead(self.max_overhead))
             if self.budget != 1.0:
-                raise OptionError("give either a budget or max_overhead, which finds the smallest budget itself")
+                raise OptionError("give a budget, or max_overhead, which finds the smallest budget itself")
         _check_heuristic(self.heuristic)
         if self.planner not in _PLANNERS:
             raise OptionError(f"unknown planner {self.planner!r}{did_you_mean(self.planner, _PLANNERS)}")
         if self.plan_seconds is not None and not _is_duration(self.plan_seconds):
-            raise OptionError(f"plan_seconds={self.plan_seconds!r}: give a number of seconds above 0, or None")
+            raise OptionError(f"plan_seconds={self.plan_seconds!r}: give seconds above 0, or None")
         if self.on_report is not None and not callable(self.on_report):
             raise OptionError(f"on_report={self.on_report!r} cannot be called: give a function of a Report")
 

@@ -11,6 +11,7 @@ from dtr_fx.passes import storages, verify
 from dtr_fx.passes.rematerialize import Planner, lower_bound
 from dtr_fx.passes.workspace import workspaces
 from dtr_fx.reporting import source_line
+from dtr_fx.runtime.events import RECOMPUTE
 from dtr_fx.search import Run
 
 # How closely the least memory for an overhead is searched, as a share of the graph's own peak.
@@ -70,22 +71,30 @@ class Planning:
         return self.planner.plan(budget) if budget < self.baseline_peak else None
 
     def least_memory(self) -> Run | None:
-        """The plan of the lowest peak with at most the options' overhead; None if that is the graph as it is."""
-        run = self.planner.smallest()
+        """The plan of the lowest peak with at most the options' overhead; None for the graph as it is."""
+        run = self.planner.smallest
         limit = self.options.max_overhead
         assert not isinstance(limit, str)
-        if limit is None or run.cost <= limit * self.program.base_cost:
+        if limit is None or self.extra(run) <= limit * self.program.base_cost:
             return run
         best = None
         low, high = run.runtime.peak, self.baseline_peak
         while high - low > _TOLERANCE * self.baseline_peak:
             middle = (low + high) // 2
             run = self.planner.plan(middle)
-            if run.cost <= limit * self.program.base_cost:
+            if self.extra(run) <= limit * self.program.base_cost:
                 best, high = run, run.runtime.peak
             else:
                 low = middle
         return best
+
+    def extra(self, run: Run) -> float:
+        """Seconds that a plan adds: what is recomputed, and the copies of changed inputs that this reads."""
+        steps = self.program.steps
+        again = {event.op for event in run.runtime.events if event.kind == RECOMPUTE}
+        read = {value for number in again for value in steps[number].inputs}
+        kept = (step for step in steps if step.role == storages.KEEP and step.outputs[0] in read)
+        return run.cost + sum(step.cost for step in kept)
 
     def error(self, budget: int, smallest: int) -> InfeasibleBudgetError:
         """What to tell about a budget that no plan was found for."""

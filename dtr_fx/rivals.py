@@ -174,7 +174,7 @@ def planned(joint: Joint, options: Options) -> tuple[Pair, Report]:
     """
     graph, report = plan(joint, options)
     lower_drops(graph.graph)
-    return _pair(split(graph, joint.inputs, **joint.facts)), report
+    return Pair(*split(graph, joint.inputs, **joint.facts)), report
 
 
 def plan(joint: Joint, options: Options) -> tuple[GraphModule, Report]:

@@ -97,14 +97,15 @@ def transform(
         plan_seconds=plan_seconds,
     )
     rewritten = GraphModule(gm, copy.deepcopy(gm.graph))
-    _forget_earlier_rewrite(rewritten)
+    forget_earlier_rewrite(rewritten)
     propagate(rewritten, example_inputs)
     report = rewrite(rewritten, options)
     rewritten.recompile()
     return rewritten, report
 
 
-def _forget_earlier_rewrite(gm: GraphModule) -> None:
+def forget_earlier_rewrite(gm: GraphModule) -> None:
+    """Take the notes of an earlier rewrite off a copy of its result."""
     """A graph that was rewritten before is a graph like any other: its recomputes are operators."""
     lower_drops(gm.graph)
     for node in gm.graph.nodes:
@@ -117,11 +118,11 @@ def rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool = False) -
     A graph that ``saves_nothing`` for a backward pass has a small peak and little to give up: there a share
     that no plan reaches is no error, and the graph stays as it is.
     """
-    with collector_paused(), _without_guards(gm):
+    with collector_paused(), without_guards(gm):
         return _rewrite(gm, options, saves_nothing=saves_nothing)
 
 
-def _without_guards(gm: GraphModule) -> contextlib.AbstractContextManager[None]:
+def without_guards(gm: GraphModule) -> contextlib.AbstractContextManager[None]:
     """Sizes count as they are in the trace at hand, but the graph is to serve inputs of other sizes, too."""
     values = (node.meta.get("val") for node in gm.graph.nodes)
     mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)

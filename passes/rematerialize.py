@@ -7,6 +7,7 @@ give the same run.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from dtr_fx import search
 from dtr_fx.options import Options
@@ -91,11 +92,12 @@ class Planner:
         """
         run = self._try(budget) if budget >= self._bound else None
         if run is None:
-            run = self.smallest()
+            run = self.smallest
             if run.runtime.peak > budget:
                 raise Infeasible(run.runtime.peak)
         return run
 
+    @cached_property
     def smallest(self) -> Run:
         """The plan with the lowest peak that is found."""
         if self._online:

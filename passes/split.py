@@ -64,10 +64,8 @@ def split(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, G
     replayed = {node.meta["dtr"]["origin"] for node in joint.graph.nodes if node.target is rng.replay}
     with _with_effects({node.target for node in joint.graph.nodes if node.name in replayed}):
         forward, backward = default_partition(joint, inputs, **facts)
-    for node in reversed(backward.graph.nodes):
-        if node.name in replayed and not node.users:
-            backward.graph.erase_node(node)
-    backward.graph.eliminate_dead_code()
+    # The forward pass's draws are in the backward graph, too, where nothing reads them.
+    backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.is_impure(impure_random=False))
     return forward, backward
 
 

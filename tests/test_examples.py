@@ -158,7 +158,7 @@ README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8"
 
 def test_readme_snippets_run() -> None:
     snippets = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-    assert len(snippets) == 2  # the backend, and transform
+    assert len(snippets) == 3  # the backend, transform, and how to choose a budget
     for snippet in snippets:
         exec(compile(snippet, "README.md", "exec"), {"__name__": "readme"})
 

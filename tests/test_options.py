@@ -140,7 +140,7 @@ def test_options_from_a_mapping() -> None:
 def test_an_unknown_option_is_told_the_nearest_one() -> None:
     with pytest.raises(OptionError, match=r"'buget'; did you mean 'budget'\?"):
         Options.from_mapping({"buget": 0.6})
-    with pytest.raises(OptionError, match="'budget', 'max_overhead', 'heuristic', .*'on_report'"):
+    with pytest.raises(OptionError, match=r"'budget', 'max_overhead', 'heuristic', .*'on_report'"):
         Options.from_mapping({"zzz": 0.6})
 
 

@@ -7,12 +7,19 @@ import os
 import sys
 from collections.abc import Sequence
 
-from dtr_fx.cli import bench, diff, figures, record, simulate
+from dtr_fx.cli import bench, diff, figures, record, simulate, sweep
 from dtr_fx.errors import DTRError
 
 __all__ = ["main"]
 
-_COMMANDS = {"diff": diff, "record": record, "simulate": simulate, "figures": figures, "bench": bench}
+_COMMANDS = {
+    "diff": diff,
+    "sweep": sweep,
+    "record": record,
+    "simulate": simulate,
+    "figures": figures,
+    "bench": bench,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,5 +1,8 @@
-"""Views of a ``Report``."""
+"""Views of a ``Report`` and of a ``Comparison``."""
 
+from dtr_fx.inspect.comparison import Comparison, Mark
+from dtr_fx.inspect.curve import render_curve
 from dtr_fx.inspect.diff import render_diff
+from dtr_fx.inspect.page import curve_page
 
-__all__ = ["render_diff"]
+__all__ = ["Comparison", "Mark", "curve_page", "render_curve", "render_diff"]

@@ -17,16 +17,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby
 
+from dtr_fx.inspect.text import BLOCKS, BOLD, DIM, GREEN, RED, YELLOW, Ink
 from dtr_fx.report import Event, Point, Report
 from dtr_fx.units import format_bytes, format_count, format_seconds
 
-_BLOCKS = " ▁▂▃▄▅▆▇█"
 _LINE = "▔"
 _ROWS = 4  # of a timeline, up to its highest point
 _CONTEXT = 1  # unchanged operators shown on either side of a change
 _NARROWEST = 72
-_BOLD, _DIM, _RED, _GREEN, _YELLOW = "1", "2", "31", "32", "33"
-_MARKS = {"drop": ("-", _RED), "recompute": ("+", _GREEN)}
+_MARKS = {"drop": ("-", RED), "recompute": ("+", GREEN)}
 
 
 def render_diff(report: Report, *, width: int = 100, color: bool = False) -> str:
@@ -41,26 +40,16 @@ def render_diff(report: Report, *, width: int = 100, color: bool = False) -> str
     color:
         Whether to use the terminal's escape sequences.
     """
-    ink = _Ink(color)
+    ink = Ink(color)
     width = max(width, _NARROWEST)
-    lines = [ink(_verdict_color(report), report.summary()), ink(_DIM, _circumstances(report)), ""]
+    lines = [ink(_verdict_color(report), report.summary()), ink(DIM, _circumstances(report)), ""]
     lines += _timelines(report, width, ink)
     lines += _sections(report.events, width, ink)
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-@dataclass(frozen=True)
-class _Ink:
-    """Colours text, or leaves it alone."""
-
-    color: bool
-
-    def __call__(self, code: str, text: str) -> str:
-        return f"\033[{code}m{text}\033[0m" if self.color and code and text else text
-
-
 def _verdict_color(report: Report) -> str:
-    return _BOLD if report.planned_peak <= report.budget else f"{_BOLD};{_RED}"
+    return BOLD if report.planned_peak <= report.budget else f"{BOLD};{RED}"
 
 
 def _circumstances(report: Report) -> str:
@@ -90,7 +79,7 @@ def _scale(report: Report) -> _Scale:
     return _Scale(Fraction(report.budget, line), line)
 
 
-def _timelines(report: Report, width: int, ink: _Ink) -> Iterator[str]:
+def _timelines(report: Report, width: int, ink: Ink) -> Iterator[str]:
     scale = _scale(report)
     label = f" budget {format_bytes(report.budget)}"
     sources = {event.origin: event.source for event in report.events}
@@ -99,11 +88,11 @@ def _timelines(report: Report, width: int, ink: _Ink) -> Iterator[str]:
         ("before", report.before, report.baseline_peak),
         ("after", report.after, report.planned_peak),
     ):
-        yield ink(_BOLD, title) + _clip(f"  {_peak_at(points, peak, sources)}", width - len(title))
+        yield ink(BOLD, title) + _clip(f"  {_peak_at(points, peak, sources)}", width - len(title))
         for row, cells in _bars(_resample(points, width - len(label)), scale):
             at_line = row == scale.line - 1
-            bar = ink(_RED if scale.line and row >= scale.line else "", cells)
-            yield bar + (ink(_YELLOW, label) if at_line else "")
+            bar = ink(RED if scale.line and row >= scale.line else "", cells)
+            yield bar + (ink(YELLOW, label) if at_line else "")
         yield ""
 
 
@@ -127,7 +116,7 @@ def _bars(live: Sequence[int], scale: _Scale) -> Iterator[tuple[int, str]]:
     eighths = [-(-8 * nbytes // scale.unit) for nbytes in live]
     rows = max([scale.line, *(-(-height // 8) for height in eighths)]) if eighths else 0
     for row in reversed(range(rows)):
-        cells = (_BLOCKS[min(max(height - 8 * row, 0), 8)] for height in eighths)
+        cells = (BLOCKS[min(max(height - 8 * row, 0), 8)] for height in eighths)
         empty = _LINE if row == scale.line - 1 else " "
         yield row, "".join(empty if cell == " " else cell for cell in cells)
 
@@ -152,19 +141,19 @@ class _Columns:
     source: int
 
 
-def _sections(events: Sequence[Event], width: int, ink: _Ink) -> Iterator[str]:
+def _sections(events: Sequence[Event], width: int, ink: Ink) -> Iterator[str]:
     # A banished storage is freed where the original graph frees it too: nothing changed there.
     steps = [event for event in events if event.kind != "banish"]
     shown = [(phase, _fold(list(group))) for phase, group in groupby(steps, key=lambda event: event.phase)]
     columns = _columns([row for _, rows in shown for row in rows if isinstance(row, Event)], width)
     if shown:
-        yield ink(_DIM, _head(columns))
+        yield ink(DIM, _head(columns))
     for phase, rows in shown:
         if phase:
-            yield ink(_BOLD, _title(phase, rows, width))
+            yield ink(BOLD, _title(phase, rows, width))
         for row in rows:
             if isinstance(row, _Fold):
-                yield ink(_DIM, _fold_line(row, width))
+                yield ink(DIM, _fold_line(row, width))
             else:
                 yield ink(_MARKS.get(row.kind, (" ", ""))[1], _event_line(row, columns))
 

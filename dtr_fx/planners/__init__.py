@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from .chain import training_chain
 from .checkmate import solve_checkmate
 from .chen import plan_chen_greedy, plan_chen_sqrt
-from .dtr import plan_dtr
+from .dtr import plan_dtr, plan_search
 from .gaps import Gap, gaps
 from .graph import Node, OperatorGraph
 from .largest_first import plan_largest_first
@@ -44,6 +44,7 @@ __all__ = [
     "plan_largest_first",
     "plan_order",
     "plan_revolve",
+    "plan_search",
     "solve_checkmate",
     "solve_moccasin",
     "training_chain",

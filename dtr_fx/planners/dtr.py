@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dtr_fx.runtime import Heuristic, RunFailed, Runtime
+from dtr_fx.runtime import HEURISTICS, Heuristic, RunFailed, Runtime
 from dtr_fx.runtime.events import BANISH, COMPUTE, DROP, RECOMPUTE
 from dtr_fx.runtime.heuristics import Score
+from dtr_fx.search import Infeasible, Policy, search
 from dtr_fx.simulate.replay import drive
 
 from .graph import OperatorGraph
@@ -39,6 +40,24 @@ def plan_dtr(
         drive(runtime, graph.schedule())
     except RunFailed as error:
         raise CannotPlan(f"{graph.name}: DTR under {runtime.heuristic.name}: {error}") from None
+    return _as_plan(runtime)
+
+
+def plan_search(graph: OperatorGraph, budget: int, seconds: float | None = None) -> Plan:
+    """The plan that a search finds (see ``dtr_fx.search``).
+
+    Raises
+    ------
+    CannotPlan
+        It finds none.
+    """
+    try:
+        return _as_plan(search(graph.schedule(), budget, Policy(HEURISTICS["next-use"]), seconds).runtime)
+    except Infeasible:
+        raise CannotPlan(f"{graph.name}: a search found no plan in {budget} bytes") from None
+
+
+def _as_plan(runtime: Runtime) -> Plan:
     # One storage for each operator: their numbers are the same.
     steps: list[PlanStep] = []
     for event in runtime.events:

@@ -7,11 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .checkmate import TooLarge, solve_checkmate
-from .dtr import plan_dtr
+from .dtr import plan_dtr, plan_search
 from .graph import OperatorGraph
 from .moccasin import require_ortools, solve_moccasin
 from .plan import CannotPlan, check
 from .solution import Solution
+
+SEARCH = "search"
+"""Among heuristics: the plan that a search finds."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ def _solve(graph: OperatorGraph, budget: int, seconds: float) -> Solution:
 
 def _cost(graph: OperatorGraph, budget: int, heuristic: str) -> float:
     try:
-        return check(graph, plan_dtr(graph, budget, heuristic), budget).total
+        plan = plan_search(graph, budget) if heuristic == SEARCH else plan_dtr(graph, budget, heuristic)
+        return check(graph, plan, budget).total
     except CannotPlan:
         return math.inf

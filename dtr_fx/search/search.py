@@ -166,6 +166,7 @@ def portfolio(first: Policy) -> Iterator[Policy]:
         Policy(HEURISTICS["next-use"], order="depth first"),
         Policy(HEURISTICS["next-use-root"], reserve=0.1),
         Policy(HEURISTICS["dtr-eq"], keep_passed=False),
+        Policy(HEURISTICS["msps"]),
         Policy(HEURISTICS["next-use"], keep_passed=False),
         Policy(HEURISTICS["next-use"], reserve=0.15),
         Policy(HEURISTICS["next-use"], keep_gradients=False),

@@ -1,4 +1,4 @@
-"""Checkpointing in segments (Chen et al., arXiv 1604.06174) as a start: each part of the forward pass runs twice."""
+"""Checkpointing in segments (Chen et al., arXiv 1604.06174): each part of the forward pass runs twice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _COUNTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 
 
 def segmented(operators: Operators, backward: int, budget: int) -> list[list[int]]:
-    """Orders with the forward pass in segments: those that need least memory, and those that fit and cost least.
+    """Orders with the forward pass in segments: the cheapest that fit, else those that come nearest.
 
     ``budget`` are bytes without the program's constants.  The best is first.
     """

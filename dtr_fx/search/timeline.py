@@ -1,8 +1,8 @@
-"""An order of operators, first runs and repeated ones, as memory over time that single changes keep up to date.
+"""An order of operators, first runs and repeated ones, as memory over time, kept up to date by changes.
 
-Any order in which every operator first comes after those it reads is a plan: a value lives from the run that
-makes it to the last read before its next run.  Only the budget can be broken.  So a plan may be changed one run
-at a time, and what a change does to memory is a sum over a few intervals.
+Any order in which every operator first comes after those it reads is a plan: a value lives from the run
+that makes it to the last read before its next run.  Only the budget can be broken.  So a plan may be
+changed one run at a time, and what a change does to memory is a sum over a few intervals.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ class Operators:
 
     ``reads`` and ``makes`` are storages per operator, ``takes`` the bytes that an operator allocates while it
     runs, ``again`` what one more run of it costs (with the views that must be taken again), ``repeats``
-    whether it may run again.  ``maker`` and ``size`` are per storage.  ``kept`` are read at the end.  ``holds``
-    are the bytes of an operator's results that stay from its first run on; they are none of the storages.
+    whether it may run again.  ``maker`` and ``size`` are per storage.  ``kept`` are read at the end.
+    ``holds`` are the bytes of an operator's results that stay from its first run on; they are none of the
+    storages.
     """
 
     reads: tuple[tuple[int, ...], ...]
@@ -209,6 +210,17 @@ class Timeline:
         reads = self.reads[storage]
         before = bisect_left(reads, slot)
         return max(run, reads[before - 1]) if before else run
+
+    def read_after_idling(self, storage: int, slot: int) -> int | None:
+        """The slot of the next read of what the storage holds, if it is live and idle at ``slot``."""
+        runs, reads = self.runs[self.operators.maker[storage]], self.reads[storage]
+        following = bisect_right(runs, slot)
+        following_read = bisect_left(reads, slot)
+        if not following or following_read == len(reads):
+            return None
+        read = reads[following_read]
+        is_made_before = following < len(runs) and runs[following] < read
+        return None if read == slot or runs[following - 1] == slot or is_made_before else read
 
     def free_slot(self, after: int, before: int) -> int | None:
         """The empty slot right before ``before``; the runs are spread again where they have become dense."""

@@ -1,7 +1,7 @@
 """Simulated annealing over orders of operators: one run more, one less, or one elsewhere, again and again.
 
-Whatever is tried is a plan (see ``timeline``) that may be above the budget; bytes above it have a price, which
-rises while there are any.  What the walk finds steers the runtime, which decides what is dropped (see
+Whatever is tried is a plan (see ``timeline``) that may be above the budget; bytes above it have a price,
+which rises while there are any.  What the walk finds steers the runtime, which carries it out (see
 ``follow``).
 """
 
@@ -11,6 +11,7 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 from .timeline import Operators, Timeline
 
@@ -24,8 +25,9 @@ _DEARER, _CHEAPER = 1.1, 0.95
 _FAR = 6.0
 # How often something is made again long before it is read, while what it is made from is there.
 _EARLY = 0.3
-# How often something that is idle while the budget is broken is looked for.
-_TRIES = 6
+# How many storages are looked at for one that is idle, and how often for one run less.
+_TRIES = 20
+_REPAIRS = 6
 
 
 def walk(
@@ -54,6 +56,13 @@ class _Walk:
         self._random = random.Random(seed)
         self._unit = sum(operators.again) / len(operators.again)
         self._price = self._unit / (2 * max(1.0, sum(operators.size) / max(1, len(operators.size))))
+        # Storages that can be made again, the larger the likelier.
+        self._large = [
+            storage
+            for storage, size in enumerate(operators.size)
+            if size and operators.repeats[operators.maker[storage]]
+        ]
+        self._weights = list(accumulate(operators.size[storage] for storage in self._large))
         self._temperature = 0.0
         self._best_cost = math.inf
         self._best: list[int] | None = None
@@ -98,25 +107,31 @@ class _Walk:
     def _change(self) -> None:
         choice = self._random.random()
         if choice < 0.25:
-            self._run_again()
+            if self._line.over and self._large:
+                self._make_room()
+            else:
+                self._run_again()
         elif not self._line.repeated:
             return
-        elif choice < 0.55:
+        elif choice < 0.5:
             self._remove()
-        elif choice < 0.7:
+        elif choice < 0.65:
             self._shift()
         else:
             self._swap()
 
     def _remove(self) -> None:
-        self._line.remove(self._random.choice(self._line.repeated))
+        """One repeated run less, rather one that costs more."""
+        line, again = self._line, self._operators.again
+        slots = (self._random.choice(line.repeated) for _ in range(2))
+        line.remove(max(slots, key=lambda slot: again[line.op_at[slot]]))
 
     def _swap(self) -> None:
-        """One repeated run less, and up to three others instead if it breaks the budget."""
+        """One repeated run less, and some others instead as long as that breaks the budget."""
         self._remove()
-        for _ in range(self._random.randint(1, 3)):
-            if self._line.over:
-                self._run_again()
+        for _ in range(self._random.randint(1, _REPAIRS)):
+            if self._line.over and self._large:
+                self._make_room()
 
     def _shift(self) -> None:
         """A repeated run, some runs earlier or later."""
@@ -129,33 +144,36 @@ class _Walk:
             line.add(op, target)
 
     def _run_again(self) -> None:
-        """Make something again before it is read; above the budget, something that is idle meanwhile."""
-        if not self._line.over:
-            self._run_again_before(self._random.randrange(len(self._line.slots) + 1))
-            return
-        worst = self._line.worst()
-        first = bisect_right(self._line.slots, worst)
-        for _ in range(_TRIES):
-            if self._run_again_before(self._random.randint(first, len(self._line.slots)), worst):
-                return
+        """Make something again before it is read."""
+        slot, reads = self._reading(self._random.randrange(len(self._line.slots) + 1))
+        if reads:
+            self._make_again_in_time(self._random.choice(reads), slot)
 
-    def _run_again_before(self, index: int, idle: int | None = None) -> bool:
-        """Make again what the run at an index reads, if it was last touched before the slot ``idle``."""
+    def _make_room(self) -> None:
+        """Make something again that is idle where most is live: of a few the cheapest for its bytes."""
+        line, operators = self._line, self._operators
+        worst = line.worst()
+        found: list[tuple[float, int, int]] = []
+        for storage in self._random.choices(self._large, cum_weights=self._weights, k=_TRIES):
+            slot = line.read_after_idling(storage, worst)
+            if slot is not None:
+                price = operators.again[operators.maker[storage]] / operators.size[storage]
+                found.append((price, storage, slot))
+        if found:
+            _, storage, slot = min(found)
+            self._make_again_in_time(storage, slot)
+
+    def _reading(self, index: int) -> tuple[int, Sequence[int]]:
+        """The slot of a run and what it reads; after the last one the end and what is kept."""
         line = self._line
         if index == len(line.slots):
-            slot, reads = line.end, self._operators.kept
-        else:
-            slot = line.slots[index]
-            reads = self._operators.reads[line.op_at[slot]]
-        if not reads:
-            return False
-        storage = self._random.choice(reads)
-        if idle is not None and line.touched_before(storage, slot) >= idle:
-            return False
-        if self._random.random() < _EARLY:
-            slot = self._earlier(storage, slot)
-        self._make_again(storage, slot, 0)
-        return True
+            return line.end, self._operators.kept
+        slot = line.slots[index]
+        return slot, self._operators.reads[line.op_at[slot]]
+
+    def _make_again_in_time(self, storage: int, slot: int) -> None:
+        early = self._random.random() < _EARLY
+        self._make_again(storage, self._earlier(storage, slot) if early else slot, 0)
 
     def _earlier(self, storage: int, slot: int) -> int:
         """The slot of a run after which something that the storage is made from would be gone."""

@@ -16,20 +16,23 @@ from __future__ import annotations
 
 import argparse
 import math
+import random
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from tabulate import tabulate
 
 from dtr_fx.cli.arguments import seconds, share
 from dtr_fx.cli.progress import progress
 from dtr_fx.planners import Gap, OperatorGraph, gaps, training_chain
+from dtr_fx.planners.gaps import SEARCH
 from dtr_fx.runtime import HEURISTICS
 from dtr_fx.simulate import networks
 from dtr_fx.units import format_percent
 
 _SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
-_HEURISTICS = ("dtr", "dtr-eq", "next-use")
+_HEURISTICS = ("dtr", "dtr-eq", "next-use", SEARCH)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,10 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--heuristic",
         nargs="+",
-        choices=tuple(HEURISTICS),
+        choices=(*HEURISTICS, SEARCH),
         default=list(_HEURISTICS),
         metavar="NAME",
-        help=f"{', '.join(HEURISTICS)} (default: {' '.join(_HEURISTICS)})",
+        help=f"{', '.join(HEURISTICS)}, or {SEARCH} (default: {' '.join(_HEURISTICS)})",
     )
     parser.add_argument(
         "--seconds",
@@ -88,7 +91,15 @@ def small_networks() -> list[OperatorGraph]:
         networks.tree(4),
         *(networks.random_dag(12, seed) for seed in range(3)),
     ]
-    return [training_chain(8), training_chain(16), *map(OperatorGraph.of, schedules)]
+    graphs = [training_chain(8), training_chain(16), *map(OperatorGraph.of, schedules)]
+    return [*graphs, *(_with_random_costs(graph, seed) for seed, graph in enumerate(graphs))]
+
+
+def _with_random_costs(graph: OperatorGraph, seed: int) -> OperatorGraph:
+    """The graph with costs and sizes between 1 and 10."""
+    draw = random.Random(seed)
+    nodes = tuple(node._replace(cost=draw.randint(1, 10), size=draw.randint(1, 10)) for node in graph.nodes)
+    return replace(graph, name=f"{graph.name}, random costs", nodes=nodes)
 
 
 def _table(found: Iterable[Gap], heuristics: Sequence[str]) -> str:

@@ -1,0 +1,297 @@
+"""Show what each budget costs: the curve of budget and extra compute of a model's training step.
+
+TARGET is that of dtr-fx diff. It is built on fake tensors and traced as one graph; nothing is executed, so it
+can have any size:
+
+  dtr-fx sweep examples/models.py:gpt
+  dtr-fx sweep train.py:make_gpt --budgets 80% 60% 8GiB -o curve.html -o curve.csv
+  dtr-fx sweep train.py:make_small --optimum 30
+
+Beside our plans it shows other ways to run the step, judged by one rule at the peaks that they really reach:
+eager, torch.utils.checkpoint around every block, PyTorch's partitioner at activation_memory_budget 1.0, 0.9,
+... 0.0 and, with --optimum, the optimum of an integer program where a solver proves it. We plan for each of
+their peaks, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tabulate import tabulate
+from torch.fx import GraphModule
+
+from dtr_fx.cli.arguments import seconds
+from dtr_fx.cli.output import check_output, write_text
+from dtr_fx.cli.progress import progress
+from dtr_fx.cli.targets import Inputs, load_target
+from dtr_fx.curve import PERCENTS, Curve, sweep
+from dtr_fx.errors import CommandError
+from dtr_fx.inspect import Comparison, Mark, curve_page, render_curve
+from dtr_fx.inspect.comparison import to_csv, to_json
+from dtr_fx.judge import Judgement, judge
+from dtr_fx.options import Options, parse_budget
+from dtr_fx.units import format_bytes, format_percent
+
+if TYPE_CHECKING:
+    from dtr_fx.planners import Gap, OperatorGraph
+    from dtr_fx.rivals import Joint
+
+_FILES: dict[str, Callable[[Comparison], str]] = {".csv": to_csv, ".json": to_json, ".html": curve_page}
+_PARTITIONER = tuple(tenths / 10 for tenths in range(10, -1, -1))
+# A solver that is given more proves nothing in minutes.
+_MOST_OPERATORS = 120
+# Of the program's cost, added to what must not be repeated: solvers round costs to 1e-7 of them all.
+_DEAR = 10
+_PIPE_WIDTH = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="TARGET", help="package.module:factory or path/to/file.py:factory")
+    parser.add_argument(
+        "--budgets",
+        nargs="+",
+        default=PERCENTS,
+        metavar="BUDGET",
+        help='shares of the step\'s own peak ("60%%", 0.6) or bytes ("8GiB") (default: 95%%, 90%%, ... 5%%)',
+    )
+    parser.add_argument(
+        "--plan-seconds",
+        type=seconds,
+        metavar="S",
+        help="effort of the search for each budget (default: 0.8 for 2,000 operators)",
+    )
+    parser.add_argument("--no-rivals", action="store_true", help="our plans only")
+    parser.add_argument(
+        "--optimum",
+        nargs="?",
+        type=seconds,
+        const=20.0,
+        metavar="S",
+        help=f"solve for the optimum, S seconds a budget (default: 20), up to {_MOST_OPERATORS} operators",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "-o",
+        "--output",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="write the results to FILE, too: .csv, .json, or a picture and a table (.html); may be repeated",
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="overwrite FILE")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Carry out the command.
+
+    Raises
+    ------
+    DTRError
+        A user's error: in an option, the target or an output file.
+    """
+    _check(arguments)
+    found = compare(
+        arguments.target,
+        arguments.budgets,
+        plan_seconds=arguments.plan_seconds,
+        with_rivals=not arguments.no_rivals,
+        optimum_seconds=arguments.optimum,
+    )
+    sys.stdout.write(to_json(found) if arguments.json else _as_text(found))
+    for path in arguments.output:
+        write_text(path, _FILES[path.suffix](found), force=arguments.force)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """What can be wrong on the command line is said before a model is built and traced."""
+    for budget in arguments.budgets:
+        parse_budget(budget)
+    for path in arguments.output:
+        if path.suffix not in _FILES:
+            raise CommandError(f"{path}: name the file by what it is to be: {', '.join(_FILES)}")
+        check_output(path, force=arguments.force)
+    if arguments.json and arguments.output:
+        raise CommandError("give --json, which prints, or -o FILE.json, which writes, not both")
+    if arguments.optimum is not None:
+        from dtr_fx.planners.moccasin import require_ortools
+
+        require_ortools()
+
+
+# --- the comparison ----------------------------------------------------------------------------------------
+
+
+def compare(
+    target: str,
+    budgets: Sequence[str],
+    *,
+    plan_seconds: float | None = None,
+    with_rivals: bool = True,
+    optimum_seconds: float | None = None,
+) -> Comparison:
+    """Plan a target's training step for every budget, and judge its rivals.
+
+    Raises
+    ------
+    DTRError
+        The target cannot be loaded or traced.
+    """
+    # Compilation machinery takes seconds to import, which --help need not wait for.
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from dtr_fx import rivals
+
+    name = target.rpartition(":")[2]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model, inputs = load_target(target)
+        joint = rivals.trace(model, inputs)
+        eager = judge(*rivals.eager(joint))
+        marks = [Mark("eager", "", eager.peak, 0.0)]
+        notes = list(_checkpoint(model, inputs, eager, marks)) if with_rivals else []
+    if with_rivals:
+        marks += _partitioner(joint, eager)
+    # At its own peak the graph is only put into the order in which it runs.
+    graph, _ = rivals.plan(joint, Options())
+    curve = _curve(graph, [*budgets, *(mark.peak for mark in marks)], plan_seconds)
+    if optimum_seconds is not None:
+        notes += _optimum(graph, curve, optimum_seconds, marks)
+    operators = sum(node.op.startswith("call") for node in joint.graph.graph.nodes)
+    return Comparison(name, operators, curve, tuple(marks), tuple(notes))
+
+
+def _checkpoint(
+    model: Callable[..., Any], inputs: Inputs, eager: Judgement, marks: list[Mark]
+) -> Iterator[str]:
+    """Add the checkpointed step, or say why there is none."""
+    from dtr_fx import rivals
+
+    if not isinstance(model, torch.nn.Module):
+        yield "no checkpointing: a function has no blocks"
+    elif not rivals.blocks_of(model):
+        yield "no checkpointing: the model has no ModuleList or Sequential, nor blocks_to_checkpoint()"
+    else:
+        found = judge(*rivals.checkpointed(model, inputs))
+        marks.append(Mark("checkpoint", "", found.peak, found.overhead(eager)))
+
+
+def _partitioner(joint: Joint, eager: Judgement) -> Iterator[Mark]:
+    from dtr_fx import rivals
+
+    with progress("PyTorch's partitioner", len(_PARTITIONER)) as watch:
+        for number, budget in enumerate(_PARTITIONER, 1):
+            found = judge(*rivals.min_cut(joint, budget))
+            watch(number)
+            yield Mark("partitioner", f"{budget:.1f}", found.peak, found.overhead(eager))
+
+
+def _curve(graph: GraphModule, budgets: Sequence[int | str], plan_seconds: float | None) -> Curve:
+    with progress("plans", len(budgets)) as watch:
+        return sweep(
+            graph, budgets, options={"plan_seconds": plan_seconds}, watch=lambda done, of: watch(done)
+        )
+
+
+def _optimum(graph: GraphModule, curve: Curve, limit: float, marks: list[Mark]) -> Iterator[str]:
+    """Add the optimum at each budget where it is proved; say what is meant by it, or why there is none."""
+    operators = _operators(graph)
+    if len(operators) > _MOST_OPERATORS:
+        yield f"no optimum: {len(operators)} operators are too many to solve for, {_MOST_OPERATORS} at most"
+        return
+    found = list(_solutions(operators, curve, limit))
+    proved = [gap for gap in found if gap.optimal]
+    for gap in proved:
+        overhead = (gap.best - gap.cost) / curve.base_cost
+        budget = gap.budget + operators.constants
+        marks.append(Mark("optimum", format_percent(budget / curve.baseline_peak), budget, overhead))
+    yield (
+        f"optimum: proved at {len(proved)} of {len(found)} budgets, for plans in a solver's form: "
+        "all outputs of an operator are one result, and operators take no memory for themselves"
+    )
+
+
+def _operators(graph: GraphModule) -> OperatorGraph:
+    """The graph for solvers, who would free and repeat anything: what runs once is too dear to repeat."""
+    from dtr_fx.planners import OperatorGraph
+    from dtr_fx.planning import Planning
+
+    schedule = Planning(graph, Options()).planner.schedule
+    operators = OperatorGraph.of(schedule)
+    once = {call.name for call in schedule.calls() if not call.recomputable}
+    nodes = (
+        node._replace(cost=node.cost + _DEAR * schedule.cost)
+        if number in operators.results or node.name in once
+        else node
+        for number, node in enumerate(operators.nodes)
+    )
+    return replace(operators, nodes=tuple(nodes))
+
+
+def _solutions(operators: OperatorGraph, curve: Curve, limit: float) -> Iterator[Gap]:
+    from dtr_fx.planners import gaps
+
+    whole = operators.peak + operators.constants
+    shares = [point.budget / whole for point in curve.points[1:]]
+    with progress("optimum", len(shares)) as watch:
+        for number, gap in enumerate(gaps([operators], shares, (), limit), 1):
+            watch(number)
+            yield gap
+
+
+# --- output ------------------------------------------------------------------------------------------------
+
+
+def _as_text(found: Comparison) -> str:
+    on_terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size((_PIPE_WIDTH, 0)).columns if on_terminal else _PIPE_WIDTH
+    color = on_terminal and not os.environ.get("NO_COLOR")
+    parts = [found.title, _curve_table(found), render_curve(found, width=width, color=color).rstrip("\n")]
+    if len(found.marks) > 1:
+        parts.append(_mark_table(found))
+    return "\n\n".join((*parts, *found.notes)) + "\n"
+
+
+def _curve_table(found: Comparison) -> str:
+    rows = [
+        {
+            "budget": format_bytes(point.budget),
+            "of eager's peak": format_percent(found.share(point.budget)),
+            "peak": format_bytes(point.peak),
+            "share": format_percent(found.share(point.peak)),
+            "extra compute": format_percent(point.overhead),
+        }
+        for point in found.curve.points
+    ]
+    return _table(rows, ["right"] * 5)
+
+
+def _mark_table(found: Comparison) -> str:
+    rows = [
+        {
+            "beside it": f"{mark.kind} {mark.setting}".strip(),
+            "peak": format_bytes(mark.peak),
+            "share": format_percent(found.share(mark.peak)),
+            "extra compute": format_percent(mark.overhead),
+            "dtr in that peak": _ours(found.curve, mark),
+        }
+        for mark in found.marks
+    ]
+    return _table(rows, ["left", *["right"] * 4])
+
+
+def _ours(curve: Curve, mark: Mark) -> str:
+    """The least overhead of the curve's plans that need no more than a mark's peak."""
+    fitting = [point.overhead for point in curve.points if point.peak <= mark.peak]
+    return format_percent(min(fitting)) if fitting else "no plan"
+
+
+def _table(rows: Sequence[dict[str, str]], alignment: Sequence[str]) -> str:
+    return tabulate(rows, headers="keys", disable_numparse=True, colalign=alignment)
