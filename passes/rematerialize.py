@@ -12,7 +12,7 @@ from functools import cached_property
 from dtr_fx import search
 from dtr_fx.options import Options
 from dtr_fx.runtime import resolve
-from dtr_fx.search import Policy, Run, run_policy
+from dtr_fx.search import Policy, Run, paper, run_policy
 from dtr_fx.simulate.schedule import Schedule
 
 from .storages import KEEP, SAVE_RNG, Program
@@ -80,7 +80,7 @@ class Planner:
         self._seconds = options.plan_seconds
         self._online = options.planner == "online"
         heuristic = resolve(options.heuristic)
-        self._policy = Policy(heuristic, order="depth first") if self._online else Policy(heuristic)
+        self._policy = paper(heuristic) if self._online else Policy(heuristic)
 
     def plan(self, budget: int) -> Run:
         """A plan within ``budget`` bytes.

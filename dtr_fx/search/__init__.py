@@ -1,6 +1,6 @@
 """How a plan is found: one pass of the runtime, or many, steered.  Without torch."""
 
-from .policy import Policy, Run, run_policy
+from .policy import Policy, Run, paper, run_policy
 from .search import Infeasible, default_effort, search, smallest, smallest_by_passes
 
 __all__ = [
@@ -8,6 +8,7 @@ __all__ = [
     "Policy",
     "Run",
     "default_effort",
+    "paper",
     "run_policy",
     "search",
     "smallest",

@@ -43,7 +43,7 @@ def follow(schedule: Schedule, order: Sequence[int], budget: float) -> Run:
                     runtime.drop(tensors[number])
                 else:
                     runtime.discard(tensors[number])
-        for number in program.kept:
+        for number in program.results:
             keep(runtime, tensors[number])
     return Run(runtime, tensors)
 
@@ -57,6 +57,7 @@ class _Program:
     constants: dict[int, int] = field(default_factory=dict)
     reads: list[set[int]] = field(default_factory=list)
     makes: list[list[int]] = field(default_factory=list)
+    results: list[int] = field(default_factory=list)
     kept: dict[int, None] = field(default_factory=dict)
     kept_after: dict[int, list[int]] = field(default_factory=dict)
 
@@ -71,7 +72,8 @@ class _Program:
                 self.makes.append([output.tensor for output in step.outputs if output.alias is None])
             elif isinstance(step, Keep):
                 self.kept[storages[step.tensor]] = None
-                self.kept_after.setdefault(len(self.calls) - 1, []).append(storages[step.tensor])
+                self.results.append(step.tensor)
+                self.kept_after.setdefault(len(self.calls) - 1, []).append(step.tensor)
         self.kept_after.pop(len(self.calls) - 1, None)
 
     def unread(self, order: Sequence[int]) -> Iterable[dict[int, bool]]:

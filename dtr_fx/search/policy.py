@@ -28,6 +28,11 @@ class Policy:
     reserve: float = 0.0
 
 
+def paper(heuristic: Heuristic) -> Policy:
+    """Exactly the paper's algorithm."""
+    return Policy(heuristic, order="depth first", keep_gradients=False)
+
+
 @dataclass(frozen=True)
 class Run:
     """What the runtime did with a schedule, and why it could not finish, if it could not.

@@ -17,7 +17,7 @@ from dtr_fx.runtime import HEURISTICS, RunFailed
 from dtr_fx.simulate.schedule import Schedule
 
 from .follow import follow
-from .policy import Policy, Run, run_policy
+from .policy import Policy, Run, paper, run_policy
 from .segments import segmented
 from .timeline import Operators
 from .walk import walk
@@ -46,9 +46,8 @@ class Infeasible(Exception):
 
 
 def default_effort(schedule: Schedule) -> float:
-    """Seconds that a search may take unless it is told otherwise: 0.8 from 60 to 2,000 operators."""
-    operators = sum(1 for _ in schedule.calls())
-    return 0.8 * max(min(operators / 60, 1.0), operators / 2000)
+    """Seconds that a search may take unless it is told otherwise: 0.8 up to 2,000 operators."""
+    return 0.8 * max(1.0, sum(1 for _ in schedule.calls()) / 2000)
 
 
 def search(schedule: Schedule, budget: int, first: Policy, seconds: float | None = None) -> Run:
@@ -123,13 +122,14 @@ class _Search:
 
     def _pass_under(self, policies: Iterator[Policy]) -> None:
         work = self._seconds / 2 * _OPERATORS_PER_SECOND
-        for policy in policies:
+        for number, policy in enumerate(policies):
             run = run_policy(self._schedule, self._budget, policy, max_recompute=self._limit)
             work -= len(run.runtime.events) + run.runtime.maintained / _VISITS_PER_OPERATOR
             if run.failure is None:
                 self._take(run)
-            if work < 0 or self._limit == 0:
-                return
+            if (work < 0 and number > 0) or self._limit == 0:
+                break
+        self._seconds -= self._seconds / 2 - max(work, 0) / _OPERATORS_PER_SECOND
 
     def _take(self, run: Run) -> None:
         if self._best is None or run.cost < self._best.cost:
@@ -139,7 +139,7 @@ class _Search:
     def _walk(self) -> None:
         operators = Operators.of(self._schedule)
         starts = self._starts(operators)
-        moves = _moves(self._schedule, self._seconds / 2) // len(starts)
+        moves = _moves(self._schedule, self._seconds) // len(starts)
         for seed, start in enumerate(starts):
             order = walk(operators, start, self._budget - self._schedule.constants, moves, seed=seed)
             run = _follow(self._schedule, order, self._budget)
@@ -160,6 +160,7 @@ class _Search:
 def portfolio(first: Policy) -> Iterator[Policy]:
     """Policies that between them were best on transformers, convolutional and recurrent networks."""
     yield first
+    yield paper(first.heuristic)
     others = (
         Policy(HEURISTICS["next-use-root"]),
         Policy(HEURISTICS["next-use"], reserve=0.3),

@@ -76,6 +76,10 @@ class Operators:
                 takes.append(sum(output.size for output in fresh) + step.workspace)
                 again.append(step.cost)
                 repeats.append(step.recomputable and bool(makes[-1]))
+                if not step.recomputable:
+                    for output in step.outputs:
+                        if output.alias in number:
+                            repeats[maker[number[output.alias]]] = False
             elif isinstance(step, Keep) and step.tensor in number:
                 kept[number[step.tensor]] = None
         return Operators(
