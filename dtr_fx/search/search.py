@@ -30,6 +30,8 @@ _MOVE_SECONDS, _MOVE_SECONDS_PER_OPERATOR = 25e-6, 10e-9
 _VISITS_PER_OPERATOR = 20
 # Programs up to this many operators are walked several times, from different starts.
 _SMALL = 400
+# Running the forward pass in segments is a start worth trying where plans cost more than this share.
+_DEAR = 0.15
 # How closely the smallest budget is searched, as a share of the lower bound.
 _TOLERANCE = 0.005
 _COARSE = 0.02
@@ -149,7 +151,7 @@ class _Search:
     def _starts(self, operators: Operators) -> list[Sequence[int]]:
         schedule = self._schedule
         starts: list[Sequence[int]] = [] if self._best is None else [self._best.order]
-        if schedule.backward:
+        if schedule.backward and (self._best is None or self._best.cost > _DEAR * schedule.cost):
             starts += segmented(operators, schedule.backward, self._budget - schedule.constants)[:1]
         plain = range(len(operators.makes))
         if len(plain) <= _SMALL:
