@@ -141,15 +141,9 @@ def smallest_budget(
         run = planning.least_memory()
         if run is None or run.runtime.peak >= planning.baseline_peak:
             return planning.baseline_peak
-        return run.runtime.peak if _is_kept(planning, run.runtime.peak) else int(run.runtime.budget)
-
-
-def _is_kept(planning: Planning, budget: int) -> bool:
-    """Whether the plan for a budget keeps the overhead: of two plans that fit, the search may miss either."""
-    limit = planning.options.max_overhead
-    assert not isinstance(limit, str)
-    run = planning.planner.plan(budget)
-    return limit is None or planning.extra(run) <= limit * planning.program.base_cost
+        # Of two plans that fit a budget, a search may miss either.
+        again = planning.planner.plan(run.runtime.peak)
+        return run.runtime.peak if planning.keeps_overhead(again) else int(run.runtime.budget)
 
 
 def _options(given: Mapping[str, Any] | None, may: str = "") -> Options:

@@ -29,7 +29,7 @@ from dtr_fx.passes import costs as cost_model
 from dtr_fx.passes import rng, storages, verify
 from dtr_fx.passes.drops import drop
 from dtr_fx.passes.propagate import fake_mode_of, propagate
-from dtr_fx.passes.storages import storage_key, tensors_of
+from dtr_fx.passes.storages import storage_key, tensors_of, view_like
 from dtr_fx.passes.workspace import workspaces
 from dtr_fx.runtime.events import RECOMPUTE
 
@@ -251,7 +251,7 @@ class _Joined:
             key = storage_key(leaf)
             if key not in bases:
                 bases[key] = _like(leaf) if key in self._taken else leaf
-            return leaf if storage_key(bases[key]) == key else _view_like(leaf, bases[key])
+            return leaf if storage_key(bases[key]) == key else view_like(leaf, bases[key])
 
         return pytree.tree_map(apart, value)
 
@@ -270,11 +270,3 @@ def _like(tensor: Tensor) -> Tensor:
         return torch.empty_like(tensor)
     whole = tensor.untyped_storage().nbytes() // tensor.element_size()
     return torch.empty(whole, dtype=tensor.dtype, device=tensor.device)
-
-
-def _view_like(tensor: Tensor, base: Tensor) -> Tensor:
-    if tensor.layout is not torch.strided:
-        return base
-    if base.dtype != tensor.dtype:
-        base = torch.empty(0, dtype=tensor.dtype, device=base.device).set_(base.untyped_storage())
-    return base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

@@ -73,20 +73,24 @@ class Planning:
     def least_memory(self) -> Run | None:
         """The plan of the lowest peak with at most the options' overhead; None for the graph as it is."""
         run = self.planner.smallest
-        limit = self.options.max_overhead
-        assert not isinstance(limit, str)
-        if limit is None or self.extra(run) <= limit * self.program.base_cost:
+        if self.keeps_overhead(run):
             return run
         best = None
         low, high = run.runtime.peak, self.baseline_peak
         while high - low > _TOLERANCE * self.baseline_peak:
             middle = (low + high) // 2
             run = self.planner.plan(middle)
-            if self.extra(run) <= limit * self.program.base_cost:
+            if self.keeps_overhead(run):
                 best, high = run, run.runtime.peak
             else:
                 low = middle
         return best
+
+    def keeps_overhead(self, run: Run) -> bool:
+        """Whether a plan adds no more than the options' overhead."""
+        limit = self.options.max_overhead
+        assert not isinstance(limit, str)
+        return limit is None or self.extra(run) <= limit * self.program.base_cost
 
     def extra(self, run: Run) -> float:
         """Seconds that a plan adds: what is recomputed, and the copies of changed inputs that this reads."""

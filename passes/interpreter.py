@@ -29,7 +29,7 @@ from dtr_fx.search import Run
 from . import rng, storages
 from .drops import drop, hoist_drops
 from .propagate import fake_mode_of_values
-from .storages import Program, Step, is_backward, storage_key, tensors_of
+from .storages import Program, Step, is_backward, storage_key, tensors_of, view_like
 
 
 class DTRInterpreter:
@@ -255,7 +255,7 @@ class _Emitter:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
             base = bases.get(storage_key(leaf))
-            return self._own_storage(leaf) if base is None else _view_like(leaf, base)
+            return self._own_storage(leaf) if base is None else view_like(leaf, base)
 
         return pytree.tree_map(again, value)
 
@@ -263,9 +263,3 @@ class _Emitter:
         if tensor.layout is not torch.strided:
             return torch.empty_like(tensor)
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-
-
-def _view_like(tensor: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-    if base.dtype != tensor.dtype:
-        base = torch.empty(0, dtype=tensor.dtype, device=base.device).set_(base.untyped_storage())
-    return base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

@@ -12,13 +12,10 @@ from functools import cached_property
 from dtr_fx import search
 from dtr_fx.options import Options
 from dtr_fx.runtime import resolve
-from dtr_fx.search import Policy, Run, paper, run_policy
+from dtr_fx.search import Policy, Run, paper
 from dtr_fx.simulate.schedule import Schedule
 
 from .storages import KEEP, SAVE_RNG, Program
-
-# A pass that recomputes more than this many times the program's own compute is given up.
-_THRASH = 11.0
 
 
 class Infeasible(Exception):
@@ -75,12 +72,17 @@ class Planner:
     """
 
     def __init__(self, program: Program, options: Options, bound: int) -> None:
-        self.schedule: Schedule = program.schedule()
+        self._program = program
         self._bound = bound
         self._seconds = options.plan_seconds
         self._online = options.planner == "online"
         heuristic = resolve(options.heuristic)
         self._policy = paper(heuristic) if self._online else Policy(heuristic)
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The program for the runtime; a graph that fits as it is needs none."""
+        return self._program.schedule()
 
     def plan(self, budget: int) -> Run:
         """A plan within ``budget`` bytes.
@@ -106,9 +108,7 @@ class Planner:
 
     def _try(self, budget: int) -> Run | None:
         if self._online:
-            limit = _THRASH * self.schedule.cost
-            run = run_policy(self.schedule, budget, self._policy, max_recompute=limit)
-            return run if run.failure is None else None
+            return search.first_that_fits(self.schedule, budget, [self._policy])
         try:
             return search.search(self.schedule, budget, self._policy, self._seconds)
         except search.Infeasible:

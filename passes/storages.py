@@ -159,6 +159,15 @@ def storage_key(tensor: torch.Tensor) -> int:
         return id(tensor)
 
 
+def view_like(tensor: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """The view of ``base`` that the tensor is of its own storage."""
+    if tensor.layout is not torch.strided:
+        return base
+    if base.dtype != tensor.dtype:
+        base = torch.empty(0, dtype=tensor.dtype, device=base.device).set_(base.untyped_storage())
+    return base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
 def storage_bytes(tensor: torch.Tensor, device: torch.device) -> int:
     """Bytes of the tensor's storage on ``device``, as its allocator hands them out; 0 on another device."""
     if tensor.device.type != device.type or tensor.layout is not torch.strided:

@@ -20,6 +20,20 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_outputs(parser: argparse.ArgumentParser, forms: str) -> None:
+    """``--output`` and ``--force``; ``forms`` says which suffixes there are."""
+    parser.add_argument(
+        "-o",
+        "--output",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help=f"write the results to FILE, too: {forms}; may be repeated",
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="overwrite FILE")
+
+
 def positive(text: str) -> int:
     """A number of things, one at least."""
     if not text.isdecimal() or int(text) < 1:

@@ -20,7 +20,7 @@ from typing import get_args
 
 from tabulate import tabulate
 
-from dtr_fx.cli.arguments import add_jobs, budget, check_names_apart, read, slowdown
+from dtr_fx.cli.arguments import add_jobs, add_outputs, budget, check_names_apart, read, slowdown
 from dtr_fx.cli.output import check_output, write_picture, write_text
 from dtr_fx.cli.progress import progress
 from dtr_fx.errors import CommandError
@@ -73,16 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="by the rules of the paper's own simulator, where ours are others (see the README)",
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="FILE",
-        help="write the results to FILE, too: .csv, .json, or a picture (.png, .svg, .pdf); may be repeated",
-    )
-    parser.add_argument("-f", "--force", action="store_true", help="overwrite FILE")
+    add_outputs(parser, ".csv, .json, or a picture (.png, .svg, .pdf)")
     add_jobs(parser)
 
 

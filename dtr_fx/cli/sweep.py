@@ -21,14 +21,13 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from tabulate import tabulate
 from torch.fx import GraphModule
 
-from dtr_fx.cli.arguments import seconds
+from dtr_fx.cli.arguments import add_outputs, seconds
 from dtr_fx.cli.output import check_output, write_text
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import Inputs, load_target
@@ -78,16 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"solve for the optimum, S seconds a budget (default: 20), up to {_MOST_OPERATORS} operators",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "-o",
-        "--output",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="FILE",
-        help="write the results to FILE, too: .csv, .json, or a picture and a table (.html); may be repeated",
-    )
-    parser.add_argument("-f", "--force", action="store_true", help="overwrite FILE")
+    add_outputs(parser, ".csv, .json, or a picture and a table (.html)")
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -1,13 +1,14 @@
 """How a plan is found: one pass of the runtime, or many, steered.  Without torch."""
 
 from .policy import Policy, Run, paper, run_policy
-from .search import Infeasible, default_effort, search, smallest, smallest_by_passes
+from .search import Infeasible, default_effort, first_that_fits, search, smallest, smallest_by_passes
 
 __all__ = [
     "Infeasible",
     "Policy",
     "Run",
     "default_effort",
+    "first_that_fits",
     "paper",
     "run_policy",
     "search",

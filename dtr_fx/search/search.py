@@ -98,7 +98,7 @@ def smallest_by_passes(schedule: Schedule, bound: int, policies: Sequence[Policy
     low = bound - 1
     while best.runtime.peak - low > max(1, _COARSE * bound):
         middle = (low + best.runtime.peak) // 2
-        run = _first_that_fits(schedule, middle, policies)
+        run = first_that_fits(schedule, middle, policies)
         if run is None:
             low = middle
         else:
@@ -177,7 +177,8 @@ def portfolio(first: Policy) -> Iterator[Policy]:
     yield from (policy for policy in others if policy != first)
 
 
-def _first_that_fits(schedule: Schedule, budget: int, policies: Sequence[Policy]) -> Run | None:
+def first_that_fits(schedule: Schedule, budget: int, policies: Sequence[Policy]) -> Run | None:
+    """The first of the policies' passes that ends within the budget, None if none does."""
     for policy in policies:
         run = run_policy(schedule, budget, policy, max_recompute=_THRASH * schedule.cost)
         if run.failure is None:

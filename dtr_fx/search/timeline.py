@@ -17,7 +17,7 @@ from dtr_fx.simulate.schedule import Call, Keep, Schedule
 
 # Free slots before each run, for runs that are inserted later.
 _STRIDE = 3
-# The runs are spread again when one in so many was added.
+# The runs are spread again when as many as one in so many were added, undone ones included.
 _DENSE = 5
 
 
@@ -227,7 +227,7 @@ class Timeline:
         return None if read == slot or runs[following - 1] == slot or is_made_before else read
 
     def free_slot(self, after: int, before: int) -> int | None:
-        """The empty slot right before ``before``; the runs are spread again where they have become dense."""
+        """The slot right before ``before``, None if a run is there or ``after`` is."""
         return before - 1 if before - 1 > after and before - 1 not in self.op_at else None
 
     def free_slot_near(self, slot: int, distance: int) -> int | None:
