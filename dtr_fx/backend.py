@@ -22,7 +22,7 @@ from dtr_fx.errors import DTRError
 from dtr_fx.loss import loss_of
 from dtr_fx.options import Options
 from dtr_fx.passes.drops import lower_drops
-from dtr_fx.passes.split import into_execution_order, split
+from dtr_fx.passes.split import prepare, split
 from dtr_fx.report import Report
 from dtr_fx.transform import rewrite
 
@@ -108,10 +108,7 @@ def run_boxed(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[
 def _partition(
     joint: GraphModule, inputs: Any, *, options: Options, **facts: Any
 ) -> tuple[GraphModule, GraphModule]:
-    into_execution_order(joint)
-    inputs_in_order = joint.graph.find_nodes(op="placeholder")
-    for index in facts.get("static_lifetime_input_indices") or ():
-        inputs_in_order[index].meta["dtr_parameter"] = True
+    prepare(joint, facts.get("static_lifetime_input_indices") or ())
     _rewrite(joint, options)
     return split(joint, inputs, **facts)
 

@@ -31,10 +31,9 @@ from torch.utils.checkpoint import checkpoint
 from dtr_fx.backend import run_boxed
 from dtr_fx.errors import GraphError
 from dtr_fx.options import Options
-from dtr_fx.passes import rng
 from dtr_fx.passes.drops import lower_drops
 from dtr_fx.passes.propagate import fake_mode_of
-from dtr_fx.passes.split import into_execution_order, split
+from dtr_fx.passes.split import prepare, split
 from dtr_fx.report import Report
 from dtr_fx.transform import rewrite
 
@@ -186,10 +185,7 @@ def plan(joint: Joint, options: Options) -> tuple[GraphModule, Report]:
         No plan fits.
     """
     graph = joint.copy()
-    into_execution_order(graph)
-    placeholders = graph.graph.find_nodes(op="placeholder")
-    for index in joint.facts.get("static_lifetime_input_indices") or ():
-        placeholders[index].meta["dtr_parameter"] = True
+    prepare(graph, joint.facts.get("static_lifetime_input_indices") or ())
     return graph, rewrite(graph, options)
 
 
@@ -200,8 +196,5 @@ def _pair(graphs: tuple[GraphModule, GraphModule]) -> Pair:
     they have an effect. Inductor takes them out.
     """
     for gm in graphs:
-        for node in reversed(gm.graph.nodes):
-            if not node.users and rng.is_random(node):
-                gm.graph.erase_node(node)
-        gm.graph.eliminate_dead_code()
+        gm.graph.eliminate_dead_code(is_impure_node=lambda node: node.is_impure(impure_random=False))
     return Pair(*graphs)

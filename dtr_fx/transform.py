@@ -105,7 +105,6 @@ def transform(
 
 
 def forget_earlier_rewrite(gm: GraphModule) -> None:
-    """Take the notes of an earlier rewrite off a copy of its result."""
     """A graph that was rewritten before is a graph like any other: its recomputes are operators."""
     lower_drops(gm.graph)
     for node in gm.graph.nodes:

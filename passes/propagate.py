@@ -22,6 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from dtr_fx.errors import GraphError
 
+from . import rng
 from .storages import is_selection, storage_key, tensors_of, undeclared_writes
 
 
@@ -197,7 +198,7 @@ class _Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         value = func(*args, **kwargs)
         self.undeclared_writes += tensors_of(undeclared_writes(func, args, kwargs))
-        self.is_random |= torch.Tag.nondeterministic_seeded in func.tags
+        self.is_random |= rng.draws(func, args, kwargs)
         formula = flop_registry.get(func._overloadpacket)
         if formula is not None:
             self.flops += int(formula(*args, **kwargs, out_val=value))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,16 @@ def is_random(node: Node) -> bool:
     facts = node.meta.get("dtr_facts")
     if facts is not None:
         return bool(facts.is_random)
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+    return isinstance(target, torch._ops.OpOverload) and draws(target, node.args, node.kwargs)
+
+
+def draws(operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call draws from a generator: attention without dropout does not, whatever its tag says."""
+    if torch.Tag.nondeterministic_seeded not in operator.tags:
+        return False
+    names = [argument.name for argument in operator._schema.arguments]
+    given = {"dropout_p": 0.0, **dict(zip(names, args)), **kwargs}
+    return "dropout_p" not in names or given["dropout_p"] != 0
 
 
 # Name spaces whose random operators all carry the tag.

@@ -15,6 +15,16 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import _side_effectful_functions
 
 from . import rng
+from .merge import merge_duplicates
+
+
+def prepare(joint: GraphModule, parameters: Iterable[int]) -> None:
+    """Make AOTAutograd's joint graph ready for planning; ``parameters`` are numbers of its inputs."""
+    into_execution_order(joint)
+    merge_duplicates(joint.graph)
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    for number in parameters:
+        placeholders[number].meta["dtr_parameter"] = True
 
 
 def into_execution_order(joint: GraphModule) -> None:

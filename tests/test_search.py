@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
+from itertools import combinations
 
 import pytest
 import torch
@@ -45,6 +47,7 @@ from dtr_fx.search import (
     smallest_by_passes,
 )
 from dtr_fx.search.follow import follow
+from dtr_fx.search.starts import cheapest_cut, cuts, segmented
 from dtr_fx.search.timeline import Operators, Timeline
 from dtr_fx.search.walk import walk
 from dtr_fx.simulate import networks
@@ -200,7 +203,7 @@ def live_bytes(line: Timeline) -> list[int]:
     for op, makes in enumerate(operators.makes):
         own = [slot for slot, other in runs if other == op]
         for slot in own:
-            used[slot] += operators.takes[op] - sum(operators.size[storage] for storage in makes)
+            used[slot] += operators.temporary[op]
         for slot in range(own[0] + 1, line.end + 1):
             used[slot] += operators.holds[op]
         for storage in makes:
@@ -285,7 +288,46 @@ def test_a_timelines_peak_and_cost_are_those_of_the_plan(graph, seed):
         assert cost.total == pytest.approx(graph.cost + line.cost)
 
 
+# Where walks start
+
+
+@settings(max_examples=60, deadline=None)
+@given(small_networks, st.sampled_from([0.1, 1.0, 3.0]))
+def test_a_minimum_cut_is_the_cheapest_choice_of_what_to_save(schedule, price):
+    """By trying every choice of operators to run again."""
+    operators, backward = Operators.of(schedule), schedule.backward
+    forward = range(min(backward, 9))
+    if backward > len(forward):
+        return
+
+    def costs(again: Collection[int]) -> float:
+        readers = (*again, *range(backward, len(operators.makes)))
+        read = {storage for op in readers for storage in operators.reads[op]}
+        saved = [s for s in read if operators.maker[s] < backward and operators.maker[s] not in again]
+        return sum(operators.again[op] for op in again) + price * sum(operators.size[s] for s in saved)
+
+    choices = (chosen for count in range(len(forward) + 1) for chosen in combinations(forward, count))
+    assert costs(cheapest_cut(operators, backward, price)) == pytest.approx(min(map(costs, choices)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(small_networks, st.floats(0.3, 1))
+def test_starts_run_every_operator_at_most_twice_and_for_the_first_time_in_order(schedule, share):
+    operators, backward = Operators.of(schedule), schedule.backward
+    room = int(share * schedule.peak) - schedule.constants
+    for order in (*cuts(operators, backward, room), segmented(operators, backward, room)):
+        assert list(dict.fromkeys(order)) == list(range(len(operators.makes)))
+        assert max(Counter(order).values()) <= 2
+        check_run(schedule, follow(schedule, order, math.inf), math.inf)
+
+
 # The walk
+
+
+def walked(*arguments: object, **options: float) -> list[int] | None:
+    """The order that a walk finds."""
+    found = walk(*arguments, **options)  # type: ignore[arg-type]
+    return None if found is None else found.order
 
 
 @by_name
@@ -293,24 +335,24 @@ def test_a_timelines_peak_and_cost_are_those_of_the_plan(graph, seed):
 def test_a_walk_finds_orders_within_the_budget(graph, share):
     budget = within(graph.floor, graph.peak, share)
     operators = Operators.of(graph.schedule())
-    found = [walk(operators, range(len(graph)), budget, 1500, seed=seed) for seed in (0, 1, 0)]
+    found = [walked(operators, range(len(graph)), budget, 1500, seed=seed) for seed in (0, 1, 0)]
     assert found[0] == found[2]
     for order in filter(None, found):
         cost = check(graph, plan_order(graph, order), budget).total
-        better = walk(operators, order, budget, 300, seed=2)
+        better = walked(operators, order, budget, 300, seed=2)
         assert check(graph, plan_order(graph, better), budget).total <= cost
 
 
 def test_a_walk_without_moves_is_its_start_if_that_fits():
     graph = training_chain(6)
     operators = Operators.of(graph.schedule())
-    assert walk(operators, range(12), graph.peak, 0) == list(range(12))
-    assert walk(operators, range(12), graph.peak - 1, 0) is None
+    assert walked(operators, range(12), graph.peak, 0) == list(range(12))
+    assert walked(operators, range(12), graph.peak - 1, 0) is None
 
 
 @by_name
 def test_no_walk_finds_what_no_plan_can_be(graph):
-    assert walk(Operators.of(graph.schedule()), range(len(graph)), graph.floor - 1, 1000) is None
+    assert walked(Operators.of(graph.schedule()), range(len(graph)), graph.floor - 1, 1000) is None
 
 
 # The runtime follows an order
@@ -322,7 +364,7 @@ def test_the_runtime_carries_out_what_a_walk_finds(schedule, share, seed):
     operators = Operators.of(schedule)
     plain = Timeline(operators, range(len(operators.makes)), 0)
     room = int(share * max(plain.used))
-    order = walk(operators, range(len(operators.makes)), room, 500, seed=seed)
+    order = walked(operators, range(len(operators.makes)), room, 500, seed=seed)
     if order is None:
         return
     run = follow(schedule, order, room + schedule.constants)
@@ -383,7 +425,7 @@ def test_a_view_that_runs_once_keeps_its_base():
     read = Call("read", (1,), (Output(3, 1),), 1.0)
     steps = (big("base", makes=0), view, big("wide", makes=2), Release(2), read, Keep(3))
     schedule = Schedule("once", steps)
-    assert walk(Operators.of(schedule), range(4), 5, 500) is None
+    assert walked(Operators.of(schedule), range(4), 5, 500) is None
     check_run(schedule, follow(schedule, range(4), 8), 8)
 
 
@@ -414,7 +456,7 @@ def test_what_runs_once_is_never_dropped():
     )
     operators = Operators.of(schedule)
     assert operators.repeats == (False, True, True)
-    assert walk(operators, range(3), 7, 500) is None
+    assert walked(operators, range(3), 7, 500) is None
     check_run(schedule, follow(schedule, range(3), 8), 8)
     with pytest.raises(RunFailed):
         follow(schedule, range(3), 7)
@@ -422,7 +464,7 @@ def test_what_runs_once_is_never_dropped():
 
 def test_a_result_is_made_again_for_the_end_if_it_is_kept_then():
     schedule = program(big("result", makes=0), big("wide", makes=1), big("wider", 1, makes=2), keep=(0,))
-    order = walk(Operators.of(schedule), range(3), 8, 500)
+    order = walked(Operators.of(schedule), range(3), 8, 500, temperature=2)
     run = follow(schedule, order, 8)
     check_run(schedule, run, 8)
     assert kinds(run) == "C0 C1 C2 R0"
@@ -431,7 +473,7 @@ def test_a_result_is_made_again_for_the_end_if_it_is_kept_then():
 def test_a_result_that_is_kept_before_the_end_stays():
     steps = (big("result", makes=0), Keep(0), big("wide", makes=1), big("wider", 1, makes=2))
     schedule = Schedule("kept", steps)
-    assert walk(Operators.of(schedule), range(3), 11, 500) is None
+    assert walked(Operators.of(schedule), range(3), 11, 500) is None
     check_run(schedule, follow(schedule, range(3), 12), 12)
 
 

@@ -18,20 +18,26 @@ from dtr_fx.simulate.schedule import Schedule
 
 from .follow import follow
 from .policy import Policy, Run, paper, run_policy
-from .segments import segmented
+from .starts import cuts, segmented
 from .timeline import Operators
-from .walk import walk
+from .walk import Found, walk
 
-# A pass that rematerializes more than this many times the program's own cost is given up.
+# A pass that rematerializes more than this many times the program's own cost is given up; one of many over a
+# large program sooner.
 _THRASH = 11.0
+_THRASH_OF_MANY = 3.0
 # Operators and moves per second of effort, on one core of an x86-64 server of 2024.
-_OPERATORS_PER_SECOND = 40_000
-_MOVE_SECONDS, _MOVE_SECONDS_PER_OPERATOR = 25e-6, 10e-9
-_VISITS_PER_OPERATOR = 20
-# Programs up to this many operators are walked several times, from different starts.
-_SMALL = 400
-# Running the forward pass in segments is a start worth trying where plans cost more than this share.
-_DEAR = 0.15
+_OPERATORS_PER_SECOND = 120_000
+_MOVE_SECONDS, _MOVE_SECONDS_PER_OPERATOR = 26e-6, 15e-9
+_STARTS_SECONDS_PER_OPERATOR = 1e-4
+_VISITS_PER_OPERATOR = 50
+# Of the effort: passes, and of what is left walks from each start.
+_PASSES = 0.25
+_STARTS = 0.3
+# The temperatures of these walks, of the last one, and of those over programs of so few operators.
+_COLD, _WARM, _HOT = 0.02, 0.3, 2.0
+_SMALL = 200
+_MOVES_OVER_SMALL = 15_000
 # How closely the smallest budget is searched, as a share of the lower bound.
 _TOLERANCE = 0.005
 _COARSE = 0.02
@@ -83,8 +89,8 @@ def smallest(schedule: Schedule, bound: int, seconds: float | None = None) -> Ru
     while run.runtime.peak - low > max(1, _TOLERANCE * bound):
         # The bound itself first: it is within reach more often than not.
         middle = bound if low < bound else (low + run.runtime.peak) // 2
-        order = walk(operators, run.order, middle - schedule.constants, _moves(schedule, effort / 4))
-        followed = _follow(schedule, order, middle)
+        found = walk(operators, run.order, middle - schedule.constants, _moves(schedule, effort / 4))
+        followed = None if found is None else _follow(schedule, found.order, middle)
         if followed is None:
             low = middle
         else:
@@ -110,8 +116,11 @@ class _Search:
     def __init__(self, schedule: Schedule, budget: int, seconds: float) -> None:
         self._schedule = schedule
         self._budget = budget
+        self._room = budget - schedule.constants
         self._seconds = seconds
-        self._limit = _THRASH * schedule.cost
+        self._operators = Operators.of(schedule)
+        self._is_small = len(self._operators.makes) <= _SMALL
+        self._limit = (_THRASH if self._is_small else _THRASH_OF_MANY) * schedule.cost
         self._best: Run | None = None
 
     def find(self, first: Policy) -> Run:
@@ -123,7 +132,8 @@ class _Search:
         return self._best
 
     def _pass_under(self, policies: Iterator[Policy]) -> None:
-        work = self._seconds / 2 * _OPERATORS_PER_SECOND
+        share = _PASSES * self._seconds
+        work = share * _OPERATORS_PER_SECOND
         for number, policy in enumerate(policies):
             run = run_policy(self._schedule, self._budget, policy, max_recompute=self._limit)
             work -= len(run.runtime.events) + run.runtime.maintained / _VISITS_PER_OPERATOR
@@ -131,7 +141,7 @@ class _Search:
                 self._take(run)
             if (work < 0 and number > 0) or self._limit == 0:
                 break
-        self._seconds -= self._seconds / 2 - max(work, 0) / _OPERATORS_PER_SECOND
+        self._seconds -= share - max(work, 0) / _OPERATORS_PER_SECOND
 
     def _take(self, run: Run) -> None:
         if self._best is None or run.cost < self._best.cost:
@@ -139,24 +149,43 @@ class _Search:
             self._limit = min(self._limit, run.cost)
 
     def _walk(self) -> None:
-        operators = Operators.of(self._schedule)
-        starts = self._starts(operators)
-        moves = _moves(self._schedule, self._seconds) // len(starts)
-        for seed, start in enumerate(starts):
-            order = walk(operators, start, self._budget - self._schedule.constants, moves, seed=seed)
-            run = _follow(self._schedule, order, self._budget)
+        walks = self._walk_small() if self._is_small else self._walk_from_starts()
+        for found in sorted(walks, key=lambda found: found.cost):
+            run = _follow(self._schedule, found.order, self._budget)
             if run is not None:
                 self._take(run)
+                break
 
-    def _starts(self, operators: Operators) -> list[Sequence[int]]:
-        schedule = self._schedule
+    def _walk_small(self) -> list[Found]:
+        """Of few operators any is moved often enough to end anywhere, so the start does not matter."""
+        order = range(len(self._operators.makes)) if self._best is None else self._best.order
+        moves = _moves(self._schedule, self._seconds)
+        count = max(1, round(moves / _MOVES_OVER_SMALL))
+        walks = (self._walk_from(order, moves // count, _HOT, seed) for seed in range(count))
+        return [found for found in walks if found is not None]
+
+    def _walk_from_starts(self) -> list[Found]:
+        """A short walk from each start, and a long one from the best."""
+        starts = self._starts()
+        spent = _STARTS_SECONDS_PER_OPERATOR * len(self._operators.makes)
+        moves = _moves(self._schedule, max(self._seconds - spent, self._seconds / 2))
+        first = int(_STARTS * moves / len(starts))
+        walks = (self._walk_from(start, first, _COLD) for start in starts)
+        found = [order for order in walks if order is not None]
+        best = min(found, key=lambda found: found.cost).order if found else starts[0]
+        last = self._walk_from(best, moves - first * len(starts), _WARM)
+        return found if last is None else [*found, last]
+
+    def _walk_from(self, order: Sequence[int], moves: int, temperature: float, seed: int = 0) -> Found | None:
+        return walk(self._operators, order, self._room, moves, temperature=temperature, seed=seed)
+
+    def _starts(self) -> list[Sequence[int]]:
         starts: list[Sequence[int]] = [] if self._best is None else [self._best.order]
-        if schedule.backward and (self._best is None or self._best.cost > _DEAR * schedule.cost):
-            starts += segmented(operators, schedule.backward, self._budget - schedule.constants)[:1]
-        plain = range(len(operators.makes))
-        if len(plain) <= _SMALL:
-            return [*starts, plain] * 2
-        return starts or [plain]
+        backward = self._schedule.backward
+        if backward is not None:
+            starts += cuts(self._operators, backward, self._room)
+            starts.append(segmented(self._operators, backward, self._room))
+        return starts or [range(len(self._operators.makes))]
 
 
 def portfolio(first: Policy) -> Iterator[Policy]:
@@ -186,9 +215,9 @@ def first_that_fits(schedule: Schedule, budget: int, policies: Sequence[Policy])
     return None
 
 
-def _follow(schedule: Schedule, order: Sequence[int] | None, budget: int) -> Run | None:
+def _follow(schedule: Schedule, order: Sequence[int], budget: int) -> Run | None:
     try:
-        return None if order is None else follow(schedule, order, budget)
+        return follow(schedule, order, budget)
     except RunFailed:
         return None
 

@@ -25,16 +25,16 @@ _DENSE = 5
 class Operators:
     """A schedule in terms of the storages that can be evicted, each numbered by itself.
 
-    ``reads`` and ``makes`` are storages per operator, ``takes`` the bytes that an operator allocates while it
-    runs, ``again`` what one more run of it costs (with the views that must be taken again), ``repeats``
-    whether it may run again.  ``maker`` and ``size`` are per storage.  ``kept`` are read at the end.
-    ``holds`` are the bytes of an operator's results that stay from its first run on; they are none of the
-    storages.
+    ``reads`` and ``makes`` are storages per operator, ``temporary`` the bytes that an operator allocates
+    besides while it runs, ``again`` what one more run of it costs (with the views that must be taken again),
+    ``repeats`` whether it may run again.  ``maker`` and ``size`` are per storage.  ``kept`` are read at the
+    end.  ``holds`` are the bytes of an operator's results that stay from its first run on; they are none of
+    the storages.
     """
 
     reads: tuple[tuple[int, ...], ...]
     makes: tuple[tuple[int, ...], ...]
-    takes: tuple[int, ...]
+    temporary: tuple[int, ...]
     again: tuple[float, ...]
     repeats: tuple[bool, ...]
     maker: tuple[int, ...]
@@ -47,7 +47,7 @@ class Operators:
         number: dict[int, int] = {}  # of each tensor's storage; constants and what is held have none
         reads: list[tuple[int, ...]] = []
         makes: list[list[int]] = []
-        takes: list[int] = []
+        temporary: list[int] = []
         again: list[float] = []
         repeats: list[bool] = []
         maker: list[int] = []
@@ -73,7 +73,7 @@ class Operators:
                             again[maker[number[output.alias]]] += step.cost
                 reads.append(tuple(dict.fromkeys(number[t] for t in step.inputs if t in number)))
                 holds.append(sum(output.size for output in fresh if output.tensor in held))
-                takes.append(sum(output.size for output in fresh) + step.workspace)
+                temporary.append(step.workspace + holds[-1])
                 again.append(step.cost)
                 repeats.append(step.recomputable and bool(makes[-1]))
                 if not step.recomputable:
@@ -85,7 +85,7 @@ class Operators:
         return Operators(
             tuple(reads),
             tuple(map(tuple, makes)),
-            tuple(takes),
+            tuple(temporary),
             tuple(again),
             tuple(repeats),
             tuple(maker),
@@ -112,8 +112,7 @@ def _held(schedule: Schedule) -> set[int]:
 class Timeline:
     """Runs of operators in slots, and the bytes that are live in each slot.
 
-    ``cost`` is that of the repeated runs, ``over`` the bytes above ``budget`` summed over the slots.  Changes
-    since the last ``commit`` are taken back by ``undo``.
+    ``cost`` is that of the repeated runs.  Changes since the last ``commit`` are taken back by ``undo``.
     """
 
     def __init__(self, operators: Operators, order: Sequence[int], budget: int) -> None:
@@ -149,7 +148,7 @@ class Timeline:
             self.reads[storage].append(self.end)
         change = np.zeros(self.end + 3, np.int64)
         for op, runs in enumerate(self.runs):
-            temporary = ops.takes[op] - sum(ops.size[storage] for storage in ops.makes[op])
+            temporary = ops.temporary[op]
             for number, slot in enumerate(runs):
                 change[slot] += temporary
                 change[slot + 1 if number else self.end + 1] -= ops.holds[op] if not number else 0
@@ -158,13 +157,19 @@ class Timeline:
                     change[slot] += ops.size[storage]
                     change[self.last_read(storage, slot) + 1] -= ops.size[storage]
         self.used = np.cumsum(change)[:-1]
-        self.over = int(np.maximum(self.used - self.budget, 0).sum())
         self.commit()
 
     @property
     def order(self) -> list[int]:
         """The operators in the order of their runs."""
         return [self.op_at[slot] for slot in self.slots]
+
+    @property
+    def over(self) -> int:
+        """The bytes above the budget, summed over the slots."""
+        if self.used.max() <= self.budget:
+            return 0
+        return int(np.maximum(self.used - self.budget, 0).sum())
 
     def worst(self) -> int:
         """A slot in which the most bytes are live."""
@@ -173,7 +178,7 @@ class Timeline:
     def commit(self) -> None:
         """Make the changes so far permanent."""
         self._log: list[tuple[str, int, int, int]] = []
-        self._before = (self.cost, self.over)
+        self._cost_before, self._added_before = self.cost, self._added
 
     def undo(self) -> None:
         """Take back every change since the last ``commit``."""
@@ -188,7 +193,7 @@ class Timeline:
                 self._erase(a, b)
             else:
                 self._write(a, b)
-        self.cost, self.over = self._before
+        self.cost, self._added = self._cost_before, self._added_before
         self._log.clear()
 
     def last_read(self, storage: int, run: int) -> int:
@@ -256,9 +261,7 @@ class Timeline:
                 self._bytes(kept_to + 1, slot, -size)
             else:
                 self._bytes(slot, slot + 1, size)
-        temporary = ops.takes[op] - sum(ops.size[storage] for storage in ops.makes[op])
-        if temporary:
-            self._bytes(slot, slot + 1, temporary)
+        self._bytes(slot, slot + 1, ops.temporary[op])
         self._write(op, slot)
         self._added += 1
         self._log.append(("run", op, slot, 0))
@@ -286,9 +289,7 @@ class Timeline:
                 self._bytes(kept_to + 1, slot, size)
             else:
                 self._bytes(slot, slot + 1, -size)
-        temporary = ops.takes[op] - sum(ops.size[storage] for storage in ops.makes[op])
-        if temporary:
-            self._bytes(slot, slot + 1, -temporary)
+        self._bytes(slot, slot + 1, -ops.temporary[op])
         self._erase(op, slot)
         self._log.append(("no run", op, slot, 0))
         self.cost -= ops.again[op]
@@ -320,16 +321,9 @@ class Timeline:
             self._bytes(end + 1, was + 1, -self.operators.size[storage])
 
     def _bytes(self, start: int, stop: int, nbytes: int) -> None:
-        if start >= stop:
+        if start >= stop or not nbytes:
             return
-        part = self.used[start:stop]
-        most = int(part.max()) + max(nbytes, 0)
-        if most > self.budget:
-            self.over -= int(np.maximum(part - self.budget, 0).sum())
-            part += nbytes
-            self.over += int(np.maximum(part - self.budget, 0).sum())
-        else:
-            part += nbytes
+        self.used[start:stop] += nbytes
         self._log.append(("bytes", start, stop, nbytes))
 
     def _write(self, op: int, slot: int) -> None:

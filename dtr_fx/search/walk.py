@@ -12,12 +12,12 @@ import random
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from .timeline import Operators, Timeline
 
-# The temperature falls between these, in units of the average operator's cost.
-_HOT = 2.0
-_COLD = 0.1
+# By how much a walk cools down.
+_COOLING = 1 / 20
 # How many moves go by before the price of bytes is corrected, and the factors.
 _ROUND = 100
 _DEARER, _CHEAPER = 1.1, 0.95
@@ -31,8 +31,14 @@ _REPAIRS = 6
 
 
 def walk(
-    operators: Operators, order: Sequence[int], budget: int, moves: int, *, seed: int = 0
-) -> list[int] | None:
+    operators: Operators,
+    order: Sequence[int],
+    budget: int,
+    moves: int,
+    *,
+    temperature: float = 0.3,
+    seed: int = 0,
+) -> Found | None:
     """The cheapest order within the budget that is found on ``moves`` steps from ``order``, or None.
 
     Parameters
@@ -45,8 +51,18 @@ def walk(
         Bytes, without the program's constants.
     moves:
         How many changes are tried.  The same arguments find the same order.
+    temperature:
+        At the first step, in units of the average operator's cost: the hotter, the more often a step that
+        costs more is taken.
     """
-    return _Walk(operators, order, budget, seed).find(moves)
+    return _Walk(operators, order, budget, seed).find(moves, temperature)
+
+
+class Found(NamedTuple):
+    """An order within the budget, and the cost of its repeated runs."""
+
+    cost: float
+    order: list[int]
 
 
 class _Walk:
@@ -64,13 +80,12 @@ class _Walk:
         ]
         self._weights = list(accumulate(operators.size[storage] for storage in self._large))
         self._temperature = 0.0
-        self._best_cost = math.inf
-        self._best: list[int] | None = None
+        self._best: Found | None = None
 
-    def find(self, moves: int) -> list[int] | None:
+    def find(self, moves: int, temperature: float) -> Found | None:
         line = self._line
-        self._temperature = _HOT * self._unit
-        cooling = (_COLD / _HOT) ** (1 / max(1, moves))
+        self._temperature = temperature * self._unit
+        cooling = _COOLING ** (1 / max(1, moves))
         self._remember()
         energy = self._energy()
         for number in range(1, moves + 1):
@@ -100,16 +115,13 @@ class _Walk:
     def _remember(self) -> None:
         line = self._line
         # Sums of the same costs in another order differ in their last digits.
-        if not line.over and line.cost < self._best_cost - 1e-9 * self._unit:
-            self._best_cost = line.cost
-            self._best = line.order
+        if not line.over and (self._best is None or line.cost < self._best.cost - 1e-9 * self._unit):
+            self._best = Found(line.cost, line.order)
 
     def _change(self) -> None:
         choice = self._random.random()
         if choice < 0.25:
-            if self._line.over and self._large:
-                self._make_room()
-            else:
+            if not self._make_room():
                 self._run_again()
         elif not self._line.repeated:
             return
@@ -130,8 +142,8 @@ class _Walk:
         """One repeated run less, and some others instead as long as that breaks the budget."""
         self._remove()
         for _ in range(self._random.randint(1, _REPAIRS)):
-            if self._line.over and self._large:
-                self._make_room()
+            if not self._make_room():
+                break
 
     def _shift(self) -> None:
         """A repeated run, some runs earlier or later."""
@@ -149,10 +161,15 @@ class _Walk:
         if reads:
             self._make_again_in_time(self._random.choice(reads), slot)
 
-    def _make_room(self) -> None:
-        """Make something again that is idle where most is live: of a few the cheapest for its bytes."""
+    def _make_room(self) -> bool:
+        """Make something again that is idle where most is live: of a few the cheapest for its bytes.
+
+        False if the budget is kept.
+        """
         line, operators = self._line, self._operators
         worst = line.worst()
+        if line.used[worst] <= line.budget or not self._large:
+            return False
         found: list[tuple[float, int, int]] = []
         for storage in self._random.choices(self._large, cum_weights=self._weights, k=_TRIES):
             slot = line.read_after_idling(storage, worst)
@@ -162,6 +179,7 @@ class _Walk:
         if found:
             _, storage, slot = min(found)
             self._make_again_in_time(storage, slot)
+        return True
 
     def _reading(self, index: int) -> tuple[int, Sequence[int]]:
         """The slot of a run and what it reads; after the last one the end and what is kept."""

@@ -1,0 +1,143 @@
+"""Where walks start: orders that save a part of the forward pass and run the rest again for the backward one.
+
+  segments   Chen et al., arXiv 1604.06174: what enters a segment of the forward pass is saved, the segment
+             runs again
+  cuts       as in PyTorch's partitioner: of all choices the one whose saved bytes, at a price, and repeated
+             operators cost least, which is a minimum cut
+
+``budget`` are bytes without the program's constants, ``backward`` is the backward pass's first operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+from functools import partial
+
+import networkx as nx
+from networkx.algorithms.flow import boykov_kolmogorov
+
+from .timeline import Operators, Timeline
+
+_COUNTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
+# Prices of bytes that are tried, as powers of two times the forward pass's cost for its bytes.
+_LOWEST, _HIGHEST, _BISECTIONS = -5.0, 7.0, 5
+
+
+def segmented(operators: Operators, backward: int, budget: int) -> list[int]:
+    """The cheapest order in segments that fits, else the one that comes nearest."""
+    wanted = _wanted(operators, backward)
+    segments = (_segments(operators, backward, count, wanted) for count in _COUNTS)
+    orders = (_rerun(operators, backward, segment.keys(), segment.__getitem__) for segment in segments)
+    lines = [Timeline(operators, order, budget) for order in orders]
+    return min(lines, key=lambda line: (line.over, line.cost)).order
+
+
+def cuts(operators: Operators, backward: int, budget: int) -> list[list[int]]:
+    """Of orders by minimum cuts the cheapest that fits and, of those that cost less, the nearest, if any."""
+    unit = sum(operators.again[:backward]) / max(1, sum(operators.size))
+    low, high = _LOWEST, _HIGHEST
+    found: list[Timeline] = []
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        again = cheapest_cut(operators, backward, unit * 2**middle)
+        order = _rerun(operators, backward, again, partial(_ancestors, operators, again))
+        found.append(Timeline(operators, order, budget))
+        if found[-1].over:
+            low = middle
+        else:
+            high = middle
+    fitting = sorted((line for line in found if not line.over), key=lambda line: line.cost)[:1]
+    others = [line for line in found if line.over and not any(fit.cost <= line.cost for fit in fitting)]
+    nearest = sorted(others, key=lambda line: line.over)[:1]
+    return [line.order for line in (*fitting, *nearest)]
+
+
+def _segments(operators: Operators, backward: int, count: int, wanted: Iterable[int]) -> dict[int, set[int]]:
+    """Each operator that runs again with those of its segment; all segments make as many bytes.
+
+    The last one is not given up: the backward pass starts with it.
+    """
+    made = [sum(operators.size[storage] for storage in operators.makes[op]) for op in range(backward)]
+    total = max(1, sum(made))
+    number, before = [], 0
+    for nbytes in made:
+        number.append(min(count - 1, before * count // total))
+        before += nbytes
+    needed = set(wanted)
+    for op in reversed(range(backward)):
+        if op in needed:
+            needed.update(maker for maker in _makers(operators, op) if number[maker] == number[op])
+    segments: list[set[int]] = [set() for _ in range(count)]
+    for op in needed:
+        if operators.repeats[op] and number[op] != number[-1]:
+            segments[number[op]].add(op)
+    return {op: segment for segment in segments for op in segment}
+
+
+def cheapest_cut(operators: Operators, backward: int, price: float) -> set[int]:
+    """The operators that run again where saved bytes have a price.
+
+    Operators and storages are nodes.  An operator on the sink's side of the cut runs again and costs what it
+    costs; a storage there whose operator does not is saved and costs its bytes.
+    """
+    wanted = _wanted(operators, backward)
+    graph = nx.DiGraph()
+    graph.add_nodes_from(("saved", "read"))
+    for op in _closure(wanted, lambda op: _makers(operators, op) if operators.repeats[op] else []):
+        if operators.repeats[op]:
+            graph.add_edge("saved", op, capacity=operators.again[op])
+            graph.add_edges_from((("storage", storage), op) for storage in operators.reads[op])
+        else:
+            graph.add_edge("saved", op)
+        for storage in operators.makes[op]:
+            graph.add_edge(op, ("storage", storage), capacity=price * operators.size[storage])
+    for storage in {storage for reads in operators.reads[backward:] for storage in reads}:
+        if operators.maker[storage] in wanted:
+            graph.add_edge(("storage", storage), "read")
+    _, (_, made_again) = nx.minimum_cut(graph, "saved", "read", flow_func=boykov_kolmogorov)
+    return {node for node in made_again if isinstance(node, int)}
+
+
+def _ancestors(operators: Operators, again: set[int], op: int) -> set[int]:
+    """One of the operators, and those of them that it is made from."""
+    return _closure([op], lambda op: [maker for maker in _makers(operators, op) if maker in again])
+
+
+def _rerun(
+    operators: Operators, backward: int, again: Container[int], companions: Callable[[int], set[int]]
+) -> list[int]:
+    """The program, with each operator of ``again`` once more before the backward pass first reads of it.
+
+    Its companions, itself among them, come along, in the program's order; each operator does so once.
+    """
+    done: set[int] = set()
+    order = list(range(backward))
+    for op in range(backward, len(operators.makes)):
+        now: set[int] = set()
+        for maker in _makers(operators, op):
+            if maker in again and maker not in done:
+                now |= companions(maker) - done
+        order += [*sorted(now), op]
+        done |= now
+    return order
+
+
+def _wanted(operators: Operators, backward: int) -> set[int]:
+    """The forward operators whose results the backward pass reads."""
+    makers = (maker for op in range(backward, len(operators.makes)) for maker in _makers(operators, op))
+    return {maker for maker in makers if maker < backward}
+
+
+def _makers(operators: Operators, op: int) -> list[int]:
+    return [operators.maker[storage] for storage in operators.reads[op]]
+
+
+def _closure(ops: Iterable[int], further: Callable[[int], Iterable[int]]) -> set[int]:
+    """The operators, and by the way of ``further`` all others that lead to them."""
+    found = set(ops)
+    unseen = list(found)
+    while unseen:
+        more = set(further(unseen.pop())) - found
+        found |= more
+        unseen += more
+    return found

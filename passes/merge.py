@@ -1,0 +1,39 @@
+"""Operators that compute the same twice, merged into one.
+
+Requires: ``meta["val"]`` on every node and, in a joint graph, ``partitioner_tag``; within a pass, no read of
+an input after it is written to.
+Ensures: the same results from fewer operators; no value is carried from one pass into the other for it.
+
+PyTorch's own (``torch._functorch.compile_utils.fx_graph_cse``, read on 2.13) takes two attentions with
+dropout for one, and saves values for the backward pass.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Graph, Node
+
+from . import rng
+from .storages import may_run_twice, storage_key
+
+
+def merge_duplicates(graph: Graph) -> None:
+    """Let the first of some operators with the same arguments in the same pass stand for all of them."""
+    returned = {_storage(node) for node in graph.output_node().all_input_nodes}
+    first: dict[tuple[object, ...], Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or rng.is_random(node) or not may_run_twice(node):
+            continue
+        if _storage(node) is not None and _storage(node) in returned:
+            continue
+        # By its text, since 1, 1.0 and True are equal; nodes are named apart.
+        arguments = repr((node.args, node.kwargs))
+        same = first.setdefault((node.target, arguments, node.meta.get("partitioner_tag")), node)
+        if same is not node:
+            node.replace_all_uses_with(same)
+            graph.erase_node(node)
+
+
+def _storage(node: Node) -> int | None:
+    value = node.meta.get("val")
+    return storage_key(value) if isinstance(value, torch.Tensor) else None

@@ -1,0 +1,99 @@
+"""Operators that compute the same twice, and attention that draws nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dtr_fx.backend import plan_step
+from dtr_fx.options import Options
+from dtr_fx.passes.merge import merge_duplicates
+
+
+def graph_of(function: object, *inputs: Tensor) -> GraphModule:
+    return make_fx(function, tracing_mode="fake")(*inputs)
+
+
+def count(gm: GraphModule, target: object) -> int:
+    return len(gm.graph.find_nodes(op="call_function", target=target))
+
+
+def test_what_is_computed_twice_is_computed_once():
+    def twice(x: Tensor) -> Tensor:
+        return (x.sin().max(1)[0] * x.sin().max(1)[0]).cos() + x.sum(1).sin()
+
+    x = torch.randn(4, 8)
+    gm = graph_of(twice, x)
+    merge_duplicates(gm.graph)
+    gm.recompile()
+    assert (count(gm, torch.ops.aten.sin.default), count(gm, torch.ops.aten.max.dim)) == (2, 1)
+    assert torch.equal(gm(x), twice(x))
+
+
+def test_draws_and_results_stay_apart():
+    def draws(x: Tensor) -> tuple[Tensor, ...]:
+        return torch.rand_like(x) - torch.rand_like(x), x.sin(), x.sin(), x.pow(2) + x.pow(2.0)
+
+    x = torch.randn(4)
+    gm = graph_of(draws, x)
+    merge_duplicates(gm.graph)
+    gm.recompile()
+    difference, one, other, _ = gm(x)
+    assert difference.ne(0).all()
+    assert one.untyped_storage()._cdata != other.untyped_storage()._cdata
+    assert count(gm, torch.ops.aten.pow.Tensor_Scalar) == 2
+
+
+def test_a_pass_keeps_its_own():
+    """What the backward pass computes itself is not kept for it."""
+    gm = graph_of(lambda x: x.sin() * 2 + x.sin(), torch.randn(4))
+    for node in gm.graph.nodes:
+        node.meta["partitioner_tag"] = "is_forward"
+    gm.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)[-1].meta["partitioner_tag"] = (
+        "is_backward"
+    )
+    merge_duplicates(gm.graph)
+    assert count(gm, torch.ops.aten.sin.default) == 2
+
+
+class Attention(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = nn.functional.scaled_dot_product_attention(*[layer(x)] * 3, dropout_p=self.dropout)
+        return x.sum()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_only_attention_with_dropout_needs_saved_states(dropout: float) -> None:
+    [report] = plan_step(Attention(dropout), (torch.randn(1, 2, 64, 16),), Options(budget="80%"))
+    assert any(event.kind == "recompute" for event in report.events)
+    assert (dropout > 0) == any("rng" in storage.kind for storage in report.storages)
+
+
+def test_merged_steps_have_the_same_gradients():
+    class Repeats(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(64, 64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(6):
+                x = (x @ self.weight.sin()).tanh()
+            return x.sum()
+
+    torch.manual_seed(0)
+    model, x = Repeats(), torch.randn(64, 64)
+    gradients = []
+    for compiled in (model, torch.compile(model, backend="dtr", options={"budget": "70%"})):
+        compiled(x).backward()
+        gradients.append(model.weight.grad)
+        model.weight.grad = None
+    assert torch.equal(*gradients)
