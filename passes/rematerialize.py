@@ -6,6 +6,7 @@ give the same run.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,23 +36,63 @@ class Need:
 
 
 def lower_bound(program: Program) -> Need:
-    """The largest, over operators, of constants + outputs pinned by then + its own inputs and outputs."""
-    values = program.values
-    held = {program.storage(value) for value in program.constants}
-    held_bytes = program.constant_bytes
-    worst = Need(held_bytes, 0)
-    for number, step in enumerate(program.steps):
+    """What any plan holds at once, at some time; see ``_Bounds``."""
+    bounds = _Bounds(program)
+    numbers = range(len(program.steps))
+    needs = filter(None, (*map(bounds.alone, numbers), *map(bounds.joint, numbers)))
+    return max([Need(program.constant_bytes, 0), *needs], key=lambda need: need.nbytes)
+
+
+class _Bounds:
+    """What plans cannot do without.
+
+    A step runs with the constants, the results pinned by then, and its own inputs and outputs.  Before it
+    does, the last of those that make its inputs has run, and the others' were there meanwhile; whichever of
+    them that was, a plan holds at least the least of these sums.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._held: list[frozenset[int]] = []
+        self._held_bytes: list[int] = []
+        self._maker: dict[int, int] = {}
+        held = {program.storage(value) for value in program.constants}
+        nbytes = program.constant_bytes
+        known = frozenset(held)
+        for number, step in enumerate(program.steps):
+            self._held.append(known)
+            self._held_bytes.append(nbytes)
+            pinned = {program.storage(value) for value in step.pins} - held
+            if pinned:
+                held |= pinned
+                nbytes += self._bytes(pinned)
+                known = frozenset(held)
+            self._maker.update((v, number) for v in step.outputs if program.is_storage(v))
+
+    def alone(self, number: int) -> Need | None:
+        """While a step runs."""
+        return self._while_running(number, set())
+
+    def joint(self, number: int) -> Need | None:
+        """While the last of those runs that make a step's inputs."""
+        inputs = self._storages(self._program.steps[number].inputs)
+        makers = {self._maker[storage] for storage in inputs if storage in self._maker}
+        needs = [need for maker in makers if (need := self._while_running(maker, inputs)) is not None]
+        return min(needs, key=lambda need: need.nbytes, default=None)
+
+    def _while_running(self, number: int, besides: set[int]) -> Need | None:
+        step = self._program.steps[number]
         if step.role in (SAVE_RNG, KEEP):
-            continue
-        own = {program.storage(value) for value in (*step.inputs, *step.outputs)} - held
-        own = {value for value in own if values[value].kind not in _ONLY_TO_RECOMPUTE}
-        need = held_bytes + sum(values[value].nbytes for value in own) + step.workspace
-        if need > worst.nbytes:
-            worst = Need(need, number)
-        for value in {program.storage(value) for value in step.pins} - held:
-            held.add(value)
-            held_bytes += values[value].nbytes
-    return worst
+            return None
+        there = (self._storages((*step.inputs, *step.outputs)) | besides) - self._held[number]
+        return Need(self._held_bytes[number] + self._bytes(there) + step.workspace, number)
+
+    def _storages(self, values: Iterable[int]) -> set[int]:
+        storages = {self._program.storage(value) for value in values}
+        return {value for value in storages if self._program.values[value].kind not in _ONLY_TO_RECOMPUTE}
+
+    def _bytes(self, storages: Iterable[int]) -> int:
+        return sum(self._program.values[storage].nbytes for storage in storages)
 
 
 # A plan that does not recompute their readers does without them.

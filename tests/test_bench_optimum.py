@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
 from dtr_fx.cli import main
-from dtr_fx.planners import Node, OperatorGraph, check, plan_dtr, training_chain
+from dtr_fx.cli.bench.optimum import goals
+from dtr_fx.planners import Gap, Node, OperatorGraph, check, plan_dtr, training_chain
 from dtr_fx.simulate import networks
 
 pytest.importorskip("scipy")
@@ -69,3 +71,24 @@ def test_a_wrong_option_is_named(option, value, expected, capsys):
     with pytest.raises(SystemExit):
         main(["bench", "optimum", option, value])
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("costs", "met"),
+    [
+        ([100, 102, 100], True),
+        ([100, 104, 100], False),
+        ([102, 102, 102], False),
+        ([100, math.inf, 100], False),
+    ],
+)
+def test_the_goal_is_about_the_average_the_worst_and_every_case(costs: list[float], met: bool) -> None:
+    gap = Gap("some", 9, 0.5, 50, 40, 80, 100, 100, True, "Checkmate", 0.1, {})
+    [goal] = goals([replace(gap, dtr={"search": cost}) for cost in costs])
+    assert goal.met is met
+
+
+def test_nothing_that_is_proved_is_no_goal() -> None:
+    gap = Gap("some", 9, 0.5, 50, 40, 80, 100, 90, False, "Checkmate", 0.1, {"search": 100})
+    assert not goals([gap])
+    assert not goals([replace(gap, optimal=True, dtr={"dtr": 100})])

@@ -619,6 +619,18 @@ def test_the_advice_of_an_impossible_budget_works() -> None:
         assert report.planned_peak <= report.budget
 
 
+def test_the_lower_bound_counts_what_waits_for_the_other_operand() -> None:
+    """Whichever of two sums over eight copies comes last, the other sum is there meanwhile."""
+
+    def branches(x: Tensor) -> Tensor:
+        return x.sin().repeat(8, 1).sum(0) + x.cos().repeat(8, 1).sum(0)
+
+    gm = make_fx(branches, tracing_mode="fake")(torch.ones(1024))
+    _, report = dtr_fx.transform(gm, 1.0)
+    nbytes = 4 * 1024
+    assert (1 + 8 + 1 + 1) * nbytes <= report.lower_bound <= report.baseline_peak
+
+
 def test_below_the_lower_bound_nothing_works() -> None:
     gm = traced(chain, mib())
     _, asis = dtr_fx.transform(gm, 1.0)

@@ -20,8 +20,8 @@ from dtr_fx.options import did_you_mean
 Inputs: TypeAlias = "tuple[Any, ...] | dict[str, Any]"
 
 
-def load_target(target: str) -> tuple[Callable[..., Any], Inputs]:
-    """Import a factory and call it.
+def load_target(target: str, **settings: Any) -> tuple[Callable[..., Any], Inputs]:
+    """Import a factory and call it with ``settings``.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def load_target(target: str) -> tuple[Callable[..., Any], Inputs]:
         module = _import_file(Path(place)) if is_file else _import_module(place)
         factory = _member(module, name, place)
         with one_line(f"{target} failed"):
-            made = factory()
+            made = factory(**settings)
     return _model_and_inputs(made, target)
 
 

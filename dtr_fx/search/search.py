@@ -28,7 +28,7 @@ _THRASH = 11.0
 _THRASH_OF_MANY = 3.0
 # Operators and moves per second of effort, on one core of an x86-64 server of 2024.
 _OPERATORS_PER_SECOND = 120_000
-_MOVE_SECONDS, _MOVE_SECONDS_PER_OPERATOR = 26e-6, 15e-9
+_MOVE_SECONDS, _MOVE_SECONDS_PER_OPERATOR = 28e-6, 8e-9
 _STARTS_SECONDS_PER_OPERATOR = 1e-4
 _VISITS_PER_OPERATOR = 50
 # Of the effort: passes, and of what is left walks from each start.
@@ -41,6 +41,8 @@ _MOVES_OVER_SMALL = 15_000
 # How closely the smallest budget is searched, as a share of the lower bound.
 _TOLERANCE = 0.005
 _COARSE = 0.02
+# What a byte too many counts for where cost does not.
+_DEARER = 100.0
 # Between them these passes reached lowest.
 _LOW = (
     Policy(HEURISTICS["next-use"]),
@@ -85,14 +87,15 @@ def smallest(schedule: Schedule, bound: int, seconds: float | None = None) -> Ru
     run = smallest_by_passes(schedule, bound, _LOW)
     effort = default_effort(schedule) if seconds is None else seconds
     operators = Operators.of(schedule)
+    moves = _moves(schedule, effort / 2)
     low = bound - 1
     while run.runtime.peak - low > max(1, _TOLERANCE * bound):
         # The bound itself first: it is within reach more often than not.
-        middle = bound if low < bound else (low + run.runtime.peak) // 2
-        found = walk(operators, run.order, middle - schedule.constants, _moves(schedule, effort / 4))
-        followed = None if found is None else _follow(schedule, found.order, middle)
+        budget = bound if low < bound else (low + run.runtime.peak) // 2
+        found = walk(operators, run.order, budget - schedule.constants, moves, dearer=_DEARER)
+        followed = None if found is None else _follow(schedule, found.order, budget)
         if followed is None:
-            low = middle
+            low = budget
         else:
             run = followed
     return run

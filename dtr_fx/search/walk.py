@@ -37,6 +37,7 @@ def walk(
     moves: int,
     *,
     temperature: float = 0.3,
+    dearer: float = 1.0,
     seed: int = 0,
 ) -> Found | None:
     """The cheapest order within the budget that is found on ``moves`` steps from ``order``, or None.
@@ -54,8 +55,10 @@ def walk(
     temperature:
         At the first step, in units of the average operator's cost: the hotter, the more often a step that
         costs more is taken.
+    dearer:
+        How many times its usual price a byte above the budget has at first.
     """
-    return _Walk(operators, order, budget, seed).find(moves, temperature)
+    return _Walk(operators, order, budget, seed, dearer).find(moves, temperature)
 
 
 class Found(NamedTuple):
@@ -66,12 +69,15 @@ class Found(NamedTuple):
 
 
 class _Walk:
-    def __init__(self, operators: Operators, order: Sequence[int], budget: int, seed: int) -> None:
+    def __init__(
+        self, operators: Operators, order: Sequence[int], budget: int, seed: int, dearer: float
+    ) -> None:
         self._operators = operators
         self._line = Timeline(operators, order, budget)
         self._random = random.Random(seed)
         self._unit = sum(operators.again) / len(operators.again)
-        self._price = self._unit / (2 * max(1.0, sum(operators.size) / max(1, len(operators.size))))
+        usual_size = max(1.0, sum(operators.size) / max(1, len(operators.size)))
+        self._price = dearer * self._unit / (2 * usual_size)
         # Storages that can be made again, the larger the likelier.
         self._large = [
             storage

@@ -7,7 +7,18 @@ from __future__ import annotations
 
 import argparse
 
-from dtr_fx.cli.bench import adversary, costs, linear, logs, models, optimum, rivals
+from dtr_fx.cli.bench import (
+    adversary,
+    costs,
+    futures,
+    linear,
+    logs,
+    models,
+    optimum,
+    plans,
+    rivals,
+    times,
+)
 
 _BENCHMARKS = {
     "models": models,
@@ -17,6 +28,9 @@ _BENCHMARKS = {
     "logs": logs,
     "optimum": optimum,
     "rivals": rivals,
+    "futures": futures,
+    "times": times,
+    "plans": plans,
 }
 
 

@@ -127,7 +127,7 @@ class _Comparison:
 
 
 def _compare(arguments: argparse.Namespace) -> None:
-    reference = _reference(arguments.reference)
+    reference = read_reference(arguments.reference)
     heuristics = arguments.heuristic or _COMPARED
     schedules = [read(path, simrd=True) for path in arguments.logs]
     tasks = [
@@ -168,7 +168,7 @@ def _summaries(compared: list[_Comparison]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _reference(path: Path) -> dict[str, dict[str, dict[str, float | str]]]:
+def read_reference(path: Path) -> dict[str, dict[str, dict[str, float | str]]]:
     try:
         slowdowns = json.loads(path.read_text(encoding="utf-8"))["slowdown"]
         return {

@@ -24,6 +24,7 @@ from dataclasses import replace
 from tabulate import tabulate
 
 from dtr_fx.cli.arguments import seconds, share
+from dtr_fx.cli.bench.goals import Goal, goal_table
 from dtr_fx.cli.progress import progress
 from dtr_fx.planners import Gap, OperatorGraph, gaps, training_chain
 from dtr_fx.planners.gaps import SEARCH
@@ -31,7 +32,10 @@ from dtr_fx.runtime import HEURISTICS
 from dtr_fx.simulate import networks
 from dtr_fx.units import format_percent
 
-_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+SECONDS = 60.0
+# Goals of the search: its cost above the optimum.
+_AVERAGE, _MOST = 0.01, 0.03
 _HEURISTICS = ("dtr", "dtr-eq", "next-use", SEARCH)
 
 
@@ -40,9 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shares",
         nargs="+",
         type=share,
-        default=list(_SHARES),
+        default=list(SHARES),
         metavar="SHARE",
-        help=f"budgets, of each network's peak (default: {' '.join(map(format_percent, _SHARES))})",
+        help=f"budgets, of each network's peak (default: {' '.join(map(str, SHARES))})",
     )
     parser.add_argument(
         "--heuristic",
@@ -55,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds",
         type=seconds,
-        default=60.0,
+        default=SECONDS,
         metavar="S",
         help="for each exact planner and budget (default: %(default)g)",
     )
@@ -69,15 +73,45 @@ def run(arguments: argparse.Namespace) -> None:
     DTRError
         The exact planners' libraries are not installed.
     """
-    graphs = small_networks()
+    found = show(small_networks(), arguments.shares, arguments.heuristic, arguments.seconds)
+    if found:
+        print(goal_table(found))
+
+
+def show(
+    graphs: Sequence[OperatorGraph], shares: Sequence[float], heuristics: Sequence[str], seconds: float
+) -> list[Goal]:
+    """Print the tables of some networks and return the goals; ``seconds`` are for each exact planner.
+
+    Raises
+    ------
+    DTRError
+        The exact planners' libraries are not installed.
+    """
     found: list[Gap] = []
-    with progress("optima", len(graphs) * len(arguments.shares)) as watch:
-        for gap in gaps(graphs, arguments.shares, arguments.heuristic, arguments.seconds):
+    with progress("optima", len(graphs) * len(shares)) as watch:
+        for gap in gaps(graphs, shares, heuristics, seconds):
             found.append(gap)
             watch(len(found))
-    print(_table(found, arguments.heuristic))
-    print()
-    print(_summary(found, arguments.heuristic))
+    print(_table(found, heuristics), _summary(found, heuristics), sep="\n\n", end="\n\n", flush=True)
+    return goals(found)
+
+
+def goals(found: Iterable[Gap]) -> list[Goal]:
+    """The search's goal, over all cases whose optimum is proved; none where there is nothing to judge."""
+    proved = [gap for gap in found if gap.optimal and SEARCH in gap.dtr]
+    above = [gap.gap(SEARCH) for gap in proved if math.isfinite(gap.dtr[SEARCH])]
+    if not above:
+        return []
+    average, most = statistics.mean(above), max(above)
+    return [
+        Goal(
+            f"optimum: every proved case planned, at most {format_percent(_AVERAGE)} of cost above it "
+            f"on average, {format_percent(_MOST)} at worst",
+            f"+{format_percent(average)}, +{format_percent(most)}, {len(above)} of {len(proved)} planned",
+            average <= _AVERAGE and most <= _MOST and len(above) == len(proved),
+        )
+    ]
 
 
 def small_networks() -> list[OperatorGraph]:

@@ -25,14 +25,23 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tabulate import tabulate
 
+from dtr_fx.cli.bench.goals import (
+    ROUNDING,
+    SEARCH,
+    Goal,
+    format_ratio,
+    goal_table,
+    no_exception,
+    table,
+    worst,
+)
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import load_target
 from dtr_fx.errors import CommandError, InfeasibleBudgetError
@@ -43,16 +52,14 @@ from dtr_fx.units import format_bytes, format_percent, format_seconds
 if TYPE_CHECKING:
     from dtr_fx.rivals import Joint
 
-_BUDGETS = tuple(tenths / 10 for tenths in range(10, -1, -1))
+BUDGETS = tuple(tenths / 10 for tenths in range(10, -1, -1))
 _MODELS = ("gpt", "vit", "resnet50", "unet", "lstm", "mlp")
 _OPTIONAL_MODELS = {"transformers": "transformers_gpt2"}
 _BISECTIONS = 7
-# Goals: of the partitioner's extra compute in all, of a checkpoint's, of the lower bound; seconds at nodes.
+# Goals: of the partitioner's extra compute in all, of a checkpoint's, of the lower bound.
 _OF_PARTITIONER = 0.6
 _OF_CHECKPOINT = 0.8
 _OF_BOUND = 1.05
-_PLANNING = ((2_000, 1.0), (20_000, 8.0))
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -132,30 +139,58 @@ def run(arguments: argparse.Namespace) -> None:
     DTRError
         A target that cannot be loaded or traced.
     """
-    results = []
-    for target in arguments.targets or _default_targets():
-        results.append(compare(target, Options()))
-        if not arguments.json:
-            print(_partitioner_table(results[-1]), end="\n\n", flush=True)
-    found = goals(results)
+    targets = arguments.targets or examples()
     if arguments.json:
-        as_json = {"results": list(map(asdict, results)), "goals": list(map(asdict, found))}
+        results = [compare(target, Options()) for target in targets]
+        as_json = {"results": list(map(asdict, results)), "goals": list(map(asdict, goals(results)))}
         print(json.dumps(as_json, indent=1))
     else:
-        print(_checkpoint_table(results), _smallest_table(results), _goal_table(found), sep="\n\n")
+        print(goal_table(show(targets, Options())))
 
 
-def _default_targets() -> list[str]:
+def examples() -> list[str]:
+    """The models that are compared by default.
+
+    Raises
+    ------
+    CommandError
+        There is no source tree with them.
+    """
+    optional = [name for library, name in _OPTIONAL_MODELS.items() if importlib.util.find_spec(library)]
+    return [example(name) for name in (*_MODELS, *optional)]
+
+
+def example(name: str) -> str:
+    """One of the models of examples/rivals.py, as a target.
+
+    Raises
+    ------
+    CommandError
+        There is no source tree with it.
+    """
     path = Path(__file__).parents[3] / "examples" / "rivals.py"
     if not path.is_file():
-        raise CommandError(
-            "name the TARGETs: the models of this benchmark are in examples/ of the source tree"
-        )
-    optional = [name for library, name in _OPTIONAL_MODELS.items() if importlib.util.find_spec(library)]
-    return [f"{path}:{name}" for name in (*_MODELS, *optional)]
+        raise CommandError("the models of this benchmark are in examples/ of the source tree: run it there")
+    return f"{path}:{name}"
 
 
-def compare(target: str, options: Options, budgets: Sequence[float] = _BUDGETS) -> Result:
+def show(targets: Iterable[str], options: Options, budgets: Sequence[float] = BUDGETS) -> list[Goal]:
+    """Print the tables of some models and return the goals.
+
+    Raises
+    ------
+    DTRError
+        A target that cannot be loaded or traced.
+    """
+    results = []
+    for target in targets:
+        results.append(compare(target, options, budgets))
+        print(_partitioner_table(results[-1]), end="\n\n", flush=True)
+    print(_checkpoint_table(results), _smallest_table(results), sep="\n\n", end="\n\n", flush=True)
+    return goals(results)
+
+
+def compare(target: str, options: Options, budgets: Sequence[float] = BUDGETS) -> Result:
     """Hold our plans for one model against the rivals.
 
     Raises
@@ -168,7 +203,7 @@ def compare(target: str, options: Options, budgets: Sequence[float] = _BUDGETS) 
 
     from dtr_fx import rivals
 
-    with progress(_name(target), len(budgets) + _BISECTIONS + 4) as watch:
+    with progress(name_of(target), len(budgets) + _BISECTIONS + 4) as watch:
         tick = map(watch, itertools.count(1)).__next__
         with FakeTensorMode(allow_non_fake_inputs=True):
             model, inputs = load_target(target)
@@ -231,7 +266,7 @@ class _Planner:
         for _ in range(_BISECTIONS):
             middle = (low + high) // 2
             plan = self.at(middle)
-            if plan is not None and plan.overhead <= overhead + _ROUNDING:
+            if plan is not None and plan.overhead <= overhead + ROUNDING:
                 best, high = plan, plan.peak
             else:
                 low = middle
@@ -256,75 +291,54 @@ class _Planner:
 # --- goals -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Goal:
-    """What is to be reached, the worst that was found, and whether that is good enough."""
-
-    goal: str
-    worst: str
-    met: bool
-
-
 def goals(results: Sequence[Result]) -> list[Goal]:
     """The goals, over all models."""
     theirs, ours = (sum(getattr(result, side) for result in results) for side in ("theirs", "ours"))
     points = [(result, point) for result in results for point in result.partitioner]
     higher = [
-        f"{_name(result.target)} at {point.rival}"
+        f"{name_of(result.target)} at {point.rival}"
         for result, point in points
-        if point.our_overhead > point.overhead + _ROUNDING
+        if point.our_overhead > point.overhead + ROUNDING
     ]
     return [
-        Goal(
-            "partitioner: at each of its peaks, no more extra compute",
-            f"{len(higher)} of {len(points)} higher" + (f": {', '.join(higher)}" if higher else ""),
-            not higher,
+        no_exception(
+            "partitioner: at each of its peaks, no more extra compute", higher, len(points), "higher"
         ),
-        _worst(
+        worst(
             f"partitioner: at most {_OF_PARTITIONER:g} of its extra compute in all",
-            {"all": _ratio(ours, theirs)},
+            [("all", _ratio(ours, theirs))],
             _OF_PARTITIONER,
         ),
-        _worst(
+        worst(
             f"checkpoint: at its peak, at most {_OF_CHECKPOINT:g} of its extra compute",
-            {r.target: _ratio(r.checkpoint.our_overhead, r.checkpoint.overhead) for r in results},
+            ((name_of(r.target), _ratio(r.checkpoint.our_overhead, r.checkpoint.overhead)) for r in results),
             _OF_CHECKPOINT,
         ),
-        _worst(
+        worst(
             "checkpoint: at its extra compute, a lower peak",
-            {r.target: r.lowest.peak / r.checkpoint.peak if r.lowest else math.inf for r in results},
-            1 - _ROUNDING,
+            (
+                (name_of(r.target), r.lowest.peak / r.checkpoint.peak if r.lowest else math.inf)
+                for r in results
+            ),
+            1 - ROUNDING,
         ),
-        _worst(
+        worst(
             f"smallest budget: at most {_OF_BOUND:g} of the lower bound",
-            {r.target: r.smallest / r.bound for r in results},
+            ((name_of(r.target), r.smallest / r.bound) for r in results),
             _OF_BOUND,
         ),
-        _worst(
-            "planning: of the time allowed, {0[1]:g} s for {0[0]:,} nodes to {1[1]:g} s for {1[0]:,}".format(
-                *_PLANNING
-            ),
-            {r.target: max(p.seconds for p in r.plans) / _allowed(r.nodes) for r in results if r.plans},
+        worst(
+            f"planning: of the time allowed, {SEARCH}",
+            ((name_of(r.target), plan.seconds / SEARCH(r.nodes)) for r in results for plan in r.plans),
             1.0,
         ),
     ]
 
 
-def _worst(goal: str, ratios: Mapping[str, float], limit: float) -> Goal:
-    target, ratio = max(ratios.items(), key=lambda item: item[1], default=("none", 0.0))
-    return Goal(goal, f"{_times(ratio)} ({_name(target)})", ratio <= limit)
-
-
 def _ratio(ours: float, theirs: float) -> float:
-    if ours <= theirs + _ROUNDING and theirs <= _ROUNDING:
+    if ours <= theirs + ROUNDING and theirs <= ROUNDING:
         return 0.0
     return ours / theirs if theirs > 0 else math.inf
-
-
-def _allowed(nodes: int) -> float:
-    """Seconds of planning: a straight line between the two sizes, level before the first."""
-    (few, least), (many, most) = _PLANNING
-    return least + max(0, nodes - few) * (most - least) / (many - few)
 
 
 # --- output ------------------------------------------------------------------------------------------------
@@ -333,7 +347,7 @@ def _allowed(nodes: int) -> float:
 def _partitioner_table(result: Result) -> str:
     eager = result.eager
     title = (
-        f"{_name(result.target)}: {result.nodes} operators, {format_seconds(eager.cost)} of compute, "
+        f"{name_of(result.target)}: {result.nodes} operators, {format_seconds(eager.cost)} of compute, "
         f"peak {format_bytes(eager.peak)}, {format_bytes(eager.constants)} of it inputs and parameters"
     )
     rows = [
@@ -346,22 +360,21 @@ def _partitioner_table(result: Result) -> str:
         }
         for point in result.partitioner
     ]
+    of_theirs = format_ratio(_ratio(result.ours, result.theirs))
     total = {"extra compute": format_percent(result.theirs), "ours": _share(result.ours)}
-    rows.append(
-        {"activation_memory_budget": "sum", **total, "planning": _times(_ratio(result.ours, result.theirs))}
-    )
-    return f"{title}\n{_table(rows)}"
+    rows.append({"activation_memory_budget": "sum", **total, "planning": of_theirs})
+    return f"{title}\n{table(rows)}"
 
 
 def _checkpoint_table(results: Iterable[Result]) -> str:
-    return _table(
+    return table(
         [
             {
-                "checkpoint": _name(result.target),
+                "checkpoint": name_of(result.target),
                 "peak": format_percent(result.share(result.checkpoint.peak)),
                 "extra compute": format_percent(result.checkpoint.overhead),
                 "ours at its peak": _extra(result.checkpoint.ours),
-                "of its": _times(_ratio(result.checkpoint.our_overhead, result.checkpoint.overhead)),
+                "of its": format_ratio(_ratio(result.checkpoint.our_overhead, result.checkpoint.overhead)),
                 "our lowest peak at its extra compute": (
                     format_percent(result.share(result.lowest.peak)) if result.lowest else "none"
                 ),
@@ -372,29 +385,19 @@ def _checkpoint_table(results: Iterable[Result]) -> str:
 
 
 def _smallest_table(results: Iterable[Result]) -> str:
-    return _table(
+    return table(
         [
             {
-                "smallest budget": _name(result.target),
+                "smallest budget": name_of(result.target),
                 "bytes": format_bytes(result.smallest),
                 "of activations": format_percent(result.share(result.smallest)),
                 "lower bound": format_bytes(result.bound),
-                "over the bound": _times(result.smallest / result.bound),
+                "over the bound": format_ratio(result.smallest / result.bound),
                 "search": format_seconds(result.smallest_seconds),
             }
             for result in results
         ]
     )
-
-
-def _goal_table(found: Iterable[Goal]) -> str:
-    rows = [{"goal": goal.goal, "met": "yes" if goal.met else "NO", "worst": goal.worst} for goal in found]
-    return tabulate(rows, headers="keys", disable_numparse=True, maxcolwidths=[None, None, 60])
-
-
-def _table(rows: Sequence[Mapping[str, str]]) -> str:
-    alignment = ["left", *["right"] * (len(rows[0]) - 1)]
-    return tabulate(rows, headers="keys", disable_numparse=True, colalign=alignment)
 
 
 def _extra(plan: Plan | None) -> str:
@@ -405,9 +408,6 @@ def _share(overhead: float) -> str:
     return format_percent(overhead) if math.isfinite(overhead) else "no plan"
 
 
-def _times(ratio: float) -> str:
-    return f"× {ratio:.3f}" if math.isfinite(ratio) else "no plan"
-
-
-def _name(target: str) -> str:
+def name_of(target: str) -> str:
+    """The factory's name alone."""
     return target.rpartition(":")[2]
