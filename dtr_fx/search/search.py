@@ -36,6 +36,8 @@ _PASSES = 0.25
 _STARTS = 0.3
 # The temperatures of these walks, of the last one, and of those over programs of so few operators.
 _COLD, _WARM, _HOT = 0.02, 0.3, 2.0
+# Of walks that look for any plan at all: how many there are, and how hot they are over few operators.
+_RESCUES, _HOTTER = 3, 5.0
 _SMALL = 200
 _MOVES_OVER_SMALL = 15_000
 # How closely the smallest budget is searched, as a share of the lower bound.
@@ -101,13 +103,15 @@ def smallest(schedule: Schedule, bound: int, seconds: float | None = None) -> Ru
     return run
 
 
-def smallest_by_passes(schedule: Schedule, bound: int, policies: Sequence[Policy]) -> Run:
+def smallest_by_passes(
+    schedule: Schedule, bound: int, policies: Sequence[Policy], max_recompute: float = math.inf
+) -> Run:
     """The plan with the lowest peak that a bisection finds whose every step tries some policies."""
     best = run_policy(schedule, math.inf, policies[0])
     low = bound - 1
     while best.runtime.peak - low > max(1, _COARSE * bound):
         middle = (low + best.runtime.peak) // 2
-        run = first_that_fits(schedule, middle, policies)
+        run = first_that_fits(schedule, middle, policies, max_recompute)
         if run is None:
             low = middle
         else:
@@ -153,6 +157,8 @@ class _Search:
 
     def _walk(self) -> None:
         walks = self._walk_small() if self._is_small else self._walk_from_starts()
+        if self._best is None and not walks:
+            walks = self._rescue()
         for found in sorted(walks, key=lambda found: found.cost):
             run = _follow(self._schedule, found.order, self._budget)
             if run is not None:
@@ -179,8 +185,24 @@ class _Search:
         last = self._walk_from(best, moves - first * len(starts), _WARM)
         return found if last is None else [*found, last]
 
-    def _walk_from(self, order: Sequence[int], moves: int, temperature: float, seed: int = 0) -> Found | None:
-        return walk(self._operators, order, self._room, moves, temperature=temperature, seed=seed)
+    def _rescue(self) -> list[Found]:
+        """Where nothing fits, bytes count for more, and walks start from where there are fewest."""
+        lowest = smallest_by_passes(self._schedule, self._budget, _LOW, self._limit).order
+        temperature = _HOTTER if self._is_small else _WARM
+        moves = max(_moves(self._schedule, self._seconds / 2), _MOVES_OVER_SMALL if self._is_small else 0)
+        for seed in range(_RESCUES):
+            found = self._walk_from(lowest, moves, temperature, seed, _DEARER)
+            if found is not None:
+                cheaper = self._walk_from(found.order, moves, _COLD)
+                return [found] if cheaper is None else [found, cheaper]
+        return []
+
+    def _walk_from(
+        self, order: Sequence[int], moves: int, temperature: float, seed: int = 0, dearer: float = 1.0
+    ) -> Found | None:
+        return walk(
+            self._operators, order, self._room, moves, temperature=temperature, seed=seed, dearer=dearer
+        )
 
     def _starts(self) -> list[Sequence[int]]:
         starts: list[Sequence[int]] = [] if self._best is None else [self._best.order]
@@ -209,10 +231,13 @@ def portfolio(first: Policy) -> Iterator[Policy]:
     yield from (policy for policy in others if policy != first)
 
 
-def first_that_fits(schedule: Schedule, budget: int, policies: Sequence[Policy]) -> Run | None:
+def first_that_fits(
+    schedule: Schedule, budget: int, policies: Sequence[Policy], max_recompute: float = math.inf
+) -> Run | None:
     """The first of the policies' passes that ends within the budget, None if none does."""
+    limit = min(max_recompute, _THRASH * schedule.cost)
     for policy in policies:
-        run = run_policy(schedule, budget, policy, max_recompute=_THRASH * schedule.cost)
+        run = run_policy(schedule, budget, policy, max_recompute=limit)
         if run.failure is None:
             return run
     return None

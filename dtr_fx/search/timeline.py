@@ -16,7 +16,7 @@ import numpy as np
 from dtr_fx.simulate.schedule import Call, Keep, Schedule
 
 # Free slots before each run, for runs that are inserted later.
-_STRIDE = 3
+_STRIDE = 8
 # The runs are spread again when as many as one in so many were added, undone ones included.
 _DENSE = 5
 
@@ -232,8 +232,9 @@ class Timeline:
         return None if read == slot or runs[following - 1] == slot or is_made_before else read
 
     def free_slot(self, after: int, before: int) -> int | None:
-        """The slot right before ``before``, None if a run is there or ``after`` is."""
-        return before - 1 if before - 1 > after and before - 1 not in self.op_at else None
+        """The last empty slot before ``before`` and after ``after``, None if there is none near."""
+        near = range(before - 1, max(after, before - _STRIDE), -1)
+        return next((slot for slot in near if slot not in self.op_at), None)
 
     def free_slot_near(self, slot: int, distance: int) -> int | None:
         """The empty slot right before the run that is ``distance`` runs away."""

@@ -25,6 +25,8 @@ _DEARER, _CHEAPER = 1.1, 0.95
 _FAR = 6.0
 # How often something is made again long before it is read, while what it is made from is there.
 _EARLY = 0.3
+# How often what an operator reads is made again for it where it is live, and where it is not, and how deep.
+_LIVE, _GONE, _DEEPEST = 0.2, 0.7, 10
 # How many storages are looked at for one that is idle, and how often for one run less.
 _TRIES = 20
 _REPAIRS = 6
@@ -230,5 +232,5 @@ class _Walk:
     def _chance(self, storage: int, slot: int, depth: int) -> float:
         """How likely it is that what an operator reads is made again for it, rather than kept until then."""
         if self._line.is_live(storage, slot):
-            return 0.1 if depth < 3 else 0.0
-        return 0.5 if depth < 6 else 0.0
+            return _LIVE if depth < 3 else 0.0
+        return _GONE if depth < _DEEPEST else 0.0
