@@ -74,9 +74,15 @@ def split(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, G
     replayed = {node.meta["dtr"]["origin"] for node in joint.graph.nodes if node.target is rng.replay}
     with _with_effects({node.target for node in joint.graph.nodes if node.name in replayed}):
         forward, backward = default_partition(joint, inputs, **facts)
-    # The forward pass's draws are in the backward graph, too, where nothing reads them.
-    backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.is_impure(impure_random=False))
+    # What is tagged as random is in both graphs, even where nothing reads it: of the forward pass's draws
+    # only the forward graph's are to stay, of the backward pass's recomputes only the backward graph's.
+    forward.graph.eliminate_dead_code(is_impure_node=lambda node: rng.is_random(node) or _has_effects(node))
+    backward.graph.eliminate_dead_code(is_impure_node=_has_effects)
     return forward, backward
+
+
+def _has_effects(node: Node) -> bool:
+    return node.is_impure(impure_random=False)
 
 
 @contextlib.contextmanager

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from dtr_fx import rivals
 from dtr_fx.backend import plan_step
 from dtr_fx.options import Options
 from dtr_fx.passes.merge import merge_duplicates
@@ -76,6 +78,17 @@ def test_only_attention_with_dropout_needs_saved_states(dropout: float) -> None:
     [report] = plan_step(Attention(dropout), (torch.randn(1, 2, 64, 16),), Options(budget="80%"))
     assert any(event.kind == "recompute" for event in report.events)
     assert (dropout > 0) == any("rng" in storage.kind for storage in report.storages)
+
+
+def test_recomputed_attention_runs_once_where_it_stands() -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        joint = rivals.trace(Attention(0.0), (torch.randn(1, 2, 64, 16),))
+    pair, report = rivals.planned(joint, Options(budget="60%"))
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    runs = [event for event in report.events if event.kind != "drop" and event.name.startswith("_scaled_dot")]
+    for gm, phase in zip(pair, ("forward", "backward")):
+        again = [event for event in runs if event.kind == "recompute" and event.phase == phase]
+        assert count(gm, attend) == len(again) + (6 if phase == "forward" else 0)
 
 
 def test_merged_steps_have_the_same_gradients():
