@@ -121,7 +121,7 @@ class Options:
         makes one pass of the heuristic, as in the paper.
     plan_seconds:
         How long a search may take, in seconds of a usual machine: what is counted is the work, so that the
-        same options give the same plan everywhere.  The default is 0.8 s up to 2,000 operators, then in
+        same options give the same plan everywhere.  The default is 0.7 s up to 2,000 operators, then in
         proportion.
     on_report:
         Called with the ``Report`` of every graph that was planned.

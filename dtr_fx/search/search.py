@@ -28,7 +28,7 @@ _THRASH = 11.0
 _THRASH_OF_MANY = 3.0
 # Operators and moves per second of effort, on one core of an x86-64 server of 2024.
 _OPERATORS_PER_SECOND = 120_000
-_MOVE_SECONDS, _MOVE_SECONDS_PER_OPERATOR = 28e-6, 8e-9
+_MOVE_SECONDS, _MOVE_SECONDS_PER_OPERATOR = 30e-6, 20e-9
 _STARTS_SECONDS_PER_OPERATOR = 1e-4
 _VISITS_PER_OPERATOR = 50
 # Of the effort: passes, and of what is left walks from each start.
@@ -58,8 +58,8 @@ class Infeasible(Exception):
 
 
 def default_effort(schedule: Schedule) -> float:
-    """Seconds that a search may take unless it is told otherwise: 0.8 up to 2,000 operators."""
-    return 0.8 * max(1.0, sum(1 for _ in schedule.calls()) / 2000)
+    """Seconds that a search may take unless it is told otherwise: 0.7 up to 2,000 operators."""
+    return 0.7 * max(1.0, sum(1 for _ in schedule.calls()) / 2000)
 
 
 def search(schedule: Schedule, budget: int, first: Policy, seconds: float | None = None) -> Run:
@@ -169,7 +169,7 @@ class _Search:
         """Of few operators any is moved often enough to end anywhere, so the start does not matter."""
         order = range(len(self._operators.makes)) if self._best is None else self._best.order
         moves = _moves(self._schedule, self._seconds)
-        count = max(1, round(moves / _MOVES_OVER_SMALL))
+        count = max(1, math.ceil(0.75 * moves / _MOVES_OVER_SMALL))
         walks = (self._walk_from(order, moves // count, _HOT, seed) for seed in range(count))
         return [found for found in walks if found is not None]
 
