@@ -189,7 +189,9 @@ class _Search:
         """Where nothing fits, bytes count for more, and walks start from where there are fewest."""
         lowest = smallest_by_passes(self._schedule, self._budget, _LOW, self._limit).order
         temperature = _HOTTER if self._is_small else _WARM
-        moves = max(_moves(self._schedule, self._seconds / 2), _MOVES_OVER_SMALL if self._is_small else 0)
+        moves = _moves(self._schedule, self._seconds)
+        if self._is_small:
+            moves = min(moves, _MOVES_OVER_SMALL)
         for seed in range(_RESCUES):
             found = self._walk_from(lowest, moves, temperature, seed, _DEARER)
             if found is not None:
