@@ -89,12 +89,17 @@ def smallest(schedule: Schedule, bound: int, seconds: float | None = None) -> Ru
     run = smallest_by_passes(schedule, bound, _LOW)
     effort = default_effort(schedule) if seconds is None else seconds
     operators = Operators.of(schedule)
-    moves = _moves(schedule, effort / 2)
+    moves = _moves(schedule, effort)
     low = bound - 1
     while run.runtime.peak - low > max(1, _TOLERANCE * bound):
         # The bound itself first: it is within reach more often than not.
         budget = bound if low < bound else (low + run.runtime.peak) // 2
-        found = walk(operators, run.order, budget - schedule.constants, moves, dearer=_DEARER)
+        room = budget - schedule.constants
+        starts = [run.order]
+        if schedule.backward is not None:
+            starts.append(segmented(operators, schedule.backward, room))
+        walks = (walk(operators, start, room, moves, dearer=_DEARER) for start in starts)
+        found = next((order for order in walks if order is not None), None)
         followed = None if found is None else _follow(schedule, found.order, budget)
         if followed is None:
             low = budget
