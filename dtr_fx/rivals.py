@@ -33,7 +33,7 @@ from dtr_fx.errors import GraphError
 from dtr_fx.options import Options
 from dtr_fx.passes.drops import lower_drops
 from dtr_fx.passes.propagate import fake_mode_of
-from dtr_fx.passes.split import prepare, split
+from dtr_fx.passes.split import has_effects, prepare, split
 from dtr_fx.report import Report
 from dtr_fx.transform import rewrite
 
@@ -196,5 +196,5 @@ def _pair(graphs: tuple[GraphModule, GraphModule]) -> Pair:
     they have an effect. Inductor takes them out.
     """
     for gm in graphs:
-        gm.graph.eliminate_dead_code(is_impure_node=lambda node: node.is_impure(impure_random=False))
+        gm.graph.eliminate_dead_code(is_impure_node=has_effects)
     return Pair(*graphs)

@@ -10,21 +10,20 @@ dropout for one, and saves values for the backward pass.
 
 from __future__ import annotations
 
-import torch
 from torch.fx import Graph, Node
 
 from . import rng
-from .storages import may_run_twice, storage_key
+from .storages import may_run_twice, storage_keys
 
 
 def merge_duplicates(graph: Graph) -> None:
     """Let the first of some operators with the same arguments in the same pass stand for all of them."""
-    returned = {_storage(node) for node in graph.output_node().all_input_nodes}
+    returned = {key for node in graph.output_node().all_input_nodes for key in storage_keys(node)}
     first: dict[tuple[object, ...], Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function" or rng.is_random(node) or not may_run_twice(node):
             continue
-        if _storage(node) is not None and _storage(node) in returned:
+        if not returned.isdisjoint(storage_keys(node)):
             continue
         # By its text, since 1, 1.0 and True are equal; nodes are named apart.
         arguments = repr((node.args, node.kwargs))
@@ -32,8 +31,3 @@ def merge_duplicates(graph: Graph) -> None:
         if same is not node:
             node.replace_all_uses_with(same)
             graph.erase_node(node)
-
-
-def _storage(node: Node) -> int | None:
-    value = node.meta.get("val")
-    return storage_key(value) if isinstance(value, torch.Tensor) else None

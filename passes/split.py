@@ -76,12 +76,13 @@ def split(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, G
         forward, backward = default_partition(joint, inputs, **facts)
     # What is tagged as random is in both graphs, even where nothing reads it: of the forward pass's draws
     # only the forward graph's are to stay, of the backward pass's recomputes only the backward graph's.
-    forward.graph.eliminate_dead_code(is_impure_node=lambda node: rng.is_random(node) or _has_effects(node))
-    backward.graph.eliminate_dead_code(is_impure_node=_has_effects)
+    forward.graph.eliminate_dead_code(is_impure_node=lambda node: rng.is_random(node) or has_effects(node))
+    backward.graph.eliminate_dead_code(is_impure_node=has_effects)
     return forward, backward
 
 
-def _has_effects(node: Node) -> bool:
+def has_effects(node: Node) -> bool:
+    """Whether the node does something even if nothing reads it, drawing apart."""
     return node.is_impure(impure_random=False)
 
 

@@ -159,6 +159,11 @@ def storage_key(tensor: torch.Tensor) -> int:
         return id(tensor)
 
 
+def storage_keys(node: Node) -> list[int]:
+    """The storages of the tensors in a node's value, in order; see ``storage_key``."""
+    return [storage_key(tensor) for tensor in tensors_of(node.meta.get("val"))]
+
+
 def view_like(tensor: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     """The view of ``base`` that the tensor is of its own storage."""
     if tensor.layout is not torch.strided:

@@ -38,6 +38,7 @@ from .storages import (
     mutated_tensors,
     storage_bytes,
     storage_key,
+    storage_keys,
     tensors_of,
 )
 
@@ -90,7 +91,7 @@ class _Check:
             self._remember(node)
         if role == KEEP or node.name in self._recomputed:
             self._versions_read[node.name] = self._versions(node)
-        self._keys[node] = _keys(node)
+        self._keys[node] = storage_keys(node)
 
     def _check_live(self, node: Node) -> None:
         for used in node.all_input_nodes:
@@ -227,7 +228,7 @@ def _deaths(gm: GraphModule) -> dict[Node, list[int]]:
         if node.op == "output":
             kept.update(key for used in node.all_input_nodes for key in keys_of[used])
         elif _role(node) != DROP:
-            keys_of[node] = _keys(node)
+            keys_of[node] = storage_keys(node)
             for used in (node, *node.all_input_nodes):
                 for key in keys_of[used]:
                     last_reader[key] = node
@@ -238,10 +239,6 @@ def _deaths(gm: GraphModule) -> dict[Node, list[int]]:
         if key not in kept:
             dies_at.setdefault(node, []).append(key)
     return dies_at
-
-
-def _keys(node: Node) -> list[int]:
-    return [storage_key(tensor) for tensor in tensors_of(node.meta.get("val"))]
 
 
 def _role(node: Node) -> str:

@@ -49,6 +49,14 @@ def test_draws_and_results_stay_apart():
     assert count(gm, torch.ops.aten.pow.Tensor_Scalar) == 2
 
 
+def test_results_among_several_outputs_stay_apart():
+    gm = graph_of(lambda x: (x.max(1)[0], x.max(1)[0], x.max(1)[1].sum()), torch.randn(4, 8))
+    merge_duplicates(gm.graph)
+    gm.recompile()
+    one, other, _ = gm(torch.randn(4, 8))
+    assert one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
+
+
 def test_a_pass_keeps_its_own():
     """What the backward pass computes itself is not kept for it."""
     gm = graph_of(lambda x: x.sin() * 2 + x.sin(), torch.randn(4))

@@ -11,6 +11,7 @@ from itertools import combinations
 
 import pytest
 import torch
+from chains import chain
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from operator_graphs import cheapest, graphs
@@ -710,20 +711,9 @@ def test_one_pass_drives_the_runtime_as_a_replay_does():
 # By way of transform
 
 
-def square_chain(x: Tensor) -> Tensor:
-    """Six values of x's size, each read again at the end, the last first."""
-    values = [x]
-    for _ in range(6):
-        values.append(values[-1].sin())
-    total = values[-1].sum()
-    for value in reversed(values[1:-1]):
-        total = total + value.exp().sum()
-    return total
-
-
 @pytest.mark.parametrize("planner", ["search", "online"])
 def test_what_does_not_fit_is_an_error_that_names_what_does(planner):
-    gm = make_fx(square_chain, tracing_mode="fake")(torch.ones(64, 64))
+    gm = make_fx(chain, tracing_mode="fake")(torch.ones(64, 64))
     options = {"planner": planner, "plan_seconds": LITTLE if planner == "search" else None}
     with pytest.raises(InfeasibleBudgetError) as caught:
         dtr_fx.transform(gm, 1, **options)

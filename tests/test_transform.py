@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils._pytree as pytree
+from chains import chain
 from functorch.compile import aot_function, default_partition, nop
 from torch import Tensor, nn
 from torch._functorch.aot_autograd import aot_export_joint_simple
@@ -33,17 +34,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:F
 def mib(seed: int = 0) -> Tensor:
     """One MiB of numbers."""
     return torch.randn(512, 512, generator=torch.Generator().manual_seed(seed))
-
-
-def chain(x: Tensor) -> Tensor:
-    """Six values of x's size, each read again at the end, the last first."""
-    values = [x]
-    for _ in range(6):
-        values.append(values[-1].sin())
-    total = values[-1].sum()
-    for value in reversed(values[1:-1]):
-        total = total + value.exp().sum()
-    return total
 
 
 def traced(fn: Callable[..., Any], *inputs: Any, mode: str = "fake") -> GraphModule:

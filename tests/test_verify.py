@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from chains import chain
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -45,16 +46,6 @@ def good(fn: Callable[..., Any], *inputs: Any) -> GraphModule:
     assert report.recomputes > 0
     verify(rewritten)
     return rewritten
-
-
-def chain(x: Tensor) -> Tensor:
-    values = [x]
-    for _ in range(6):
-        values.append(values[-1].sin())
-    total = values[-1].sum()
-    for value in reversed(values[1:-1]):
-        total = total + value.exp().sum()
-    return total
 
 
 def noisy(x: Tensor) -> Tensor:

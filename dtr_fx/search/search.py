@@ -1,8 +1,8 @@
 """Plans near the optimum: many passes of the runtime, steered.
 
-    passes under a portfolio of policies  ──►  the cheapest
-      └─ a walk from what it ran, and from the plain program  ──►  an order
-           └─ the runtime follows the order  ──►  the plan
+    passes under a portfolio of policies, minimum cuts, segments  ──►  orders
+      └─ a short walk from each, a long one from the best         ──►  an order
+           └─ the runtime follows the order                       ──►  the plan
 
 Effort is counted in operators and moves, not in seconds: the same program, budget and effort give the same
 plan on every machine.
@@ -89,17 +89,16 @@ def smallest(schedule: Schedule, bound: int, seconds: float | None = None) -> Ru
     run = smallest_by_passes(schedule, bound, _LOW)
     effort = default_effort(schedule) if seconds is None else seconds
     operators = Operators.of(schedule)
-    moves = _moves(schedule, effort)
+    moves = _moves(operators, effort)
     low = bound - 1
     while run.runtime.peak - low > max(1, _TOLERANCE * bound):
         # The bound itself first: it is within reach more often than not.
         budget = bound if low < bound else (low + run.runtime.peak) // 2
         room = budget - schedule.constants
-        starts = [run.order]
-        if schedule.backward is not None:
-            starts.append(segmented(operators, schedule.backward, room))
-        walks = (walk(operators, start, room, moves, dearer=_DEARER) for start in starts)
-        found = next((order for order in walks if order is not None), None)
+        found = walk(operators, run.order, room, moves, dearer=_DEARER)
+        if found is None and schedule.backward is not None:
+            start = segmented(operators, schedule.backward, room)
+            found = walk(operators, start, room, moves, dearer=_DEARER)
         followed = None if found is None else _follow(schedule, found.order, budget)
         if followed is None:
             low = budget
@@ -173,7 +172,7 @@ class _Search:
     def _walk_small(self) -> list[Found]:
         """Of few operators any is moved often enough to end anywhere, so the start does not matter."""
         order = range(len(self._operators.makes)) if self._best is None else self._best.order
-        moves = _moves(self._schedule, self._seconds)
+        moves = _moves(self._operators, self._seconds)
         count = max(1, math.ceil(0.75 * moves / _MOVES_OVER_SMALL))
         walks = (self._walk_from(order, moves // count, _HOT, seed) for seed in range(count))
         return [found for found in walks if found is not None]
@@ -182,7 +181,7 @@ class _Search:
         """A short walk from each start, and a long one from the best."""
         starts = self._starts()
         spent = _STARTS_SECONDS_PER_OPERATOR * len(self._operators.makes)
-        moves = _moves(self._schedule, max(self._seconds - spent, self._seconds / 2))
+        moves = _moves(self._operators, max(self._seconds - spent, self._seconds / 2))
         first = int(_STARTS * moves / len(starts))
         walks = (self._walk_from(start, first, _COLD) for start in starts)
         found = [order for order in walks if order is not None]
@@ -194,7 +193,7 @@ class _Search:
         """Where nothing fits, bytes count for more, and walks start from where there are fewest."""
         lowest = smallest_by_passes(self._schedule, self._budget, _LOW, self._limit).order
         temperature = _HOTTER if self._is_small else _WARM
-        moves = _moves(self._schedule, self._seconds)
+        moves = _moves(self._operators, self._seconds)
         if self._is_small:
             moves = min(moves, _MOVES_OVER_SMALL)
         for seed in range(_RESCUES):
@@ -257,6 +256,5 @@ def _follow(schedule: Schedule, order: Sequence[int], budget: int) -> Run | None
         return None
 
 
-def _moves(schedule: Schedule, seconds: float) -> int:
-    operators = sum(1 for _ in schedule.calls())
-    return int(seconds / (_MOVE_SECONDS + _MOVE_SECONDS_PER_OPERATOR * operators))
+def _moves(operators: Operators, seconds: float) -> int:
+    return int(seconds / (_MOVE_SECONDS + _MOVE_SECONDS_PER_OPERATOR * len(operators.makes)))
