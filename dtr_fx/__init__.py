@@ -9,8 +9,10 @@ dtr-fx sweep module:factory
 ``dtr_fx.simulate`` and ``dtr_fx.planners`` hold the experiments of the paper.
 """
 
+from typing import Any
+
 from .curve import Curve, CurvePoint, smallest_budget, sweep
-from .errors import DTRError, GraphError, InfeasibleBudgetError, OptionError
+from .errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
 from .judge import Judgement, judge
 from .measure import measure_peak
 from .record import RecordError, record_log
@@ -28,6 +30,8 @@ __all__ = [
     "InfeasibleBudgetError",
     "Judgement",
     "OptionError",
+    "OverBudgetError",
+    "Partitioner",
     "RecordError",
     "Report",
     "judge",
@@ -37,3 +41,12 @@ __all__ = [
     "sweep",
     "transform",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``Partitioner`` when it is asked for: Inductor takes a second to import."""
+    if name == "Partitioner":
+        from .inductor import Partitioner
+
+        return Partitioner
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,7 +2,7 @@
 
 AOTAutograd traces the joint graph; it is rewritten first and split afterwards, so that recomputation
 stands where the plan put it.  The two graphs run eagerly, boxed, so that saved activations are freed as
-the backward pass reads them for the last time.
+the backward pass reads them for the last time; or Inductor compiles them (see ``inductor``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._logging import trace_structured
 from torch.fx import GraphModule
 
-from dtr_fx.errors import DTRError
+from dtr_fx.errors import DTRError, OptionError
 from dtr_fx.loss import loss_of
 from dtr_fx.options import Options
 from dtr_fx.passes.drops import lower_drops
@@ -30,18 +30,31 @@ log = logging.getLogger(__name__)
 
 
 def dtr(
-    gm: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
 ) -> Callable[..., Any]:
     """The compiler backend (entry point ``torch_dynamo_backends``); see ``Options``.
 
     Raises
     ------
     OptionError
-        An unknown option or a value that cannot be understood, before anything is traced.
+        An unknown option or a value that cannot be understood, before anything is traced; a ``mode``.
     InfeasibleBudgetError
         No plan fits; Dynamo wraps it, its message ends with ours.
+    OverBudgetError
+        Plans fit, but not what Inductor makes of them; wrapped, too.
     """
+    if mode not in (None, "default"):
+        raise OptionError(f"mode={mode!r}: CUDA graphs keep memory that no budget counts; leave the mode out")
     chosen = Options.from_mapping(options)
+    if chosen.executor == "inductor":
+        # Importing Inductor's scheduler takes a second, which other executors do without.
+        from dtr_fx.inductor import compile_step
+
+        return compile_step(gm, example_inputs, chosen)
     compiler = aot_autograd(
         fw_compiler=run_boxed,
         bw_compiler=run_boxed,
@@ -102,7 +115,6 @@ def run_boxed(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
-
 
 
 def _partition(

@@ -93,3 +93,29 @@ class InfeasibleBudgetError(DTRError, ValueError):
         # Rounded up: a percent that is rounded down would fail again.
         tenths = -(-1000 * Fraction(self.smallest, self.baseline_peak or 1) // 1)
         return f' (or "{tenths / 10:.1f}%")'
+
+
+@dataclass(eq=False)
+class OverBudgetError(DTRError):
+    """What Inductor makes of every plan that was tried is above the budget.
+
+    Parameters
+    ----------
+    budget:
+        The budget in bytes.
+    excess:
+        By how many bytes Inductor's estimate of the last plan's peak exceeds it.
+    """
+
+    budget: int
+    excess: int
+
+    def __post_init__(self) -> None:
+        super().__init__(*vars(self).values())
+
+    def __str__(self) -> str:
+        return (
+            f"Inductor's kernels need {format_bytes(self.excess)} more than the budget of "
+            f"{format_bytes(self.budget)}, however tightly they are planned; try "
+            f"budget={self.budget + self.excess}, or executor='eager'"
+        )

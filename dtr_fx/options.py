@@ -25,6 +25,7 @@ _FORMS = (
 
 
 _PLANNERS = ("search", "online")
+_EXECUTORS = ("eager", "inductor")
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,9 @@ class Options:
         How long a search may take, in seconds of a usual machine: what is counted is the work, so that the
         same options give the same plan everywhere.  The default is 0.7 s up to 2,000 operators, then in
         proportion.
+    executor:
+        Who runs the two graphs of a step: ``"eager"``, operator by operator, bit for bit as unrewritten, or
+        ``"inductor"``, which compiles them.
     on_report:
         Called with the ``Report`` of every graph that was planned.
 
@@ -138,6 +142,7 @@ class Options:
     costs: Any = "roofline"
     planner: Literal["search", "online"] = "search"
     plan_seconds: float | None = None
+    executor: Literal["eager", "inductor"] = "eager"
     on_report: Callable[[Report], None] | None = None
 
     def __post_init__(self) -> None:
@@ -149,6 +154,8 @@ class Options:
         _check_heuristic(self.heuristic)
         if self.planner not in _PLANNERS:
             raise OptionError(f"unknown planner {self.planner!r}{did_you_mean(self.planner, _PLANNERS)}")
+        if self.executor not in _EXECUTORS:
+            raise OptionError(f"unknown executor {self.executor!r}{did_you_mean(self.executor, _EXECUTORS)}")
         if self.plan_seconds is not None and not _is_duration(self.plan_seconds):
             raise OptionError(f"plan_seconds={self.plan_seconds!r}: give seconds above 0, or None")
         if self.on_report is not None and not callable(self.on_report):

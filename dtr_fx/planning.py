@@ -35,10 +35,13 @@ class Planning:
         calls = [node for node in gm.graph.nodes if node.op.startswith("call")]
         if not calls:
             raise GraphError("the graph has no operators: there is nothing to plan")
-        cost = cost_model.resolve(options.costs, storages.graph_device(gm))
+        device = storages.graph_device(gm)
+        cost = cost_model.resolve(options.costs, device)
+        if options.executor == "inductor" and isinstance(options.costs, str):
+            cost = cost_model.fused(cost, device)
         workspace = workspaces(calls)
         self.options = options
-        self.program = storages.analyze(gm, cost, workspace)
+        self.program = storages.analyze(gm, cost, workspace, replays_randomness=options.executor == "eager")
         self.workspace_of = {node.name: nbytes for node, nbytes in workspace.items()}
         self.before = verify.liveness(gm, self.workspace_of, self.program.device)
         self.baseline_peak = max(point.live for point in self.before)

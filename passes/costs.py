@@ -18,6 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from dtr_fx.errors import OptionError
 
+from . import kernels
 from .profile import Profile
 from .storages import hint, tensors_of
 
@@ -69,6 +70,16 @@ def roofline(device: torch.device) -> Cost:
         return figures.launch + max(flops(node) / speed, moved / figures.bandwidth)
 
     return cost
+
+
+def fused(cost: Cost, device: torch.device) -> Cost:
+    """``cost`` where a library is called; what Inductor generates code for costs the bytes that it moves."""
+    figures = device_figures(device)
+
+    def of(node: Node) -> float:
+        return kernels.moved(node) / figures.bandwidth if kernels.is_kernel(node) else cost(node)
+
+    return of
 
 
 def flops(node: Node) -> int:

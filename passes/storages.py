@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from dtr_fx.simulate import schedule as schedules
 from dtr_fx.simulate.schedule import Call, Constant, Keep, Output, Release, Schedule
@@ -93,9 +93,7 @@ class Program:
 
     def schedule(self) -> Schedule:
         """The program for the runtime: a call for each step, a tensor for each value."""
-        steps: list[schedules.Step] = [
-            Constant(value, self.values[value].nbytes) for value in self.constants
-        ]
+        steps: list[schedules.Step] = [Constant(value, self.values[value].nbytes) for value in self.constants]
         backward = None
         for number, step in enumerate(self.steps):
             if backward is None and is_backward(step.node):
@@ -124,9 +122,18 @@ class Program:
         return self.values[value].alias_of == value
 
 
-def analyze(gm: GraphModule, cost: Callable[[Node], float], workspace: Mapping[Node, int]) -> Program:
-    """The graph as a program; ``cost`` gives seconds, ``workspace`` bytes that only the operator sees."""
-    analysis = _Analysis(gm, cost, workspace)
+def analyze(
+    gm: GraphModule,
+    cost: Callable[[Node], float],
+    workspace: Mapping[Node, int],
+    *,
+    replays_randomness: bool = True,
+) -> Program:
+    """The graph as a program; ``cost`` gives seconds, ``workspace`` bytes that only the operator sees.
+
+    Random operators run once where nothing ``replays_randomness``.
+    """
+    analysis = _Analysis(gm, cost, workspace, replays_randomness)
     for node in gm.graph.nodes:
         analysis.visit(node)
     return analysis.finish()
@@ -264,6 +271,9 @@ def may_run_twice(node: Node) -> bool:
         return not (writes or node.is_impure(impure_random=False) or target.namespace in _COLLECTIVES)
     if isinstance(target, torch._ops.HigherOrderOperator):
         return False
+    inside = getattr(target, "graph", None)
+    if isinstance(inside, Graph):  # operators as one, see kernels
+        return all(may_run_twice(inner) for inner in inside.nodes if inner.op.startswith("call"))
     module_name = str(getattr(target, "__module__", None) or "")
     # torch.rand_like and its kin count as impure whatever is asked.
     is_pure = rng.is_random(node) or not node.is_impure(impure_random=False)
@@ -273,8 +283,15 @@ def may_run_twice(node: Node) -> bool:
 class _Analysis:
     """The state of one reading of a graph."""
 
-    def __init__(self, gm: GraphModule, cost: Callable[[Node], float], workspace: Mapping[Node, int]) -> None:
+    def __init__(
+        self,
+        gm: GraphModule,
+        cost: Callable[[Node], float],
+        workspace: Mapping[Node, int],
+        replays_randomness: bool,
+    ) -> None:
         self._gm = gm
+        self._replays_randomness = replays_randomness
         self._cost = cost
         self._workspace = workspace
         self._program = Program(graph_device(gm))
@@ -365,7 +382,7 @@ class _Analysis:
         """A random operator depends on the generator's state, which is saved before it."""
         if not rng.is_random(step.node):
             return
-        if not rng.can_replay(step.node):
+        if not (self._replays_randomness and rng.can_replay(step.node)):
             step.recomputable = False
             return
         name = f"{step.node.name}_rng_state"

@@ -55,9 +55,7 @@ class Run:
         return [event.op for event in self.runtime.events if event.kind in (COMPUTE, RECOMPUTE)]
 
 
-def run_policy(
-    schedule: Schedule, budget: float, policy: Policy, *, max_recompute: float = math.inf
-) -> Run:
+def run_policy(schedule: Schedule, budget: float, policy: Policy, *, max_recompute: float = math.inf) -> Run:
     """Drive the runtime through the schedule; it may fail."""
     runtime = Runtime(
         budget,

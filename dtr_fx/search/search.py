@@ -50,6 +50,7 @@ _LOW = (
     Policy(HEURISTICS["next-use"]),
     Policy(HEURISTICS["dtr-eq"], keep_passed=False),
     Policy(HEURISTICS["next-use"], order="depth first"),
+    Policy(HEURISTICS["dtr-local"], keep_passed=False),
 )
 
 

@@ -1,0 +1,245 @@
+"""Operators that Inductor fuses into one kernel, as one operator, and back.
+
+    contract(graph)    every value that only one kernel reads goes into that kernel
+    hold(graph)        what outlives the values that it is made of is marked
+    expand(graph)      each call of a kernel becomes the operators that it is made of
+
+What lies inside a kernel is never in memory, so a plan over kernels has nothing to drop there.
+
+A kernel is a cone: an operator that can be fused, and of those before it all whose every reader is in the
+cone (the maximal fanout-free cone of logic synthesis).  Inductor may fuse further than that; see ``reads``.
+
+Requires: a decomposed graph, ``meta["val"]`` on every node, nodes in execution order.
+Ensures: the graph computes the same; a kernel stands where its last operator stood.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import torch
+from torch._functorch.partitioners import get_default_op_list
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from . import rng
+from .storages import (
+    is_backward,
+    is_selection,
+    may_run_twice,
+    mutated_tensors,
+    storage_key,
+    storage_keys,
+    tensors_of,
+)
+
+
+class Kernel:
+    """Some operators as one; ``graph`` takes what the kernel reads and returns what it makes."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.__name__ = "kernel"
+        self._run: Callable[..., Any] | None = None
+
+    def __call__(self, *inputs: Any) -> Any:
+        if self._run is None:
+            self._run = GraphModule(torch.nn.Module(), self.graph).forward
+        return self._run(*inputs)
+
+    def __repr__(self) -> str:
+        return "+".join(node.name for node in self.graph.nodes if node.op == "call_function")
+
+
+def contract(graph: Graph) -> None:
+    """Put the operators of each kernel into one node."""
+    written = {
+        storage_key(tensor)
+        for node in graph.nodes
+        if node.op.startswith("call")
+        for tensor in mutated_tensors(node)
+    }
+    fusible = {node for node in graph.nodes if _is_fusible(node, written)}
+    returned = set(graph.output_node().all_input_nodes)
+    taken: set[Node] = set()
+    for root in reversed(graph.nodes):
+        if root in fusible and root not in taken and not _is_view(root):
+            cone = _cone(root, fusible - returned)
+            taken |= cone
+            if len(cone) > 1:
+                _replace(graph, root, cone)
+
+
+def expand(graph: Graph) -> None:
+    """Put the operators of each kernel back in its place, with fake values of their own."""
+    seen: set[Kernel] = set()
+    for node in list(graph.nodes):
+        if isinstance(node.target, Kernel):
+            _inline(graph, node, is_first=node.target not in seen)
+            seen.add(node.target)
+
+
+def hold(graph: Graph) -> None:
+    """Mark what is read when something that it was made from is gone.
+
+    Inductor computes a cheap value anew in each kernel that reads it, and so keeps what it is made from.
+    """
+    position = {node: number for number, node in enumerate(graph.nodes)}
+    last_read: dict[int, int] = {}
+    for node, number in position.items():
+        for used in node.all_input_nodes:
+            last_read.update(dict.fromkeys(storage_keys(used), number))
+    returned = set(graph.output_node().all_input_nodes)
+    for node in position:
+        maker = cast(Node, node.args[0]) if is_selection(node) else node
+        if not is_kernel(maker) or _is_view(maker) or node in returned:
+            continue
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            made_from = [key for used in maker.all_input_nodes for key in storage_keys(used)]
+            gone = min((last_read[key] for key in made_from), default=len(position))
+            if any(position[user] > gone for user in node.users):
+                _mark(graph, node)
+
+
+def _mark(graph: Graph, node: Node) -> None:
+    with graph.inserting_after(node):
+        held = graph.call_function(held_value, (node,))
+    held.meta = dict(node.meta)
+    node.replace_all_uses_with(held, delete_user_cb=lambda user: user is not held)
+
+
+_library = torch.library.Library("dtr_fx", "DEF")
+_library.define("held(Tensor(a) value) -> Tensor(a)")
+_library.impl("held", torch.ops.aten.alias.default, "CompositeExplicitAutograd")
+# The value, in memory from where this stands.
+held_value = torch.ops.dtr_fx.held.default
+
+
+def is_kernel(node: Node) -> bool:
+    """Whether Inductor generates code for the node; else it calls a library."""
+    return isinstance(node.target, Kernel) or _aten_target(node) in _fusible()
+
+
+def moved(node: Node) -> int:
+    """The bytes that one more run of a kernel reads and writes.
+
+    Where kernels alone read what it makes, it is fused with them: they read what it reads instead of that.
+    """
+    made = sum(map(_bytes, tensors_of(node.meta.get("val"))))
+    read = sum(_bytes(tensor) for used in node.all_input_nodes for tensor in tensors_of(used.meta.get("val")))
+    readers = _readers(node)
+    late = [reader for reader in readers if is_backward(reader)]
+    is_fused = all(map(is_kernel, late or readers)) and bool(readers)
+    return max(0, read - made) if is_fused else read + made
+
+
+def _readers(node: Node) -> list[Node]:
+    """What reads a node's value, by way of views."""
+    readers: list[Node] = []
+    pending = list(node.users)
+    while pending:
+        user = pending.pop()
+        if user.op == "call_function" and _is_view(user):
+            pending += user.users
+        else:
+            readers.append(user)
+    return readers
+
+
+def _cone(root: Node, fusible: set[Node]) -> set[Node]:
+    """The operators that can be in the root's kernel alone."""
+    cone = {root}
+    pending = list(root.all_input_nodes)
+    while pending:
+        node = pending.pop()
+        together = _together(node)
+        if (
+            fusible.issuperset(together)
+            and is_backward(node) == is_backward(root)
+            and all(cone.issuperset(user for user in each.users if user not in together) for each in together)
+        ):
+            cone.update(together)
+            pending += (used for each in together for used in each.all_input_nodes if used not in cone)
+    return cone
+
+
+def _together(node: Node) -> set[Node]:
+    """The node; where it takes a result apart, also what makes this, and all that take it apart."""
+    return {cast(Node, node.args[0]), *cast(Node, node.args[0]).users} if is_selection(node) else {node}
+
+
+def _replace(graph: Graph, root: Node, cone: set[Node]) -> None:
+    inside = Graph()
+    copies: dict[Node, Node] = {}
+    outside: list[Node] = []
+    members = sorted(cone)
+    for node in members:
+        for used in node.all_input_nodes:
+            if used not in cone and used not in copies:
+                copies[used] = inside.placeholder(used.name)
+                outside.append(used)
+    for node in members:
+        copies[node] = inside.node_copy(node, copies.__getitem__)
+    inside.output(copies[root])
+    with graph.inserting_after(root):
+        kernel = graph.call_function(cast(Callable[..., Any], Kernel(inside)), tuple(outside))
+    kernel.meta = dict(root.meta)
+    root.replace_all_uses_with(kernel)
+    for node in reversed(members):
+        graph.erase_node(node)
+    kernel._rename(root.name)
+
+
+def _inline(graph: Graph, kernel: Node, *, is_first: bool) -> None:
+    inside = cast(Kernel, kernel.target).graph
+    copies = dict(zip(inside.find_nodes(op="placeholder"), cast("tuple[Node, ...]", kernel.args)))
+    with graph.inserting_before(kernel):
+        for node in inside.nodes:
+            if node.op == "call_function":
+                copy = copies[node] = graph.node_copy(node, copies.__getitem__)
+                if not is_first:
+                    copy._rename(f"{node.name}_recompute")
+                    args, kwargs = map_arg((copy.args, copy.kwargs), lambda used: used.meta["val"])
+                    copy.meta["val"] = cast(Callable[..., Any], copy.target)(*args, **kwargs)
+                for name in ("partitioner_tag", "dtr"):
+                    copy.meta.pop(name, None)
+                    if name in kernel.meta:
+                        copy.meta[name] = kernel.meta[name]
+    last = copies[cast(Node, inside.output_node().args[0])]
+    last.meta["val"] = kernel.meta["val"]
+    kernel.replace_all_uses_with(last)
+    graph.erase_node(kernel)
+
+
+def _is_fusible(node: Node, written: Iterable[int]) -> bool:
+    if node.op != "call_function" or _aten_target(node) not in _fusible():
+        return False
+    keys = [key for used in (node, *node.all_input_nodes) for key in storage_keys(used)]
+    return (
+        bool(tensors_of(node.meta.get("val")))
+        and may_run_twice(node)
+        and not rng.is_random(node)
+        and not any(key in written for key in keys)
+    )
+
+
+def _is_view(node: Node) -> bool:
+    """Whether the node's value lies in the storage of something that it reads."""
+    made = set(storage_keys(node))
+    return bool(made) and any(made.intersection(storage_keys(used)) for used in node.all_input_nodes)
+
+
+def _aten_target(node: Node) -> Any:
+    return getattr(node.target, "overloadpacket", node.target)
+
+
+@functools.cache
+def _fusible() -> frozenset[Any]:
+    """PyTorch's own list (private; checked on torch 2.11 and 2.13)."""
+    return frozenset(get_default_op_list().fusible_ops)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
