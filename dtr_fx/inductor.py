@@ -13,10 +13,9 @@ Inductor's scheduler and its estimate of memory are private: checked on torch 2.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +25,7 @@ import torch
 import torch.utils._pytree as pytree
 from functorch.compile import min_cut_rematerialization_partition
 from torch._functorch import config as functorch_config
-from torch._inductor import ir, memory
+from torch._inductor import custom_graph_pass, ir, memory
 from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.compile_fx import compile_fx
@@ -45,7 +44,7 @@ from torch.utils._ordered_set import OrderedSet
 import dtr_fx.passes
 from dtr_fx.errors import OverBudgetError
 from dtr_fx.judge import join
-from dtr_fx.options import Options, parse_budget, resolve_budget
+from dtr_fx.options import BudgetSpec, Options, parse_budget, resolve_budget
 from dtr_fx.passes import kernels, storages, verify
 from dtr_fx.passes.drops import lower_drops
 from dtr_fx.passes.propagate import fake_mode_of
@@ -53,7 +52,7 @@ from dtr_fx.passes.split import prepare, split
 from dtr_fx.passes.storages import tensors_of
 from dtr_fx.passes.workspace import workspaces
 from dtr_fx.report import Report
-from dtr_fx.transform import rewrite
+from dtr_fx.transform import copy_of, rewrite
 from dtr_fx.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -116,7 +115,7 @@ def _compile(
             V.set_choices_handler(_Fusion(scheduling)),
             contextlib.nullcontext() if partitioner.is_free else _kernel_by_kernel(),
         ):
-            compiled = compile_fx(copy.deepcopy(gm), example_inputs, config_patches=settings)
+            compiled = compile_fx(copy_of(gm), example_inputs, config_patches=settings)
     except Exception:
         if not scheduling.excess and not partitioner.gave_up:
             raise
@@ -167,6 +166,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         self.budget = 0
         self.report: Report | None = None
         self.gave_up = False
+        self.views: set[str] = set()
 
     def __call__(
         self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any
@@ -182,7 +182,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
     @property
     def is_free(self) -> bool:
         """At 100% of its peak a graph may be as it would be without a budget."""
-        return self._options.budget in (1.0, "100%") and self._options.max_overhead is None
+        whole = parse_budget(self._options.budget) == BudgetSpec("fraction", 1.0)
+        return whole and self._options.max_overhead is None
 
     def _as_it_is(
         self, gm: GraphModule, joint_inputs: Sequence[object], facts: Mapping[str, Any]
@@ -191,7 +192,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         if self._options.max_overhead is not None:
             return None
         with torch.no_grad(), _mode_of(gm):
-            joint = GraphModule(gm, copy.deepcopy(gm.graph))
+            joint = copy_of(gm)
             pair: tuple[GraphModule, GraphModule] = min_cut_rematerialization_partition(
                 joint, joint_inputs, **facts
             )
@@ -201,6 +202,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
             if not self.is_free and _peak(step) > self.budget:
                 return None
             self.report = replace(rewrite(step, replace(self._options, budget=1.0)), budget=self.budget)
+            self.views = _views_of_inputs(pair[0])
         return pair
 
     def _planned(
@@ -219,7 +221,9 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
             kernels.hold(gm.graph)
             kernels.expand(gm.graph)
             gm.recompile()
-            return split(gm, joint_inputs, **{name: facts[name] for name in facts if name != "compiler"})
+            pair = split(gm, joint_inputs, **{name: facts[name] for name in facts if name != "compiler"})
+            self.views = _views_of_inputs(pair[0])
+        return pair
 
     def _budget_of(self, gm: GraphModule) -> int:
         """The budget in bytes; a share is of the peak of the graph's kernels as they are."""
@@ -234,7 +238,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         )
         peak = 0
         if spec.kind == "fraction":
-            joint = GraphModule(gm, copy.deepcopy(gm.graph))
+            joint = copy_of(gm)
             kernels.contract(joint.graph)
             peak = _peak(joint)
         return resolve_budget(spec, peak, device, already_held=held)
@@ -281,6 +285,14 @@ def _sources() -> tuple[str, ...]:
     return tuple(sorted(str(path) for folder in folders for path in folder.rglob("*.py")))
 
 
+def _views_of_inputs(forward: GraphModule) -> set[str]:
+    """What the forward graph returns, by name, that takes no memory beside that of its inputs."""
+    inputs = forward.graph.find_nodes(op="placeholder")
+    keys = {key for node in inputs for key in storages.storage_keys(node)}
+    returned = forward.graph.output_node().all_input_nodes
+    return {node.name for node in returned if not keys.isdisjoint(storages.storage_keys(node))}
+
+
 def _mode_of(gm: GraphModule) -> contextlib.AbstractContextManager[Any]:
     return fake_mode_of(gm) or contextlib.nullcontext()
 
@@ -292,7 +304,11 @@ def _peak(gm: GraphModule) -> int:
     return max(point.live for point in verify.liveness(gm, by_name, storages.graph_device(gm)))
 
 
-class _Scheduling:
+# From torch 2.12 on, what is not one of these is not cached.
+_SchedulerPass: Any = getattr(custom_graph_pass, "CustomSchedulerPass", object)
+
+
+class _Scheduling(_SchedulerPass):  # type: ignore[misc]
     """Orders the kernels of a graph, and tells by how much they exceed the partitioner's budget."""
 
     def __init__(self, partitioner: Partitioner) -> None:
@@ -301,7 +317,7 @@ class _Scheduling:
         self.excess = 0
 
     def __call__(self, nodes: list[BaseSchedulerNode]) -> list[BaseSchedulerNode]:
-        estimate = _Estimate(nodes)
+        estimate = _Estimate(nodes, self.partitioner.views)
         order = min(estimate.orders(), key=estimate.peak)
         room = self.room
         self._copied = _copied_inputs()
@@ -310,6 +326,10 @@ class _Scheduling:
             if self.excess:
                 raise _TooMuch
         return order
+
+    def uuid(self) -> Any | None:
+        """A compilation that needed too much was not cached, so what was cached fits."""
+        return self.partitioner.uuid()
 
     @property
     def room(self) -> int | None:
@@ -340,13 +360,16 @@ class _Fusion(InductorChoices):
             return True
         if scheduler is not self._scheduler:
             self._scheduler = scheduler
-            self._live = np.array(_Estimate(scheduler.nodes).live(scheduler.nodes))
+            estimate = _Estimate(scheduler.nodes, self._scheduling.partitioner.views)
+            self._live = np.array(estimate.live(scheduler.nodes))
             self._before = self._live - np.array([_made(node) for node in scheduler.nodes])
         first, last = sorted((node1, node2), key=lambda node: node.min_order)
         moved = _made(last) + _pulled(scheduler, first, last)
         between = int(self._live[first.min_order : last.max_order + 1].max())
         at_once = int(self._before[first.min_order]) + _made(first) + moved
-        stays = moved <= _inlined(first, last) or between + moved - _inlined(first, last) <= self._scheduling.room
+        stays = (
+            moved <= _inlined(first, last) or between + moved - _inlined(first, last) <= self._scheduling.room
+        )
         return stays and at_once <= max(self._scheduling.room, between)
 
 
@@ -370,8 +393,8 @@ def _kernel_of(scheduler: Scheduler, buffer: SchedulerBuffer) -> BaseSchedulerNo
 
 
 def _inlined(first: BaseSchedulerNode, last: BaseSchedulerNode) -> int:
-    """Bytes that the first kernel makes for the last one alone."""
-    names = {node.get_name() for node in last.get_nodes()}
+    """Bytes that the first kernel makes and that none but the two read."""
+    names = {node.get_name() for kernel in (first, last) for node in kernel.get_nodes()}
     return sum(
         buffer.mpi_buffer.size_alloc
         for buffer in first.get_outputs()
@@ -380,15 +403,17 @@ def _inlined(first: BaseSchedulerNode, last: BaseSchedulerNode) -> int:
 
 
 class _Estimate:
-    """The memory of a scheduler's kernels in any order."""
+    """The memory of a scheduler's kernels in any order; the inputs that are ``views`` of others take none."""
 
-    def __init__(self, nodes: list[BaseSchedulerNode]) -> None:
+    def __init__(self, nodes: list[BaseSchedulerNode], views: Iterable[str]) -> None:
         self._nodes = nodes
         self._buffers = nodes[0].scheduler.name_to_buf
         self._outputs = OrderedSet(V.graph.get_output_names())
         inputs = OrderedSet(V.graph.graph_inputs)
         by_name = nodes[0].scheduler.name_to_fused_node
         _, self._freed = memory.prepare_planning_info(nodes, self._buffers, by_name, inputs, self._outputs)
+        for name in self._freed.keys() & set(views):
+            self._freed[name].mpi_buffer.size_free = 0
         self._workspace = _workspaces(nodes)
 
     def orders(self) -> list[list[BaseSchedulerNode]]:

@@ -13,9 +13,7 @@ any size.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -35,7 +33,7 @@ from dtr_fx.passes.drops import lower_drops
 from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.split import has_effects, prepare, split
 from dtr_fx.report import Report
-from dtr_fx.transform import rewrite
+from dtr_fx.transform import copy_of, rewrite
 
 Inputs: TypeAlias = "tuple[Any, ...] | Mapping[str, Any]"
 
@@ -57,10 +55,7 @@ class Joint:
 
     def copy(self) -> GraphModule:
         """The graph anew: partitioners change theirs."""
-        with warnings.catch_warnings():
-            # What torch itself deprecates is in the copy.
-            warnings.simplefilter("ignore", FutureWarning)
-            return GraphModule(self.graph, copy.deepcopy(self.graph.graph))
+        return copy_of(self.graph)
 
 
 class _Traced(Exception):

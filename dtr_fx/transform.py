@@ -6,6 +6,7 @@ import contextlib
 import copy
 import logging
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -96,12 +97,20 @@ def transform(
         planner=planner,
         plan_seconds=plan_seconds,
     )
-    rewritten = GraphModule(gm, copy.deepcopy(gm.graph))
+    rewritten = copy_of(gm)
     forget_earlier_rewrite(rewritten)
     propagate(rewritten, example_inputs)
     report = rewrite(rewritten, options)
     rewritten.recompile()
     return rewritten, report
+
+
+def copy_of(gm: GraphModule) -> GraphModule:
+    """The graph anew, with the same modules and tensors."""
+    with warnings.catch_warnings():
+        # What torch itself deprecates is in the copy.
+        warnings.simplefilter("ignore", FutureWarning)
+        return GraphModule(gm, copy.deepcopy(gm.graph))
 
 
 def forget_earlier_rewrite(gm: GraphModule) -> None:

@@ -189,7 +189,7 @@ def _replace(graph: Graph, root: Node, cone: set[Node]) -> None:
     root.replace_all_uses_with(kernel)
     for node in reversed(members):
         graph.erase_node(node)
-    kernel._rename(root.name)
+    kernel.name = root.name
 
 
 def _inline(graph: Graph, kernel: Node, *, is_first: bool) -> None:

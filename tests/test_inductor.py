@@ -1,6 +1,7 @@
 """Inductor as the executor: the peak that is measured is within the budget, and results are Inductor's own.
 
-Each model's kernels are such that Inductor's fusion would undo a plan, if it were left alone.
+The chains are such that Inductor's fusion and its inlining of cheap values would undo a plan, if they were
+left alone.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
 
 import dtr_fx
-from dtr_fx import OptionError, Report, measure_peak
+from dtr_fx import InfeasibleBudgetError, OptionError, Report, measure_peak
 
 WIDTH = 256
 
@@ -21,7 +23,7 @@ WIDTH = 256
 class Residual(nn.Module):
     """x + inner(x), some times."""
 
-    def __init__(self, make: Callable[[], nn.Module], count: int) -> None:
+    def __init__(self, make: Callable[[], nn.Module], count: int = 6) -> None:
         super().__init__()
         self.layers = nn.ModuleList(make() for _ in range(count))
 
@@ -56,32 +58,95 @@ def gelu_mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
 
-def dropouts() -> nn.Module:
+def attention_and_dropout() -> nn.Module:
     return Attention(dropout=0.2)
 
 
-def gradients(model: nn.Module, step: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
+def step_of(model: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
+    """Loss and gradients."""
+    model.zero_grad(set_to_none=True)
     torch.manual_seed(0)
-    loss = step(x)
+    loss = forward(x)
     loss.backward()
     found = [loss.detach(), *(parameter.grad for parameter in model.parameters())]
     model.zero_grad(set_to_none=True)
     return found
 
 
-@pytest.mark.parametrize("make", [norms, norm_and_matmul, gelu_mlp, Attention, dropouts])
-def test_the_measured_peak_is_within_the_budget(make):
+def made(make: Callable[[], nn.Module]) -> tuple[nn.Module, Tensor, list[Tensor]]:
+    """A model, its input, and what plain Inductor makes of a step."""
     torch.manual_seed(0)
-    model, x = Residual(make, 6), torch.randn(2048, WIDTH)
-    expected = gradients(model, torch.compile(model), x)
-    reports: list[Report] = []
     torch._dynamo.reset()
+    model, x = Residual(make), torch.randn(2048, WIDTH)
+    expected = step_of(model, torch.compile(model), x)
+    torch._dynamo.reset()
+    return model, x, expected
+
+
+def bytes_measured(model: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor) -> int:
+    held = x.nbytes + sum(parameter.nbytes for parameter in model.parameters())
+    return held + measure_peak(step_of, model, forward, x)
+
+
+@pytest.mark.parametrize("make", [norms, norm_and_matmul, gelu_mlp, Attention, attention_and_dropout])
+def test_the_measured_peak_is_within_the_budget(make):
+    model, x, expected = made(make)
+    reports: list[Report] = []
     options = {"budget": "50%", "executor": "inductor", "on_report": reports.append}
-    step = torch.compile(model, backend="dtr", options=options)
-    torch.testing.assert_close(gradients(model, step, x), expected)
+    forward = torch.compile(model, backend="dtr", options=options)
+    torch.testing.assert_close(step_of(model, forward, x), expected)
     [report] = reports
     assert report.recomputes
-    held = x.nbytes + sum(parameter.nbytes for parameter in model.parameters())
-    measured = held + measure_peak(gradients, model, step, x)
-    print(make.__name__, report.baseline_peak, report.budget, report.planned_peak, measured)
-    assert measured <= 0.5 * report.baseline_peak
+    assert bytes_measured(model, forward, x) <= report.budget == report.baseline_peak // 2
+
+
+def test_at_its_own_peak_a_step_is_plain_inductors():
+    model, x, expected = made(norm_and_matmul)
+    reports: list[Report] = []
+    options = {"executor": "inductor", "on_report": reports.append}
+    found = step_of(model, torch.compile(model, backend="dtr", options=options), x)
+    assert all(map(torch.equal, found, expected))
+    assert not reports[0].recomputes
+
+
+def test_what_does_not_fit_is_an_error_and_leaves_no_setting_behind():
+    model, x, _ = made(norm_and_matmul)
+    before = torch._inductor.config.get_config_copy()
+    with pytest.raises(BackendCompilerFailed) as caught:
+        step_of(model, torch.compile(model, backend="dtr", options={"budget": 1, "executor": "inductor"}), x)
+    assert isinstance(caught.value.inner_exception, InfeasibleBudgetError)
+    assert torch._inductor.config.get_config_copy() == before
+
+
+def test_a_partitioner_for_the_stock_backend():
+    model, x, expected = made(gelu_mlp)
+    plain = bytes_measured(model, torch.compile(model), x)
+    torch._dynamo.reset()
+    partitioner = dtr_fx.Partitioner(budget="60%")
+    forward = torch.compile(model, options={"custom_partitioner_fn": partitioner})
+    torch.testing.assert_close(step_of(model, forward, x), expected)
+    assert partitioner.report is not None
+    assert partitioner.report.recomputes
+    assert bytes_measured(model, forward, x) < 0.75 * plain
+
+
+def test_what_a_partitioner_is_cached_by():
+    assert dtr_fx.Partitioner("60%").uuid() == dtr_fx.Partitioner("60%").uuid() is not None
+    assert dtr_fx.Partitioner("60%").uuid() != dtr_fx.Partitioner("50%").uuid()
+    assert dtr_fx.Partitioner("60%", costs=lambda node: 1.0).uuid() is None
+    with pytest.raises(OptionError, match="unknown option 'bugdet'"):
+        dtr_fx.Partitioner(bugdet="60%")
+
+
+def test_inference_runs_as_plain_inductor_has_it():
+    model, x, _ = made(norm_and_matmul)
+    with torch.no_grad():
+        expected = torch.compile(model)(x)
+        torch._dynamo.reset()
+        options = {"budget": "60%", "executor": "inductor"}
+        assert torch.equal(torch.compile(model, backend="dtr", options=options)(x), expected)
+
+
+def test_a_mode_is_an_error():
+    with pytest.raises(BackendCompilerFailed, match="leave the mode out"):
+        torch.compile(nn.Linear(2, 2), backend="dtr", mode="reduce-overhead")(torch.ones(2, 2))

@@ -11,6 +11,7 @@ from dtr_fx.cli.bench import (
     adversary,
     costs,
     futures,
+    inductor,
     linear,
     logs,
     models,
@@ -22,6 +23,7 @@ from dtr_fx.cli.bench import (
 
 _BENCHMARKS = {
     "models": models,
+    "inductor": inductor,
     "costs": costs,
     "linear": linear,
     "adversary": adversary,

@@ -1,0 +1,159 @@
+"""Steps that Inductor compiles, under budgets: planned and measured peak, and time beside plain Inductor.
+
+TARGETs are those of dtr-fx diff. For every budget this prints the peak above inputs and parameters, allowed,
+planned and measured; the extra compute planned; the time of a step over that of plain torch.compile (the
+median of pairs of steps); and the largest difference of a result from plain Inductor's, as a share of that
+result's largest element:
+
+  dtr-fx bench inductor examples/models.py:gpt
+  dtr-fx bench inductor train.py:make_model --budgets 100% 60% 8GiB
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tabulate import tabulate
+from torch import Tensor
+
+from dtr_fx.cli.progress import progress
+from dtr_fx.cli.targets import load_target
+from dtr_fx.errors import CommandError
+from dtr_fx.measure import measure_peak
+from dtr_fx.options import Options
+from dtr_fx.report import Report
+from dtr_fx.units import format_bytes, format_percent
+
+if TYPE_CHECKING:
+    from dtr_fx.bench import Trainee
+
+_BUDGETS = ("100%", "80%", "60%", "40%")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one budget came to, in bytes above inputs and parameters; ``plain`` is the peak without a budget.
+
+    ``difference`` is that of the result that differs most from plain Inductor's.
+    """
+
+    asked: str
+    allowed: int
+    planned: int
+    measured: int
+    plain: int
+    overhead: float
+    time_ratio: float
+    difference: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "targets", nargs="+", metavar="TARGET", help="package.module:factory or path/to/file.py:factory"
+    )
+    parser.add_argument(
+        "--budgets", nargs="+", default=_BUDGETS, metavar="BUDGET", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--pairs", type=int, default=21, metavar="N", help="steps timed (default: %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON object with rows for each target")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    results: dict[str, list[dict[str, Any]]] = {}
+    for target in arguments.targets:
+        rows = []
+        with progress(target, len(arguments.budgets)) as watch:
+            for budget in arguments.budgets:
+                rows.append(_row(target, budget, arguments.pairs))
+                watch(len(rows))
+        if arguments.json:
+            results[target] = [asdict(row) for row in rows]
+        else:
+            print(_table(target, rows), end="\n\n", flush=True)
+    if arguments.json:
+        print(json.dumps(results, indent=1))
+
+
+def _row(target: str, budget: str, pairs: int) -> Row:
+    # Compilation machinery takes seconds to import, which --help need not wait for.
+    from dtr_fx.backend import dtr
+    from dtr_fx.bench import Trainee
+
+    torch.manual_seed(0)
+    model, inputs = load_target(target)
+    if not isinstance(model, torch.nn.Module):
+        raise CommandError(f"{target}: a function has no parameters to train; give a module")
+    trainee = Trainee(model, inputs)
+    reports: list[Report] = []
+    options = vars(Options(budget=budget, executor="inductor", on_report=reports.append))
+    torch._dynamo.reset()
+    plain, ours = torch.compile(model), torch.compile(model, backend=functools.partial(dtr, options=options))
+    plain_results, plain_peak = _measure(trainee, plain)
+    results, peak = _measure(trainee, ours)
+    if len(reports) != 1:
+        raise CommandError(
+            f"{target}: {len(reports)} graphs were traced; only the step of a single one can be measured"
+        )
+    [report] = reports
+    return Row(
+        asked=budget,
+        allowed=report.budget - report.constants,
+        planned=report.planned_peak - report.constants,
+        measured=peak,
+        plain=plain_peak,
+        overhead=report.overhead,
+        time_ratio=statistics.median(_time(trainee, ours) / _time(trainee, plain) for _ in range(pairs)),
+        difference=max(_difference(results[name], plain_results[name]) for name in plain_results),
+    )
+
+
+def _measure(trainee: Trainee, forward: Callable[..., Any]) -> tuple[Mapping[str, Tensor], int]:
+    """What a step leaves behind, and the peak of a second one."""
+    trainee.restart()
+    results = trainee.results(trainee.step(forward))
+    trainee.clear_gradients()
+    peak = measure_peak(lambda: trainee.step(forward), device=trainee.device)
+    return results, peak
+
+
+def _time(trainee: Trainee, forward: Callable[..., Any]) -> float:
+    trainee.clear_gradients()
+    started = time.perf_counter()
+    trainee.step(forward)
+    if trainee.device.type == "cuda":
+        torch.cuda.synchronize(trainee.device)
+    return time.perf_counter() - started
+
+
+def _difference(ours: Tensor, theirs: Tensor) -> float:
+    largest = float(theirs.double().abs().max()) if theirs.numel() else 0.0
+    return float((ours.double() - theirs.double()).abs().max()) / largest if largest else 0.0
+
+
+def _table(target: str, rows: list[Row]) -> str:
+    cells = [
+        {
+            "budget": row.asked,
+            "allowed": format_bytes(row.allowed),
+            "planned": format_bytes(row.planned),
+            "measured": format_bytes(row.measured),
+            "within": "yes" if row.measured <= row.allowed else "NO",
+            "plain Inductor": format_bytes(row.plain),
+            "extra compute": format_percent(row.overhead),
+            "time": f"× {row.time_ratio:.3f}",
+            "difference": f"{row.difference:.1e}",
+        }
+        for row in rows
+    ]
+    alignment = ["left", *["right"] * (len(cells[0]) - 1)]
+    return f"{target}\n{tabulate(cells, headers='keys', disable_numparse=True, colalign=alignment)}"
