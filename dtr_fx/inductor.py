@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -427,7 +428,13 @@ class _Estimate:
 
     def live(self, order: list[BaseSchedulerNode]) -> list[int]:
         """Bytes while each kernel runs, without the inputs that outlive the graph."""
-        _, live = memory.estimate_peak_memory(order, self._freed, self._outputs)
+        buffers, *_ = memory.compute_memory_timeline(order, self._freed, self._outputs)
+        change = [0] * (len(order) + 1)
+        for buffer in buffers:
+            change[buffer.start_step] += buffer.size_alloc
+            if buffer.end_step != -1:  # else it is a result and stays
+                change[buffer.end_step + 1] -= buffer.size_free
+        live = itertools.accumulate(change)
         return [nbytes + self._workspace.get(node, 0) for node, nbytes in zip(order, live)]
 
     def peak(self, order: list[BaseSchedulerNode]) -> int:

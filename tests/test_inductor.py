@@ -6,6 +6,7 @@ left alone.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -16,6 +17,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import dtr_fx
 from dtr_fx import InfeasibleBudgetError, OptionError, Report, measure_peak
+from dtr_fx.cli import main
 
 WIDTH = 256
 
@@ -150,3 +152,21 @@ def test_inference_runs_as_plain_inductor_has_it():
 def test_a_mode_is_an_error():
     with pytest.raises(BackendCompilerFailed, match="leave the mode out"):
         torch.compile(nn.Linear(2, 2), backend="dtr", mode="reduce-overhead")(torch.ones(2, 2))
+
+
+def test_the_benchmark_beside_plain_inductor(tmp_path, capsys):
+    path = tmp_path / "model.py"
+    path.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "def factory():\n"
+        "    layers = [layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU())]\n"
+        "    return nn.Sequential(*layers), torch.randn(1024, 64)\n"
+    )
+    command = ["bench", "inductor", f"{path}:factory", "--budgets", "100%", "60%", "--pairs", "1", "--json"]
+    assert main(command) == 0
+    [whole, part] = json.loads(capsys.readouterr().out)[f"{path}:factory"]
+    assert whole["measured"] == whole["plain"]
+    assert part["measured"] <= part["allowed"] < whole["measured"]
+    assert part["overhead"] > 0
+    assert part["difference"] < 1e-5
