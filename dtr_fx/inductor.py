@@ -216,8 +216,9 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
                 self.budget = self._budget_of(gm)
                 options = replace(options, budget=max(1, self.budget - self._reserve))
             kernels.contract(gm.graph)
-            self.report = rewrite(gm, options)
-            self.budget = self.budget or self.report.budget
+            report = rewrite(gm, options)
+            self.budget = self.budget or report.budget
+            self.report = replace(report, budget=self.budget)
             lower_drops(gm.graph)
             kernels.hold(gm.graph)
             kernels.expand(gm.graph)
