@@ -26,6 +26,7 @@ from torch.fx.node import map_arg
 
 from . import rng
 from .storages import (
+    hint,
     is_backward,
     is_selection,
     may_run_twice,
@@ -242,4 +243,4 @@ def _fusible() -> frozenset[Any]:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return hint(tensor.numel()) * tensor.element_size()

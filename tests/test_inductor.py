@@ -102,6 +102,22 @@ def test_the_measured_peak_is_within_the_budget(make):
     assert bytes_measured(model, forward, x) <= report.budget == report.baseline_peak // 2
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", [norm_and_matmul, gelu_mlp, attention_and_dropout])
+def test_the_measured_peak_is_within_the_budget_on_a_gpu(make):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model, x = Residual(make).cuda(), torch.randn(8192, WIDTH, device="cuda")
+    expected = step_of(model, torch.compile(model), x)
+    torch._dynamo.reset()
+    reports: list[Report] = []
+    options = {"budget": "50%", "executor": "inductor", "on_report": reports.append}
+    forward = torch.compile(model, backend="dtr", options=options)
+    torch.testing.assert_close(step_of(model, forward, x), expected, rtol=1e-3, atol=1e-3)
+    assert reports[0].recomputes
+    assert bytes_measured(model, forward, x) <= reports[0].budget
+
+
 def test_at_its_own_peak_a_step_is_plain_inductors():
     model, x, expected = made(norm_and_matmul)
     reports: list[Report] = []
@@ -170,3 +186,16 @@ def test_the_benchmark_beside_plain_inductor(tmp_path, capsys):
     assert part["measured"] <= part["allowed"] < whole["measured"]
     assert part["overhead"] > 0
     assert part["difference"] < 1e-5
+
+
+def test_sizes_that_vary():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Residual(gelu_mlp)
+    reports: list[Report] = []
+    options = {"budget": "60%", "executor": "inductor", "on_report": reports.append}
+    step = torch.compile(model, backend="dtr", options=options, dynamic=True)
+    for rows in (1024, 768):
+        x = torch.randn(rows, WIDTH)
+        torch.testing.assert_close(step_of(model, step, x), step_of(model, model, x))
+    assert [report.recomputes > 0 for report in reports] == [True]

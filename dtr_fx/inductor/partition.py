@@ -1,0 +1,197 @@
+"""The joint graph, split for Inductor: as PyTorch does, or by a plan over kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from functorch.compile import min_cut_rematerialization_partition
+from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
+from torch.fx import GraphModule
+
+import dtr_fx.passes
+from dtr_fx.judge import join
+from dtr_fx.options import BudgetSpec, Options, parse_budget, resolve_budget
+from dtr_fx.passes import kernels, storages, verify
+from dtr_fx.passes.drops import lower_drops
+from dtr_fx.passes.propagate import fake_mode_of
+from dtr_fx.passes.split import prepare, split
+from dtr_fx.passes.storages import tensors_of
+from dtr_fx.passes.workspace import workspaces
+from dtr_fx.report import Report
+from dtr_fx.transform import copy_of, rewrite
+
+
+class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
+    """Splits the joint graph for Inductor: as PyTorch does if that fits the budget, else by a plan.
+
+    For those who stay with ``backend="inductor"``, whose options then have
+    ``{"custom_partitioner_fn": dtr_fx.Partitioner(budget="60%")}``.  The plan is within the budget; what
+    layouts and fusion add to its peak is held against it by ``backend="dtr"`` only.
+
+    Parameters
+    ----------
+    budget, options:
+        As for ``backend="dtr"``; see ``Options``.
+
+    Raises
+    ------
+    OptionError
+        A value that cannot be understood.
+    """
+
+    def __init__(self, budget: float | int | str = 1.0, **options: Any) -> None:
+        self._start(Options.from_mapping({"budget": budget, **options, "executor": "inductor"}))
+
+    def _start(self, options: Options, reserve: int = 0) -> None:
+        self._options = options
+        self._reserve = reserve
+        self.budget = 0
+        self.report: Report | None = None
+        self.gave_up = False
+        self.views: set[str] = set()
+
+    def __call__(
+        self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any
+    ) -> tuple[GraphModule, GraphModule]:
+        pair = self._as_it_is(gm, joint_inputs, facts)
+        return pair if pair is not None else self._planned(gm, joint_inputs, facts)
+
+    def tell(self, report: Report) -> None:
+        """Hand a report on to whom the options name."""
+        if self._options.on_report is not None:
+            self._options.on_report(report)
+
+    @property
+    def is_free(self) -> bool:
+        """At 100% of its peak a graph may be as it would be without a budget."""
+        whole = parse_budget(self._options.budget) == BudgetSpec("fraction", 1.0)
+        return whole and self._options.max_overhead is None
+
+    def _as_it_is(
+        self, gm: GraphModule, joint_inputs: Sequence[object], facts: Mapping[str, Any]
+    ) -> tuple[GraphModule, GraphModule] | None:
+        """The graphs of PyTorch's own partitioner, if they fit."""
+        if self._options.max_overhead is not None:
+            return None
+        with torch.no_grad(), _mode_of(gm):
+            joint = copy_of(gm)
+            pair: tuple[GraphModule, GraphModule] = min_cut_rematerialization_partition(
+                joint, joint_inputs, **facts
+            )
+            step = join(*pair)
+            kernels.contract(step.graph)
+            self.budget = self._budget_of(gm)
+            if not self.is_free and _peak(step) > self.budget:
+                return None
+            self.report = replace(rewrite(step, replace(self._options, budget=1.0)), budget=self.budget)
+            self.views = _views_of_inputs(pair[0])
+        return pair
+
+    def _planned(
+        self, gm: GraphModule, joint_inputs: Sequence[object], facts: Mapping[str, Any]
+    ) -> tuple[GraphModule, GraphModule]:
+        with torch.no_grad(), _mode_of(gm):
+            prepare(gm, facts.get("static_lifetime_input_indices") or ())
+            options = self._options
+            if options.max_overhead is None:
+                self.budget = self._budget_of(gm)
+                options = replace(options, budget=max(1, self.budget - self._reserve))
+            kernels.contract(gm.graph)
+            report = rewrite(gm, options)
+            self.budget = self.budget or report.budget
+            self.report = replace(report, budget=self.budget)
+            lower_drops(gm.graph)
+            kernels.hold(gm.graph)
+            kernels.expand(gm.graph)
+            gm.recompile()
+            pair = split(gm, joint_inputs, **{name: facts[name] for name in facts if name != "compiler"})
+            self.views = _views_of_inputs(pair[0])
+        return pair
+
+    def _budget_of(self, gm: GraphModule) -> int:
+        """The budget in bytes; a share is of the peak of the graph's kernels as they are."""
+        spec = parse_budget(self._options.budget)
+        device = storages.graph_device(gm)
+        inputs = gm.graph.find_nodes(op="placeholder")
+        held = sum(
+            storages.storage_bytes(tensor, device)
+            for node in inputs
+            if node.users and not storages.is_tangent(node)
+            for tensor in tensors_of(node.meta.get("val"))
+        )
+        peak = 0
+        if spec.kind == "fraction":
+            joint = copy_of(gm)
+            kernels.contract(joint.graph)
+            peak = _peak(joint)
+        return resolve_budget(spec, peak, device, already_held=held)
+
+    def uuid(self) -> Any | None:
+        """What a compiled graph depends on; None, so that nothing is cached, where that cannot be told."""
+        options = replace(self._options, on_report=None)
+        if any(map(callable, vars(options).values())) or options.budget == "auto":
+            return None
+        return get_hash_for_files(_sources(), extra=f"{type(self).__name__} {options} {self._reserve}")
+
+
+class AsItIs(Partitioner):
+    """PyTorch's own partition or, where that does not fit, none."""
+
+    def __init__(self, options: Options) -> None:
+        self._start(options)
+
+    def __call__(
+        self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any
+    ) -> tuple[GraphModule, GraphModule]:
+        pair = self._as_it_is(gm, joint_inputs, facts)
+        if pair is None:
+            self.gave_up = True
+            raise TooMuch
+        return pair
+
+
+class Planned(Partitioner):
+    """A plan that leaves ``reserve`` bytes of the budget free."""
+
+    def __init__(self, options: Options, reserve: int) -> None:
+        self._start(options, reserve)
+
+    def __call__(
+        self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any
+    ) -> tuple[GraphModule, GraphModule]:
+        return self._planned(gm, joint_inputs, facts)
+
+
+@functools.cache
+def _sources() -> tuple[str, ...]:
+    folders = [path for package in (dtr_fx, dtr_fx.passes) for path in map(Path, package.__path__)]
+    return tuple(sorted(str(path) for folder in folders for path in folder.rglob("*.py")))
+
+
+def _views_of_inputs(forward: GraphModule) -> set[str]:
+    """What the forward graph returns, by name, that takes no memory beside that of its inputs."""
+    inputs = forward.graph.find_nodes(op="placeholder")
+    keys = {key for node in inputs for key in storages.storage_keys(node)}
+    returned = forward.graph.output_node().all_input_nodes
+    return {node.name for node in returned if not keys.isdisjoint(storages.storage_keys(node))}
+
+
+def _mode_of(gm: GraphModule) -> contextlib.AbstractContextManager[Any]:
+    return fake_mode_of(gm) or contextlib.nullcontext()
+
+
+def _peak(gm: GraphModule) -> int:
+    """The peak of a graph of kernels as it is."""
+    workspace = workspaces(node for node in gm.graph.nodes if node.op.startswith("call"))
+    by_name = {node.name: nbytes for node, nbytes in workspace.items()}
+    return max(point.live for point in verify.liveness(gm, by_name, storages.graph_device(gm)))
+
+
+class TooMuch(Exception):
+    """Ends a compilation whose kernels need more than the budget."""

@@ -1,0 +1,250 @@
+"""Inductor's kernels: which of them fuse, in which order they run, and the memory that they need.
+
+All of it is private to Inductor: checked on torch 2.11 and 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils._pytree as pytree
+from torch._inductor import custom_graph_pass, ir, memory
+from torch._inductor.choices import InductorChoices
+from torch._inductor.codegen.cpp import CppScheduling
+from torch._inductor.lowering import register_lowering
+from torch._inductor.scheduler import (
+    BaseSchedulerNode,
+    ExternKernelSchedulerNode,
+    Scheduler,
+    SchedulerBuffer,
+)
+from torch._inductor.virtualized import V
+from torch.fx import Graph, Node
+from torch.utils._ordered_set import OrderedSet
+
+from dtr_fx.passes import kernels, storages
+from dtr_fx.passes.storages import tensors_of
+from dtr_fx.passes.workspace import workspaces
+
+from .partition import Partitioner, TooMuch
+
+
+@register_lowering(kernels.held_value)
+def _held(value: ir.TensorBox) -> ir.TensorBox:
+    value.realize()
+    return value
+
+
+@contextlib.contextmanager
+def kernel_by_kernel() -> Iterator[None]:
+    """On a CPU, one function for each kernel: as a rule all kernels between two library calls are in one.
+
+    What such a function makes is allocated before its first kernel runs and freed after its last.
+    """
+    usual = CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM
+    CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM = 0
+    try:
+        yield
+    finally:
+        CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM = usual
+
+
+# From torch 2.12 on, what is not one of these is not cached.
+_SchedulerPass: Any = getattr(custom_graph_pass, "CustomSchedulerPass", object)
+
+
+class Scheduling(_SchedulerPass):  # type: ignore[misc]
+    """Orders the kernels of a graph, and tells by how much they exceed the partitioner's budget."""
+
+    def __init__(self, partitioner: Partitioner) -> None:
+        self.partitioner = partitioner
+        self._copied = 0
+        self.excess = 0
+
+    def __call__(self, nodes: list[BaseSchedulerNode]) -> list[BaseSchedulerNode]:
+        if not nodes:
+            return nodes
+        estimate = _Estimate(nodes, self.partitioner.views)
+        order = min(estimate.orders(), key=estimate.peak)
+        room = self.room
+        self._copied = _copied_inputs()
+        if room is not None:
+            self.excess = max(0, estimate.peak(order) - room)
+            if self.excess:
+                raise TooMuch
+        return order
+
+    def uuid(self) -> Any | None:
+        """A compilation that needed too much was not cached, so what was cached fits."""
+        return self.partitioner.uuid()
+
+    @property
+    def room(self) -> int | None:
+        """Bytes of the budget for what is made in the graph at hand; None if there is no budget."""
+        report = self.partitioner.report
+        if report is None or self.partitioner.is_free:
+            return None
+        return self.partitioner.budget - report.constants - (self._copied if V.graph.is_backward else 0)
+
+
+class Fusion(InductorChoices):
+    """No fusion that would hold more than the budget, by moving a kernel to an earlier one."""
+
+    def __init__(self, scheduling: Scheduling) -> None:
+        self._scheduling = scheduling
+        self._scheduler: Scheduler | None = None
+
+    def can_fuse(  # type: ignore[override]
+        self, scheduler: Scheduler, node1: BaseSchedulerNode, node2: BaseSchedulerNode, shared_data_score: int
+    ) -> bool:
+        if not InductorChoices.can_fuse(scheduler, node1, node2, shared_data_score):
+            return False
+        if self._scheduling.room is None:
+            return True
+        if scheduler is not self._scheduler:
+            self._scheduler = scheduler
+            estimate = _Estimate(scheduler.nodes, self._scheduling.partitioner.views)
+            self._live = np.array(estimate.live(scheduler.nodes))
+            self._before = self._live - np.array([_made(node) for node in scheduler.nodes])
+        first, last = sorted((node1, node2), key=lambda node: node.min_order)
+        moved = _made(last) + _pulled(scheduler, first, last)
+        between = int(self._live[first.min_order : last.max_order + 1].max())
+        at_once = int(self._before[first.min_order]) + _made(first) + moved
+        stays = (
+            moved <= _inlined(first, last) or between + moved - _inlined(first, last) <= self._scheduling.room
+        )
+        return stays and at_once <= max(self._scheduling.room, between)
+
+
+def _made(node: BaseSchedulerNode) -> int:
+    return sum(buffer.mpi_buffer.size_alloc for buffer in node.get_outputs())
+
+
+def _pulled(scheduler: Scheduler, first: BaseSchedulerNode, last: BaseSchedulerNode) -> int:
+    """Bytes that the last kernel reads and that are made after the first one."""
+    names = {dep.name for dep in last.unmet_dependencies}
+    return sum(
+        buffer.mpi_buffer.size_alloc
+        for buffer in (scheduler.name_to_buf[name] for name in names if name in scheduler.name_to_buf)
+        if _kernel_of(scheduler, buffer).min_order > first.max_order
+    )
+
+
+def _kernel_of(scheduler: Scheduler, buffer: SchedulerBuffer) -> BaseSchedulerNode:
+    assert buffer.defining_op is not None
+    return scheduler.name_to_fused_node[buffer.defining_op.get_name()]
+
+
+def _inlined(first: BaseSchedulerNode, last: BaseSchedulerNode) -> int:
+    """Bytes that the first kernel makes and that none but the two read."""
+    names = {node.get_name() for kernel in (first, last) for node in kernel.get_nodes()}
+    return sum(
+        buffer.mpi_buffer.size_alloc
+        for buffer in first.get_outputs()
+        if buffer.users and all(user.get_name() in names for user in buffer.users)
+    )
+
+
+class _Estimate:
+    """The memory of a scheduler's kernels in any order; the inputs that are ``views`` of others take none."""
+
+    def __init__(self, nodes: list[BaseSchedulerNode], views: Iterable[str]) -> None:
+        self._nodes = nodes
+        self._buffers = nodes[0].scheduler.name_to_buf
+        self._outputs = OrderedSet(V.graph.get_output_names())
+        inputs = OrderedSet(V.graph.graph_inputs)
+        by_name = nodes[0].scheduler.name_to_fused_node
+        _, self._freed = memory.prepare_planning_info(nodes, self._buffers, by_name, inputs, self._outputs)
+        for name in self._freed.keys() & set(views):
+            self._freed[name].mpi_buffer.size_free = 0
+        self._workspace = _workspaces(nodes)
+
+    def orders(self) -> list[list[BaseSchedulerNode]]:
+        """The order as it is, and those that Inductor tries."""
+        return [
+            self._nodes,
+            memory.topological_sort_lpmf(self._nodes, self._freed, self._buffers, self._outputs),
+            memory.topological_sort_bfs(self._nodes),
+            memory.topological_sort_dfs(self._nodes),
+        ]
+
+    def live(self, order: list[BaseSchedulerNode]) -> list[int]:
+        """Bytes while each kernel runs, without the inputs that outlive the graph."""
+        buffers, *_ = memory.compute_memory_timeline(order, self._freed, self._outputs)
+        change = [0] * (len(order) + 1)
+        for buffer in buffers:
+            change[buffer.start_step] += buffer.size_alloc
+            if buffer.end_step != -1:  # else it is a result and stays
+                change[buffer.end_step + 1] -= buffer.size_free
+        live = itertools.accumulate(change)
+        return [nbytes + self._workspace.get(node, 0) for node, nbytes in zip(order, live)]
+
+    def peak(self, order: list[BaseSchedulerNode]) -> int:
+        return max(self.live(order))
+
+
+def _workspaces(nodes: Sequence[BaseSchedulerNode]) -> dict[BaseSchedulerNode, int]:
+    """What library calls take for themselves, with their operands laid out as Inductor does."""
+    calls: dict[BaseSchedulerNode, Node] = {}
+    graph = Graph()
+    for node in nodes:
+        call = node.node if isinstance(node, ExternKernelSchedulerNode) else None
+        origin = _origin(call) if isinstance(call, ir.InputsKernel) else None
+        if isinstance(call, ir.InputsKernel) and origin is not None:
+            calls[node] = _with_layouts(graph, origin, call.inputs)
+    found = workspaces(calls.values())
+    return {node: found[call] for node, call in calls.items()}
+
+
+def _origin(kernel: ir.Operation) -> Node | None:
+    """The operator that a library call carries out."""
+    operator = getattr(kernel, "op_overload", None)
+    origins = [kernel.get_origin_node(), *(node for node in kernel.get_origins() if node.target is operator)]
+    known = (node for node in origins if node is not None and node.op == "call_function")
+    return next((node for node in known if tensors_of(node.meta.get("val"))), None)
+
+
+def _with_layouts(graph: Graph, origin: Node, operands: Sequence[Any]) -> Node:
+    """The operator's node, with values laid out as its operands are."""
+    laid_out = dict(zip(origin.all_input_nodes, operands))
+    copies: dict[Node, Node] = {}
+    for used in origin.all_input_nodes:
+        copies[used] = graph.placeholder(used.name)
+        copies[used].meta["val"] = _laid_out(used.meta.get("val"), laid_out.get(used))
+    return graph.node_copy(origin, copies.__getitem__)
+
+
+def _laid_out(value: Any, operand: Any) -> Any:
+    stride = operand.maybe_get_stride() if isinstance(operand, ir.IRNode) else None
+    if not isinstance(value, torch.Tensor) or stride is None or len(stride) != value.dim():
+        return value
+    sizes = [storages.hint(size) for size in value.shape]
+    return torch.empty_strided(sizes, list(map(_hint, stride)), dtype=value.dtype, device=value.device)
+
+
+def _hint(step: Any) -> int:
+    """A stride in the trace at hand; Inductor writes sizes that vary as expressions."""
+    sizes: Any = V.graph.sizevars
+    # ``size_hint`` is of torch 2.11, ``optimization_hint`` of 2.13.
+    hint = getattr(sizes, "optimization_hint", None) or sizes.size_hint
+    return int(hint(step))
+
+
+def _copied_inputs() -> int:
+    """Bytes of the graph's results that stand for inputs: copies of them in another layout."""
+    names = set(V.graph.graph_inputs)
+    returned = V.graph.graph.output_node().args[0]
+    pairs = zip(pytree.tree_leaves(returned), V.graph.graph_outputs)
+    return sum(
+        storages.storage_bytes(node.meta["val"], node.meta["val"].device)
+        for node, result in pairs
+        if isinstance(node, Node)
+        and node.op == "placeholder"
+        and isinstance(node.meta.get("val"), torch.Tensor)
+        and result.get_name() not in names
+    )
