@@ -103,6 +103,7 @@ def test_the_measured_peak_is_within_the_budget(make):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("make", [norm_and_matmul, gelu_mlp, attention_and_dropout])
 def test_the_measured_peak_is_within_the_budget_on_a_gpu(make):
     torch.manual_seed(0)
