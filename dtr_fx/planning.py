@@ -37,7 +37,7 @@ class Planning:
             raise GraphError("the graph has no operators: there is nothing to plan")
         device = storages.graph_device(gm)
         cost = cost_model.resolve(options.costs, device)
-        if options.executor == "inductor" and isinstance(options.costs, str):
+        if options.executor == "inductor" and isinstance(options.costs, str) and device.type != "cpu":
             cost = cost_model.fused(cost, device)
         workspace = workspaces(calls)
         self.options = options

@@ -73,7 +73,10 @@ def roofline(device: torch.device) -> Cost:
 
 
 def fused(cost: Cost, device: torch.device) -> Cost:
-    """``cost`` where a library is called; what Inductor generates code for costs the bytes that it moves."""
+    """``cost`` where a library is called; what Inductor generates code for costs the bytes that it moves.
+
+    On an accelerator: on a CPU such kernels compute for longer than they move bytes.
+    """
     figures = device_figures(device)
 
     def of(node: Node) -> float:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor.utils import fresh_cache
 
 import dtr_fx
 from dtr_fx import InfeasibleBudgetError, OptionError, Report, measure_peak
@@ -141,11 +142,13 @@ def test_a_partitioner_for_the_stock_backend():
     model, x, expected = made(gelu_mlp)
     plain = bytes_measured(model, torch.compile(model), x)
     torch._dynamo.reset()
-    partitioner = dtr_fx.Partitioner(budget="60%")
+    reports: list[Report] = []
+    partitioner = dtr_fx.Partitioner(budget="60%", on_report=reports.append)
     forward = torch.compile(model, options={"custom_partitioner_fn": partitioner})
-    torch.testing.assert_close(step_of(model, forward, x), expected)
-    assert partitioner.report is not None
-    assert partitioner.report.recomputes
+    with fresh_cache():
+        torch.testing.assert_close(step_of(model, forward, x), expected)
+    assert reports == [partitioner.report]
+    assert reports[0].recomputes
     assert bytes_measured(model, forward, x) < 0.75 * plain
 
 
@@ -155,6 +158,31 @@ def test_what_a_partitioner_is_cached_by():
     assert dtr_fx.Partitioner("60%", costs=lambda node: 1.0).uuid() is None
     with pytest.raises(OptionError, match="unknown option 'bugdet'"):
         dtr_fx.Partitioner(bugdet="60%")
+    with pytest.raises(OptionError, match="leave executor out"):
+        dtr_fx.Partitioner(executor="eager")
+
+
+def test_the_least_memory_for_an_overhead():
+    model, x, expected = made(norm_and_matmul)
+    reports: list[Report] = []
+    options = {"max_overhead": "10%", "executor": "inductor", "on_report": reports.append}
+    found = step_of(model, torch.compile(model, backend="dtr", options=options), x)
+    torch.testing.assert_close(found, expected)
+    assert 0 < reports[0].overhead <= 0.1
+    assert reports[0].planned_peak < reports[0].baseline_peak
+
+
+def test_a_second_compilation_is_read_from_the_cache():
+    with fresh_cache():
+        for expected_hits in (0, 2):
+            torch._dynamo.reset()
+            torch._dynamo.utils.counters.clear()
+            torch.manual_seed(0)
+            model, x, reports = Residual(gelu_mlp, 4), torch.randn(1024, WIDTH), []
+            options = {"budget": "60%", "executor": "inductor", "on_report": reports.append}
+            step_of(model, torch.compile(model, backend="dtr", options=options), x)
+            assert reports[0].recomputes
+            assert torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"] == expected_hits
 
 
 def test_inference_runs_as_plain_inductor_has_it():

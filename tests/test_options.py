@@ -153,6 +153,8 @@ def test_options_are_checked_when_they_are_made() -> None:
         Options(heuristic=3)
     with pytest.raises(OptionError, match="on_report"):
         Options(on_report="print")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="did you mean 'inductor'"):
+        Options(executor="inducter")  # type: ignore[arg-type]
 
 
 def test_a_heuristic_is_a_name_an_object_or_a_function() -> None:

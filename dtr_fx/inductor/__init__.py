@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from torch._functorch import config as functorch_config
@@ -25,7 +25,7 @@ from dtr_fx.options import Options
 from dtr_fx.transform import copy_of
 from dtr_fx.units import format_bytes
 
-from .partition import AsItIs, Partitioner, Planned
+from .partition import AsItIs, Partitioner, Planned, TooMuch
 from .scheduling import Fusion, Scheduling, kernel_by_kernel
 
 __all__ = ["Partitioner", "compile_step"]
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 # How often a step is planned anew, and for how much less besides what it was too much: one part in so many of
 # the budget.
-_TRIES, _MARGIN = 5, 100
+_TRIES, _MARGIN = 6, 100
 # Under these settings kernels need what a plan counts with: a layout that is chosen for speed makes copies of
 # weights and images, which stay for the backward pass, and a buffer that waits for its reuse is not free.
 _AS_PLANNED = {"layout_optimization": False, "allow_buffer_reuse": False}
@@ -50,44 +50,58 @@ def compile_step(gm: GraphModule, example_inputs: Sequence[Any], options: Option
     OverBudgetError
         Plans fit, but not what Inductor makes of them.
     """
-    compiled, excess = _compile(gm, example_inputs, AsItIs(options), {})
-    reserve = 0
+    partitioner: Partitioner = AsItIs(options)
+    reserve = excess = 0
     for _ in range(_TRIES):
-        if compiled is not None:
-            return compiled
-        partitioner = Planned(options, reserve)
-        compiled, excess = _compile(gm, example_inputs, partitioner, _AS_PLANNED)
-        if excess:
+        try:
+            return _compile(gm, example_inputs, partitioner)
+        except Exception as error:
+            too_much = _too_much(error)
+            if too_much is None:
+                raise
+        if isinstance(partitioner, Planned):
+            excess = too_much.excess
             log.info("Inductor's kernels are %s above the budget", format_bytes(excess))
-        reserve += excess + partitioner.budget // _MARGIN
-    if compiled is None:
-        raise OverBudgetError(partitioner.budget, excess)
-    return compiled
+            reserve += excess + partitioner.budget // _MARGIN
+        partitioner = Planned(options, reserve)
+    raise OverBudgetError(partitioner.budget, excess)
 
 
-def _compile(
-    gm: GraphModule, example_inputs: Sequence[Any], partitioner: Partitioner, patches: Mapping[str, Any]
-) -> tuple[Callable[..., Any] | None, int]:
-    """What Inductor makes of a graph; None, and by how many bytes, if that is above the budget."""
-    scheduling = Scheduling(partitioner)
+def _compile(gm: GraphModule, example_inputs: Sequence[Any], partitioner: Partitioner) -> Callable[..., Any]:
+    """What Inductor makes of a graph."""
     settings = {
-        **patches,
+        **({} if partitioner.is_free else _AS_PLANNED),
         "custom_partitioner_fn": partitioner,
-        "_post_fusion_custom_pass": scheduling,
+        "_post_fusion_custom_pass": Scheduling(partitioner),
         "reorder_for_peak_memory": False,
     }
-    try:
-        with (
-            # Else the backward graph is lowered when the first step has run half its way.
-            functorch_config.patch(force_non_lazy_backward_lowering=True),
-            V.set_choices_handler(Fusion(scheduling)),
-            contextlib.nullcontext() if partitioner.is_free else kernel_by_kernel(),
-        ):
-            compiled = compile_fx(copy_of(gm), example_inputs, config_patches=settings)
-    except Exception:
-        if not scheduling.excess and not partitioner.gave_up:
-            raise
-        return None, scheduling.excess
-    if partitioner.report is not None:
-        partitioner.tell(partitioner.report)
-    return cast(Callable[..., Any], compiled), 0
+    with (
+        # The backward graph is lowered now, not when the first step has run half its way; and a plan is made,
+        # and reported, even if its two graphs are in the cache.
+        functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
+        V.set_choices_handler(Fusion(partitioner)),
+        contextlib.nullcontext() if partitioner.is_free else kernel_by_kernel(),
+    ):
+        compiled = compile_fx(_copy_of_dynamos(gm), example_inputs, config_patches=settings)
+    partitioner.tell()
+    return cast(Callable[..., Any], compiled)
+
+
+def _copy_of_dynamos(gm: GraphModule) -> GraphModule:
+    """A copy, with what tells AOTAutograd which inputs are parameters (private; torch 2.11 and 2.13)."""
+    copied = copy_of(gm)
+    copied.meta = dict(gm.meta)
+    if hasattr(gm, "_param_name_to_source"):
+        copied._param_name_to_source = gm._param_name_to_source
+    inputs = (graph.find_nodes(op="placeholder") for graph in (gm.graph, copied.graph))
+    for ours, theirs in zip(*inputs):
+        if hasattr(ours, "_dynamo_source"):
+            theirs._dynamo_source = ours._dynamo_source
+    return copied
+
+
+def _too_much(error: BaseException | None) -> TooMuch | None:
+    """What ended a compilation, if it was that its kernels need too much."""
+    while error is not None and not isinstance(error, TooMuch):
+        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+    return error

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from functorch.compile import min_cut_rematerialization_partition
@@ -15,6 +16,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_
 from torch.fx import GraphModule
 
 import dtr_fx.passes
+from dtr_fx.errors import OptionError
 from dtr_fx.judge import join
 from dtr_fx.options import BudgetSpec, Options, parse_budget, resolve_budget
 from dtr_fx.passes import kernels, storages, verify
@@ -32,7 +34,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
 
     For those who stay with ``backend="inductor"``, whose options then have
     ``{"custom_partitioner_fn": dtr_fx.Partitioner(budget="60%")}``.  The plan is within the budget; what
-    layouts and fusion add to its peak is held against it by ``backend="dtr"`` only.
+    layouts and fusion add to its peak is held against it by ``backend="dtr"`` only.  ``report`` is that of
+    the last graph that was planned; what AOTAutograd has in its cache is not planned.
 
     Parameters
     ----------
@@ -46,6 +49,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
     """
 
     def __init__(self, budget: float | int | str = 1.0, **options: Any) -> None:
+        if "executor" in options:
+            raise OptionError("a Partitioner is for Inductor: leave executor out")
         self._start(Options.from_mapping({"budget": budget, **options, "executor": "inductor"}))
 
     def _start(self, options: Options, reserve: int = 0) -> None:
@@ -53,25 +58,32 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         self._reserve = reserve
         self.budget = 0
         self.report: Report | None = None
-        self.gave_up = False
         self.views: set[str] = set()
 
     def __call__(
         self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any
     ) -> tuple[GraphModule, GraphModule]:
-        pair = self._as_it_is(gm, joint_inputs, facts)
-        return pair if pair is not None else self._planned(gm, joint_inputs, facts)
+        pair = self._as_it_is(gm, joint_inputs, facts) or self._planned(gm, joint_inputs, facts)
+        self.tell()
+        return pair
 
-    def tell(self, report: Report) -> None:
-        """Hand a report on to whom the options name."""
-        if self._options.on_report is not None:
-            self._options.on_report(report)
+    def tell(self) -> None:
+        """Hand the report on to whom the options name; a graph without a backward pass has none."""
+        if self._options.on_report is not None and self.report is not None:
+            self._options.on_report(self.report)
 
     @property
     def is_free(self) -> bool:
         """At 100% of its peak a graph may be as it would be without a budget."""
         whole = parse_budget(self._options.budget) == BudgetSpec("fraction", 1.0)
         return whole and self._options.max_overhead is None
+
+    @property
+    def room(self) -> int | None:
+        """Bytes of the budget for what the graphs make; None if there is no budget."""
+        if self.report is None or self.is_free or self._options.max_overhead is not None:
+            return None
+        return self.budget - self.report.constants
 
     def _as_it_is(
         self, gm: GraphModule, joint_inputs: Sequence[object], facts: Mapping[str, Any]
@@ -104,7 +116,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
                 options = replace(options, budget=max(1, self.budget - self._reserve))
             kernels.contract(gm.graph)
             report = rewrite(gm, options)
-            self.budget = self.budget or report.budget
+            if options.max_overhead is not None:
+                self.budget = report.budget
             self.report = replace(report, budget=self.budget)
             lower_drops(gm.graph)
             kernels.hold(gm.graph)
@@ -139,6 +152,14 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
             return None
         return get_hash_for_files(_sources(), extra=f"{type(self).__name__} {options} {self._reserve}")
 
+    def __getstate__(self) -> Any:
+        """What the key of a cached graph is made from; where that cannot be told, never the same again."""
+        return self.uuid() or uuid4().hex
+
+    def __deepcopy__(self, memo: Any) -> Partitioner:
+        """Settings are copied with what is in them."""
+        return self
+
 
 class AsItIs(Partitioner):
     """PyTorch's own partition or, where that does not fit, none."""
@@ -151,8 +172,7 @@ class AsItIs(Partitioner):
     ) -> tuple[GraphModule, GraphModule]:
         pair = self._as_it_is(gm, joint_inputs, facts)
         if pair is None:
-            self.gave_up = True
-            raise TooMuch
+            raise TooMuch(0)
         return pair
 
 
@@ -194,4 +214,8 @@ def _peak(gm: GraphModule) -> int:
 
 
 class TooMuch(Exception):
-    """Ends a compilation whose kernels need more than the budget."""
+    """Ends a compilation whose kernels need ``excess`` bytes more than the budget; 0 if that is not known."""
+
+    def __init__(self, excess: int) -> None:
+        super().__init__(excess)
+        self.excess = excess

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.utils._pytree as pytree
 from torch._inductor import custom_graph_pass, ir, memory
 from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.cpp import CppScheduling
@@ -59,66 +58,68 @@ _SchedulerPass: Any = getattr(custom_graph_pass, "CustomSchedulerPass", object)
 
 
 class Scheduling(_SchedulerPass):  # type: ignore[misc]
-    """Orders the kernels of a graph, and tells by how much they exceed the partitioner's budget."""
+    """Orders the kernels of a graph; ends the compilation if they exceed the partitioner's budget."""
 
     def __init__(self, partitioner: Partitioner) -> None:
-        self.partitioner = partitioner
-        self._copied = 0
-        self.excess = 0
+        self._partitioner = partitioner
 
     def __call__(self, nodes: list[BaseSchedulerNode]) -> list[BaseSchedulerNode]:
         if not nodes:
             return nodes
-        estimate = _Estimate(nodes, self.partitioner.views)
+        estimate = _Estimate(nodes, self._partitioner.views)
         order = min(estimate.orders(), key=estimate.peak)
-        room = self.room
-        self._copied = _copied_inputs()
-        if room is not None:
-            self.excess = max(0, estimate.peak(order) - room)
-            if self.excess:
-                raise TooMuch
+        room = self._partitioner.room
+        if room is not None and estimate.peak(order) > room:
+            raise TooMuch(estimate.peak(order) - room)
         return order
 
     def uuid(self) -> Any | None:
-        """A compilation that needed too much was not cached, so what was cached fits."""
-        return self.partitioner.uuid()
+        """What needed too much was not cached: what is cached fits into this room."""
+        key = self._partitioner.uuid()
+        return None if key is None else (key, self._partitioner.room)
 
-    @property
-    def room(self) -> int | None:
-        """Bytes of the budget for what is made in the graph at hand; None if there is no budget."""
-        report = self.partitioner.report
-        if report is None or self.partitioner.is_free:
-            return None
-        return self.partitioner.budget - report.constants - (self._copied if V.graph.is_backward else 0)
+    def __getstate__(self) -> Any:
+        return self._partitioner.__getstate__(), self._partitioner.room
+
+    def __deepcopy__(self, memo: Any) -> Scheduling:
+        return self
 
 
 class Fusion(InductorChoices):
     """No fusion that would hold more than the budget, by moving a kernel to an earlier one."""
 
-    def __init__(self, scheduling: Scheduling) -> None:
-        self._scheduling = scheduling
+    def __init__(self, partitioner: Partitioner) -> None:
+        self._partitioner = partitioner
         self._scheduler: Scheduler | None = None
 
     def can_fuse(  # type: ignore[override]
         self, scheduler: Scheduler, node1: BaseSchedulerNode, node2: BaseSchedulerNode, shared_data_score: int
     ) -> bool:
+        room = self._partitioner.room
         if not InductorChoices.can_fuse(scheduler, node1, node2, shared_data_score):
             return False
-        if self._scheduling.room is None:
+        if room is None:
             return True
         if scheduler is not self._scheduler:
-            self._scheduler = scheduler
-            estimate = _Estimate(scheduler.nodes, self._scheduling.partitioner.views)
-            self._live = np.array(estimate.live(scheduler.nodes))
-            self._before = self._live - np.array([_made(node) for node in scheduler.nodes])
+            self._look_at(scheduler)
         first, last = sorted((node1, node2), key=lambda node: node.min_order)
-        moved = _made(last) + _pulled(scheduler, first, last)
+        advanced = _made(last) + _pulled(scheduler, first, last)
         between = int(self._live[first.min_order : last.max_order + 1].max())
-        at_once = int(self._before[first.min_order]) + _made(first) + moved
-        stays = (
-            moved <= _inlined(first, last) or between + moved - _inlined(first, last) <= self._scheduling.room
-        )
-        return stays and at_once <= max(self._scheduling.room, between)
+        # While the kernels between the two run, and while the fused kernel itself does.
+        meanwhile = between + max(0, advanced - _inlined(first, last))
+        at_once = int(self._before[first.min_order]) + _made(first) + advanced
+        return meanwhile <= max(room, between) and at_once <= max(room, between)
+
+    def _look_at(self, scheduler: Scheduler) -> None:
+        """Bytes that are live while each kernel runs, and before it, by its number in the order."""
+        self._scheduler = scheduler
+        nodes = scheduler.nodes
+        live = _Estimate(nodes, self._partitioner.views).live(nodes)
+        self._live = np.zeros(max(node.max_order for node in nodes) + 1, np.int64)
+        self._before = self._live.copy()
+        for node, nbytes in zip(nodes, live):
+            numbers = slice(node.min_order, node.max_order + 1)
+            self._live[numbers], self._before[numbers] = nbytes, nbytes - _made(node)
 
 
 def _made(node: BaseSchedulerNode) -> int:
@@ -233,18 +234,3 @@ def _hint(step: Any) -> int:
     # ``size_hint`` is of torch 2.11, ``optimization_hint`` of 2.13.
     hint = getattr(sizes, "optimization_hint", None) or sizes.size_hint
     return int(hint(step))
-
-
-def _copied_inputs() -> int:
-    """Bytes of the graph's results that stand for inputs: copies of them in another layout."""
-    names = set(V.graph.graph_inputs)
-    returned = V.graph.graph.output_node().args[0]
-    pairs = zip(pytree.tree_leaves(returned), V.graph.graph_outputs)
-    return sum(
-        storages.storage_bytes(node.meta["val"], node.meta["val"].device)
-        for node, result in pairs
-        if isinstance(node, Node)
-        and node.op == "placeholder"
-        and isinstance(node.meta.get("val"), torch.Tensor)
-        and result.get_name() not in names
-    )
