@@ -1,7 +1,6 @@
 """Operators that Inductor fuses into one kernel, as one operator, and back.
 
     contract(graph)    every value that only one kernel reads goes into that kernel
-    hold(graph)        what outlives the values that it is made of is marked
     expand(graph)      each call of a kernel becomes the operators that it is made of
 
 What lies inside a kernel is never in memory, so a plan over kernels has nothing to drop there.
@@ -80,42 +79,6 @@ def expand(graph: Graph) -> None:
         if isinstance(node.target, Kernel):
             _inline(graph, node, is_first=node.target not in seen)
             seen.add(node.target)
-
-
-def hold(graph: Graph) -> None:
-    """Mark what is read when something that it was made from is gone.
-
-    Inductor computes a cheap value anew in each kernel that reads it, and so keeps what it is made from.
-    """
-    position = {node: number for number, node in enumerate(graph.nodes)}
-    last_read: dict[int, int] = {}
-    for node, number in position.items():
-        for used in node.all_input_nodes:
-            last_read.update(dict.fromkeys(storage_keys(used), number))
-    returned = set(graph.output_node().all_input_nodes)
-    for node in position:
-        maker = cast(Node, node.args[0]) if is_selection(node) else node
-        if not is_kernel(maker) or _is_view(maker) or node in returned:
-            continue
-        if isinstance(node.meta.get("val"), torch.Tensor):
-            made_from = [key for used in maker.all_input_nodes for key in storage_keys(used)]
-            gone = min((last_read[key] for key in made_from), default=len(position))
-            if any(position[user] > gone for user in node.users):
-                _mark(graph, node)
-
-
-def _mark(graph: Graph, node: Node) -> None:
-    with graph.inserting_after(node):
-        held = graph.call_function(held_value, (node,))
-    held.meta = dict(node.meta)
-    node.replace_all_uses_with(held, delete_user_cb=lambda user: user is not held)
-
-
-_library = torch.library.Library("dtr_fx", "DEF")
-_library.define("held(Tensor(a) value) -> Tensor(a)")
-_library.impl("held", torch.ops.aten.alias.default, "CompositeExplicitAutograd")
-# The value, in memory from where this stands.
-held_value = torch.ops.dtr_fx.held.default
 
 
 def is_kernel(node: Node) -> bool:

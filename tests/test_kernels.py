@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import dtr_fx
-from dtr_fx.passes.kernels import contract, expand, hold, is_kernel, moved
+from dtr_fx.passes.kernels import contract, expand, is_kernel, moved
 
 
 def graph_of(function: Any, *inputs: Tensor) -> GraphModule:
@@ -54,7 +54,6 @@ def test_a_graph_of_kernels_computes_the_same_and_so_does_what_it_expands_to(rec
     expected = bits(gm)
     assert bits(contracted(GraphModule(gm, copy.deepcopy(gm.graph)))) == expected
     contract(gm.graph)
-    hold(gm.graph)
     expand(gm.graph)
     gm.graph.lint()
     gm.recompile()
@@ -110,14 +109,3 @@ def test_what_fuses_with_its_readers_moves_only_what_it_reads_besides():
     gm = contracted(graph_of(f, x, y))
     assert moved(named(gm, "add")) == x.nbytes  # kernels read it: they read x and y instead
     assert moved(named(gm, "cos")) == 2 * x.nbytes  # a library reads it: it reads and writes
-
-
-def test_what_outlives_its_inputs_is_held():
-    def f(x: Tensor) -> Tensor:
-        early = x.mm(x)
-        cheap = early + 1  # Inductor would compute it anew from early for each reader
-        return cheap.sin().mm(x) + cheap
-
-    gm = contracted(graph_of(f, torch.ones(64, 64)))
-    hold(gm.graph)
-    assert [node.args[0].name for node in gm.graph.nodes if "held" in node.name] == ["add"]

@@ -120,7 +120,6 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
                 self.budget = report.budget
             self.report = replace(report, budget=self.budget)
             lower_drops(gm.graph)
-            kernels.hold(gm.graph)
             kernels.expand(gm.graph)
             gm.recompile()
             pair = split(gm, joint_inputs, **{name: facts[name] for name in facts if name != "compiler"})

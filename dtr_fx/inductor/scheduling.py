@@ -15,7 +15,6 @@ import torch
 from torch._inductor import custom_graph_pass, ir, memory
 from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.cpp import CppScheduling
-from torch._inductor.lowering import register_lowering
 from torch._inductor.scheduler import (
     BaseSchedulerNode,
     ExternKernelSchedulerNode,
@@ -26,17 +25,11 @@ from torch._inductor.virtualized import V
 from torch.fx import Graph, Node
 from torch.utils._ordered_set import OrderedSet
 
-from dtr_fx.passes import kernels, storages
+from dtr_fx.passes import storages
 from dtr_fx.passes.storages import tensors_of
 from dtr_fx.passes.workspace import workspaces
 
 from .partition import Partitioner, TooMuch
-
-
-@register_lowering(kernels.held_value)
-def _held(value: ir.TensorBox) -> ir.TensorBox:
-    value.realize()
-    return value
 
 
 @contextlib.contextmanager
