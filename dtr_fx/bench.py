@@ -191,7 +191,7 @@ def measure(trainee: Trainee, options: Options, *, repeats: int = 0) -> Measurem
     peak = measure_peak(lambda: outputs.extend(trainee.step(forward)), device=trainee.device)
     second = trainee.results(outputs)
     outputs.clear()
-    times = [_time(trainee, forward) for _ in range(repeats)]
+    times = [time_of_step(trainee, forward) for _ in range(repeats)]
     trainee.clear_gradients()
     return Measurement(forward, reports[0], (first, second), peak, statistics.median(times) if times else 0.0)
 
@@ -276,7 +276,8 @@ def _row(asked: str, measured: Measurement, base: Measurement) -> Row:
     )
 
 
-def _time(trainee: Trainee, forward: Callable[..., Any]) -> float:
+def time_of_step(trainee: Trainee, forward: Callable[..., Any]) -> float:
+    """Seconds that a step takes, on the device too."""
     trainee.clear_gradients()
     _wait_for(trainee.device)
     started = time.perf_counter()

@@ -20,7 +20,7 @@ from dtr_fx.errors import OptionError
 
 from . import kernels
 from .profile import Profile
-from .storages import hint, tensors_of
+from .storages import hint, nbytes_of, tensors_of
 
 Cost = Callable[[Node], float]
 
@@ -64,7 +64,7 @@ def roofline(device: torch.device) -> Cost:
     def cost(node: Node) -> float:
         written = tensors_of(node.meta.get("val"))
         read = [tensor for used in node.all_input_nodes for tensor in tensors_of(used.meta.get("val"))]
-        moved = sum(_bytes(tensor) for tensor in (*read, *written))
+        moved = sum(nbytes_of(tensor) for tensor in (*read, *written))
         width = written[0].element_size() if written else 4
         speed = figures.flops.get(width, figures.flops[4])
         return figures.launch + max(flops(node) / speed, moved / figures.bandwidth)
@@ -126,7 +126,3 @@ def resolve(costs: str | Cost | Mapping[Any, float], device: torch.device) -> Co
         f"costs={costs!r} is unknown: write 'roofline', 'profile', a function of a node that returns "
         "seconds, or a mapping from node names or targets to seconds"
     )
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return hint(tensor.numel()) * tensor.element_size()

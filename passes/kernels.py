@@ -6,7 +6,7 @@
 What lies inside a kernel is never in memory, so a plan over kernels has nothing to drop there.
 
 A kernel is a cone: an operator that can be fused, and of those before it all whose every reader is in the
-cone (the maximal fanout-free cone of logic synthesis).  Inductor may fuse further than that; see ``reads``.
+cone (the maximal fanout-free cone of logic synthesis).  Inductor may fuse further than that; see ``moved``.
 
 Requires: a decomposed graph, ``meta["val"]`` on every node, nodes in execution order.
 Ensures: the graph computes the same; a kernel stands where its last operator stood.
@@ -25,12 +25,11 @@ from torch.fx.node import map_arg
 
 from . import rng
 from .storages import (
-    hint,
     is_backward,
     is_selection,
+    last_writes,
     may_run_twice,
-    mutated_tensors,
-    storage_key,
+    nbytes_of,
     storage_keys,
     tensors_of,
 )
@@ -55,12 +54,7 @@ class Kernel:
 
 def contract(graph: Graph) -> None:
     """Put the operators of each kernel into one node."""
-    written = {
-        storage_key(tensor)
-        for node in graph.nodes
-        if node.op.startswith("call")
-        for tensor in mutated_tensors(node)
-    }
+    written = last_writes(graph)
     fusible = {node for node in graph.nodes if _is_fusible(node, written)}
     returned = set(graph.output_node().all_input_nodes)
     taken: set[Node] = set()
@@ -91,8 +85,10 @@ def moved(node: Node) -> int:
 
     Where kernels alone read what it makes, it is fused with them: they read what it reads instead of that.
     """
-    made = sum(map(_bytes, tensors_of(node.meta.get("val"))))
-    read = sum(_bytes(tensor) for used in node.all_input_nodes for tensor in tensors_of(used.meta.get("val")))
+    made = sum(map(nbytes_of, tensors_of(node.meta.get("val"))))
+    read = sum(
+        nbytes_of(tensor) for used in node.all_input_nodes for tensor in tensors_of(used.meta.get("val"))
+    )
     readers = _readers(node)
     late = [reader for reader in readers if is_backward(reader)]
     is_fused = all(map(is_kernel, late or readers)) and bool(readers)
@@ -203,7 +199,3 @@ def _aten_target(node: Node) -> Any:
 def _fusible() -> frozenset[Any]:
     """PyTorch's own list (private; checked on torch 2.11 and 2.13)."""
     return frozenset(get_default_op_list().fusible_ops)
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return hint(tensor.numel()) * tensor.element_size()

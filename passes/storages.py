@@ -188,6 +188,11 @@ def storage_bytes(tensor: torch.Tensor, device: torch.device) -> int:
     return -(-nbytes // 512) * 512 if device.type == "cuda" else nbytes
 
 
+def nbytes_of(tensor: torch.Tensor) -> int:
+    """Bytes of the tensor's elements, in the trace at hand."""
+    return hint(tensor.numel()) * tensor.element_size()
+
+
 def hint(size: int | torch.SymInt) -> int:
     """The size in the trace at hand, without a guard on it (``SymNode.hint``: torch 2.11 to 2.13)."""
     return size if isinstance(size, int) else int(size.node.hint or 0)
@@ -297,7 +302,7 @@ class _Analysis:
         self._program = Program(graph_device(gm))
         self._keys: list[int] = []
         self._first_value: dict[int, int] = {}
-        self._last_write = _last_writes(gm)
+        self._last_write = last_writes(gm.graph)
         self._position: dict[Node, int] = {node: i for i, node in enumerate(gm.graph.nodes)}
         self._step_of: dict[Node, Step] = {}
         self._tangents: list[Node] = []
@@ -470,10 +475,10 @@ class _Analysis:
         return number
 
 
-def _last_writes(gm: GraphModule) -> dict[int, int]:
+def last_writes(graph: Graph) -> dict[int, int]:
     """For every storage that the graph changes, the position of the last node that does."""
     last = {}
-    for position, node in enumerate(gm.graph.nodes):
+    for position, node in enumerate(graph.nodes):
         if node.op.startswith("call"):
             for tensor in mutated_tensors(node):
                 last[storage_key(tensor)] = position

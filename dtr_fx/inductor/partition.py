@@ -98,7 +98,9 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
             )
             step = join(*pair)
             kernels.contract(step.graph)
-            self.budget = self._budget_of(gm)
+            whole = copy_of(gm)
+            kernels.contract(whole.graph)
+            self.budget = self._budget_of(whole)
             if not self.is_free and _peak(step) > self.budget:
                 return None
             self.report = replace(rewrite(step, replace(self._options, budget=1.0)), budget=self.budget)
@@ -110,11 +112,11 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
     ) -> tuple[GraphModule, GraphModule]:
         with torch.no_grad(), _mode_of(gm):
             prepare(gm, facts.get("static_lifetime_input_indices") or ())
+            kernels.contract(gm.graph)
             options = self._options
             if options.max_overhead is None:
                 self.budget = self._budget_of(gm)
                 options = replace(options, budget=max(1, self.budget - self._reserve))
-            kernels.contract(gm.graph)
             report = rewrite(gm, options)
             if options.max_overhead is not None:
                 self.budget = report.budget
@@ -127,7 +129,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         return pair
 
     def _budget_of(self, gm: GraphModule) -> int:
-        """The budget in bytes; a share is of the peak of the graph's kernels as they are."""
+        """The budget in bytes, of a graph of kernels; a share is of its peak as it is."""
         spec = parse_budget(self._options.budget)
         device = storages.graph_device(gm)
         inputs = gm.graph.find_nodes(op="placeholder")
@@ -137,12 +139,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
             if node.users and not storages.is_tangent(node)
             for tensor in tensors_of(node.meta.get("val"))
         )
-        peak = 0
-        if spec.kind == "fraction":
-            joint = copy_of(gm)
-            kernels.contract(joint.graph)
-            peak = _peak(joint)
-        return resolve_budget(spec, peak, device, already_held=held)
+        return resolve_budget(spec, _peak(gm) if spec.kind == "fraction" else 0, device, already_held=held)
 
     def uuid(self) -> Any | None:
         """What a compiled graph depends on; None, so that nothing is cached, where that cannot be told."""

@@ -15,7 +15,6 @@ import argparse
 import functools
 import json
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -88,7 +87,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _row(target: str, budget: str, pairs: int) -> Row:
     # Compilation machinery takes seconds to import, which --help need not wait for.
     from dtr_fx.backend import dtr
-    from dtr_fx.bench import Trainee
+    from dtr_fx.bench import Trainee, time_of_step
 
     torch.manual_seed(0)
     model, inputs = load_target(target)
@@ -118,7 +117,9 @@ def _row(target: str, budget: str, pairs: int) -> Row:
         measured=peak,
         plain=plain_peak,
         overhead=report.overhead,
-        time_ratio=statistics.median(_time(trainee, ours) / _time(trainee, plain) for _ in range(pairs)),
+        time_ratio=statistics.median(
+            time_of_step(trainee, ours) / time_of_step(trainee, plain) for _ in range(pairs)
+        ),
         difference=_difference(results, plain_results),
     )
 
@@ -130,15 +131,6 @@ def _measure(trainee: Trainee, forward: Callable[..., Any]) -> tuple[Mapping[str
     trainee.clear_gradients()
     peak = measure_peak(lambda: trainee.step(forward), device=trainee.device)
     return results, peak
-
-
-def _time(trainee: Trainee, forward: Callable[..., Any]) -> float:
-    trainee.clear_gradients()
-    started = time.perf_counter()
-    trainee.step(forward)
-    if trainee.device.type == "cuda":
-        torch.cuda.synchronize(trainee.device)
-    return time.perf_counter() - started
 
 
 def _difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
