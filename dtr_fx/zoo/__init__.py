@@ -19,6 +19,7 @@ from dtr_fx.zoo.densenet import densenet121
 from dtr_fx.zoo.inception import inception
 from dtr_fx.zoo.lstm import lstm
 from dtr_fx.zoo.resnet import resnet32
+from dtr_fx.zoo.shufflenet import shufflenet
 from dtr_fx.zoo.transformer import transformer
 from dtr_fx.zoo.treelstm import treelstm
 from dtr_fx.zoo.unet import unet
@@ -30,6 +31,7 @@ __all__ = [
     "inception",
     "lstm",
     "resnet32",
+    "shufflenet",
     "transformer",
     "treelstm",
     "unet",

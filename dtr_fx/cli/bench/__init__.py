@@ -10,6 +10,7 @@ import argparse
 from dtr_fx.cli.bench import (
     adversary,
     costs,
+    device,
     futures,
     inductor,
     linear,
@@ -24,6 +25,7 @@ from dtr_fx.cli.bench import (
 _BENCHMARKS = {
     "models": models,
     "inductor": inductor,
+    "device": device,
     "costs": costs,
     "linear": linear,
     "adversary": adversary,
