@@ -11,6 +11,7 @@ from dtr_fx.cli.bench import (
     adversary,
     costs,
     device,
+    fusion,
     futures,
     inductor,
     linear,
@@ -25,6 +26,7 @@ from dtr_fx.cli.bench import (
 _BENCHMARKS = {
     "models": models,
     "inductor": inductor,
+    "fusion": fusion,
     "device": device,
     "costs": costs,
     "linear": linear,
