@@ -21,7 +21,8 @@ _TOLERANCE = 0.01
 class Planning:
     """What is known of a graph before it is rewritten.
 
-    ``before`` is its memory timeline as it is, ``need`` what no plan can do without.
+    ``before`` is its memory timeline as it is, ``need`` what no plan can do without.  What an executor has
+    found that a node needs besides, while it runs under a plan, stands in ``meta["dtr_besides"]``, in bytes.
 
     Raises
     ------
@@ -39,11 +40,13 @@ class Planning:
         cost = cost_model.resolve(options.costs, device)
         if options.executor == "inductor" and isinstance(options.costs, str):
             cost = cost_model.of_kernels(cost, device)
-        workspace = workspaces(calls)
+        temporary = workspaces(calls)
+        workspace = {node: nbytes + node.meta.get("dtr_besides", 0) for node, nbytes in temporary.items()}
         self.options = options
         self.program = storages.analyze(gm, cost, workspace, replays_randomness=options.executor == "eager")
         self.workspace_of = {node.name: nbytes for node, nbytes in workspace.items()}
-        self.before = verify.liveness(gm, self.workspace_of, self.program.device)
+        as_it_is = {node.name: nbytes for node, nbytes in temporary.items()}
+        self.before = verify.liveness(gm, as_it_is, self.program.device)
         self.baseline_peak = max(point.live for point in self.before)
         self.need = lower_bound(self.program)
         self.planner = Planner(self.program, options, self.need.nbytes)

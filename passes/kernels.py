@@ -75,6 +75,13 @@ def expand(graph: Graph) -> None:
             seen.add(node.target)
 
 
+def members(node: Node) -> list[str]:
+    """The names of the operators that a node of a contracted graph stands for."""
+    if not isinstance(node.target, Kernel):
+        return [node.name]
+    return [inner.name for inner in node.target.graph.nodes if inner.op == "call_function"]
+
+
 def is_kernel(node: Node) -> bool:
     """Whether Inductor generates code for the node; else it calls a library."""
     return isinstance(node.target, Kernel) or _aten_target(node) in _fusible()

@@ -55,7 +55,7 @@ def compile_step(gm: GraphModule, example_inputs: Sequence[Any], options: Option
     """
     partitioner: Partitioner = AsItIs(options)
     besides: Counter[str] = Counter()
-    excess = 0
+    budget = excess = 0
     for _ in range(_TRIES):
         try:
             return _compile(gm, example_inputs, partitioner)
@@ -66,11 +66,11 @@ def compile_step(gm: GraphModule, example_inputs: Sequence[Any], options: Option
             if too_much is None:
                 raise
         if too_much.excess:
-            excess = max(too_much.excess.values())
+            budget, excess = partitioner.budget, max(too_much.excess.values())
             log.info("Inductor's kernels are %s above the budget", format_bytes(excess))
             besides.update(too_much.excess)
         partitioner = Planned(options, besides)
-    raise OverBudgetError(partitioner.budget, excess)
+    raise OverBudgetError(budget, excess)
 
 
 def _compile(gm: GraphModule, example_inputs: Sequence[Any], partitioner: Partitioner) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ from dtr_fx.passes.storages import tensors_of
 from dtr_fx.passes.workspace import workspaces
 from dtr_fx.report import Report
 from dtr_fx.transform import copy_of, rewrite
+
+# Stands for every step of a plan.
+_ANY = ""
 
 
 class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
@@ -56,6 +59,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
     def _start(self, options: Options, besides: Mapping[str, int] | None = None) -> None:
         self._options = options
         self._besides = dict(besides or {})
+        self._step_of: dict[str, str] = {}
         self.budget = 0
         self.report: Report | None = None
         self.views: set[str] = set()
@@ -77,6 +81,10 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         """At 100% of its peak a graph may be as it would be without a budget."""
         whole = parse_budget(self._options.budget) == BudgetSpec("fraction", 1.0)
         return whole and self._options.max_overhead is None
+
+    def steps_of(self, operators: Iterable[str]) -> set[str]:
+        """The steps of the plan to which operators of its two graphs belong; if they are unknown, any."""
+        return {self._step_of[name] for name in operators if name in self._step_of} or {_ANY}
 
     @property
     def room(self) -> int | None:
@@ -117,7 +125,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
             if options.max_overhead is None:
                 options = replace(options, budget=self._budget_of(gm))
             for node in gm.graph.nodes:
-                node.meta["dtr_besides"] = self._besides.get(node.name, 0)
+                self._step_of.update(dict.fromkeys(kernels.members(node), node.name))
+                node.meta["dtr_besides"] = self._besides.get(node.name, 0) + self._besides.get(_ANY, 0)
             self.report = rewrite(gm, options)
             self.budget = self.report.budget
             lower_drops(gm.graph)
@@ -174,7 +183,7 @@ class AsItIs(Partitioner):
 
 
 class Planned(Partitioner):
-    """A plan in which some operators, by name, need some bytes ``besides``."""
+    """A plan in which some steps need some bytes ``besides``."""
 
     def __init__(self, options: Options, besides: Mapping[str, int]) -> None:
         self._start(options, besides)
@@ -211,7 +220,7 @@ def _peak(gm: GraphModule) -> int:
 
 
 class TooMuch(Exception):
-    """Ends a compilation whose kernels need more than the budget: how much more while each operator runs."""
+    """Ends a compilation whose kernels need more than the budget: how much more at each step of the plan."""
 
     def __init__(self, excess: Mapping[str, int]) -> None:
         super().__init__(excess)

@@ -64,10 +64,10 @@ class Scheduling(_SchedulerPass):  # type: ignore[misc]
         room = self._partitioner.room
         if room is not None:
             excess = {
-                name: live - room
+                step: live - room
                 for node, live in zip(order, estimate.live(order))
                 if live > room
-                for name in _operators(node)
+                for step in self._partitioner.steps_of(_operators(node))
             }
             if excess:
                 raise TooMuch(excess)
@@ -123,7 +123,7 @@ class Fusion(InductorChoices):
 
 
 def _operators(kernel: BaseSchedulerNode) -> Iterator[str]:
-    """The operators that a kernel carries out, by their names in the joint graph."""
+    """The operators that a kernel carries out; what is recomputed by the name of its step."""
     for node in kernel.get_nodes():
         call = _library_call(node)
         origins = node.node.get_origins() if call is None and node.node is not None else [call]
@@ -231,9 +231,7 @@ def _with_layouts(graph: Graph, origin: Node, operands: Sequence[Any]) -> Node:
     for used in origin.all_input_nodes:
         copies[used] = graph.placeholder(used.name)
         copies[used].meta["val"] = _laid_out(used.meta.get("val"), laid_out.get(used))
-    call = graph.node_copy(origin, copies.__getitem__)
-    call.meta.pop("dtr_besides", None)  # it is this that is to be estimated
-    return call
+    return graph.node_copy(origin, copies.__getitem__)
 
 
 def _laid_out(value: Any, operand: Any) -> Any:
