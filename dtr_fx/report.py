@@ -8,6 +8,10 @@ from typing import Any
 
 from dtr_fx.units import format_bytes, format_count, format_percent
 
+# What live bytes are.  Activations are made by the forward pass, gradients by the backward pass, if they are
+# not recomputed; outputs are what the forward pass returns; what an operator takes for itself is temporary.
+KINDS = ("parameter", "input", "activation", "recomputed", "gradient", "output", "temporary")
+
 
 @dataclass(frozen=True)
 class Event:
@@ -18,6 +22,7 @@ class Event:
     the bytes that the step allocates (compute, recompute) or frees (drop, banish), ``cost`` its
     seconds, ``live`` the bytes live while it runs.  ``reason`` says why a drop or a recompute
     happened, ``score`` is the heuristic's score of the dropped storage, ``source`` the user's line.
+    ``storages`` are the positions, in ``Report.storages``, of what the step makes or frees.
     """
 
     kind: str
@@ -30,19 +35,27 @@ class Event:
     reason: str = ""
     score: float | None = None
     source: str = ""
+    storages: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Point:
-    """The bytes live while one operator runs: one point of a memory timeline."""
+    """The bytes live while one operator runs: one point of a memory timeline.
+
+    ``parts`` are the live bytes by kind, in the order of ``KINDS``; their sum is ``live``.
+    """
 
     live: int
     name: str
+    parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class StorageStats:
-    """What happened to one storage: ``kind`` is input, parameter, constant, activation or output."""
+    """What happened to one storage, named after the node that its drops name.
+
+    ``kind`` is input, parameter, constant, activation, output, rng state or kept copy.
+    """
 
     name: str
     kind: str
@@ -59,7 +72,8 @@ class Report:
     ``baseline_peak`` is the peak of the graph as it was, ``planned_peak`` of the rewritten one, as the
     verify pass derives it from the emitted graph; both count inputs and parameters.  ``lower_bound``
     is the largest, over operators, of constants + outputs pinned by then + the operator's own inputs
-    and outputs: no plan can do with less.
+    and outputs: no plan can do with less.  ``trigger`` says why the graph was traced, where a model is traced
+    several times: the shape or guard that changed.
     """
 
     budget: int
@@ -76,6 +90,7 @@ class Report:
     after: tuple[Point, ...]
     storages: tuple[StorageStats, ...]
     seconds: dict[str, float]
+    trigger: str = ""
 
     @property
     def overhead(self) -> float:
@@ -112,5 +127,10 @@ class Report:
             ("after", Point),
             ("storages", StorageStats),
         ):
-            fields[key] = tuple(item(**entry) for entry in fields[key])
+            fields[key] = tuple(item(**_with_tuples(entry)) for entry in fields[key])
         return cls(**fields)
+
+
+def _with_tuples(entry: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows lists only."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}

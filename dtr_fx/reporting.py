@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from torch.fx import GraphModule, Node
 
 from dtr_fx.passes import storages
-from dtr_fx.passes.interpreter import DTRInterpreter
 from dtr_fx.passes.storages import Program
 from dtr_fx.report import Event, Point, Report, StorageStats
 from dtr_fx.runtime import events as kinds
@@ -19,7 +19,6 @@ from dtr_fx.runtime import events as kinds
 def make_report(
     gm: GraphModule,
     program: Program,
-    interpreter: DTRInterpreter | None,
     *,
     budget: int,
     heuristic: str,
@@ -28,7 +27,7 @@ def make_report(
     after: Sequence[Point],
     seconds: dict[str, float],
 ) -> Report:
-    """Put together what the passes know; ``interpreter`` is None where the graph fitted as it was."""
+    """Put together what the passes know of a graph and of what it was rewritten to."""
     events = _events(gm, program, after)
     return Report(
         budget=budget,
@@ -43,7 +42,7 @@ def make_report(
         events=events,
         before=tuple(before),
         after=tuple(after),
-        storages=_storage_stats(program, interpreter),
+        storages=_storage_stats(program, events),
         seconds=seconds,
     )
 
@@ -63,11 +62,9 @@ def _last_frame(stack_trace: str) -> str:
 
 
 def _events(gm: GraphModule, program: Program, after: Sequence[Point]) -> tuple[Event, ...]:
-    step_of = {step.node.name: step for step in program.steps}
-    bytes_of = {
-        name: sum(program.values[value].nbytes for value in step.outputs) for name, step in step_of.items()
-    }
+    step_of = {(step.role, step.node.name): step for step in program.steps}
     value_of = {node.name: tree for node, tree in program.values_of.items() if isinstance(tree, int)}
+    position_of = {value: position for position, value in enumerate(_storages(program))}
     live_at = {point.name: point.live for point in after}
     live = program.constant_bytes
     events = []
@@ -75,30 +72,27 @@ def _events(gm: GraphModule, program: Program, after: Sequence[Point]) -> tuple[
         if node.op in ("placeholder", "get_attr", "output") or storages.is_selection(node):
             continue
         facts: dict[str, Any] = node.meta.get("dtr") or {"role": kinds.COMPUTE, "origin": node.name}
-        is_drop = facts["role"] == kinds.DROP
+        role, origin = facts["role"], facts["origin"]
+        is_save, is_drop = role in _SAVES, role == kinds.DROP
         live = live_at.get(node.name, live)
-        step = step_of.get(facts["origin"])
-        cost = step.cost if step is not None and not is_drop else 0.0
-        if facts["role"] in _SAVES:  # for a later recompute: no node of the original graph
-            origin, nbytes = node.name, _bytes_made(node, program)
-            cost = 0.0 if facts["role"] == storages.SAVE_RNG else cost
-        else:
-            origin = facts["origin"]
-            nbytes = program.values[value_of[origin]].nbytes if is_drop else bytes_of.get(origin, 0)
+        step = step_of.get((role if is_save else storages.COMPUTE, origin))
+        values = [value_of[origin]] if is_drop else step.outputs if step is not None else ()
+        nbytes = sum(program.values[value].nbytes for value in values)
         if is_drop:
             live -= nbytes
         events.append(
             Event(
-                kind=facts["role"] if facts["role"] in _KINDS else kinds.COMPUTE,
+                kind=role if role in _KINDS else kinds.COMPUTE,
                 name=node.name,
-                origin=origin,
+                origin=node.name if is_save else origin,  # a save is no node of the original graph
                 phase=str(node.meta.get("partitioner_tag", "")).removeprefix("is_"),
                 nbytes=nbytes,
-                cost=cost,
+                cost=step.cost if step is not None and not is_drop else 0.0,
                 live=live,
                 reason=facts.get("reason", ""),
                 score=facts.get("score"),
                 source=source_line(node),
+                storages=tuple(position_of[value] for value in values if value in position_of),
             )
         )
     return tuple(events)
@@ -108,35 +102,29 @@ _KINDS = (kinds.COMPUTE, kinds.RECOMPUTE, kinds.DROP, kinds.BANISH)
 _SAVES = (storages.SAVE_RNG, storages.KEEP)
 
 
-def _bytes_made(node: Node, program: Program) -> int:
-    tensors = storages.tensors_of(node.meta["val"])
-    return sum(storages.storage_bytes(tensor, program.device) for tensor in tensors)
+def _storages(program: Program) -> list[int]:
+    """The values that stand for a storage, in the order of ``Report.storages``."""
+    return [value for value in range(len(program.values)) if program.is_storage(value)]
 
 
-def _storage_stats(program: Program, interpreter: DTRInterpreter | None) -> tuple[StorageStats, ...]:
-    drops: dict[int, int] = {}
-    recomputes: dict[int, int] = {}
+def _storage_stats(program: Program, events: Sequence[Event]) -> tuple[StorageStats, ...]:
+    again = [event for event in events if event.kind == kinds.RECOMPUTE]
+    drops = Counter(at for event in events if event.kind == kinds.DROP for at in event.storages)
+    recomputes = Counter(at for event in again for at in event.storages)
     costs: dict[int, float] = {}
-    for event in interpreter.run.runtime.events if interpreter else ():
-        if event.kind == kinds.DROP:
-            assert interpreter is not None
-            value = interpreter.value_of_storage[event.storage]
-            drops[value] = drops.get(value, 0) + 1
-        elif event.kind == kinds.RECOMPUTE:
-            step = program.steps[event.op]
-            for value in step.outputs:
-                recomputes[value] = recomputes.get(value, 0) + 1
-                costs[value] = costs.get(value, 0.0) + step.cost
+    for event in again:
+        for at in event.storages:
+            costs[at] = costs.get(at, 0.0) + event.cost
     results = {value for step in program.steps for value in step.pins}
+    holders = {tree: node.name for node, tree in reversed(program.values_of.items()) if isinstance(tree, int)}
     return tuple(
         StorageStats(
-            value.name,
-            "output" if number in results else value.kind,
-            value.nbytes,
-            drops.get(number, 0),
-            recomputes.get(number, 0),
-            costs.get(number, 0.0),
+            name=holders.get(number, program.values[number].name),
+            kind="output" if number in results else program.values[number].kind,
+            nbytes=program.values[number].nbytes,
+            drops=drops[position],
+            recomputes=recomputes[position],
+            recompute_cost=costs.get(position, 0.0),
         )
-        for number, value in enumerate(program.values)
-        if value.alias_of == number
+        for position, number in enumerate(_storages(program))
     )

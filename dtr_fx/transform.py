@@ -158,7 +158,6 @@ def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool) -> Repor
     report = make_report(
         gm,
         planning.program,
-        interpreter,
         budget=budget,
         heuristic=resolve(options.heuristic).name,
         lower_bound=planning.need.nbytes,
