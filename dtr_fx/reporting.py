@@ -6,8 +6,9 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch.fx import GraphModule, Node
 
 from dtr_fx.passes import storages
@@ -21,7 +22,7 @@ def make_report(
     program: Program,
     *,
     budget: int,
-    heuristic: str,
+    decided_by: str,
     lower_bound: int,
     before: Sequence[Point],
     after: Sequence[Point],
@@ -37,7 +38,7 @@ def make_report(
         constants=program.constant_bytes,
         base_cost=program.base_cost,
         total_cost=sum(event.cost for event in events),
-        heuristic=heuristic,
+        heuristic=decided_by,
         device=str(program.device),
         events=events,
         before=tuple(before),
@@ -63,6 +64,7 @@ def _last_frame(stack_trace: str) -> str:
 
 def _events(gm: GraphModule, program: Program, after: Sequence[Point]) -> tuple[Event, ...]:
     step_of = {(step.role, step.node.name): step for step in program.steps}
+    nodes = {node.name: node for node in gm.graph.nodes}
     value_of = {node.name: tree for node, tree in program.values_of.items() if isinstance(tree, int)}
     position_of = {value: position for position, value in enumerate(_storages(program))}
     live_at = {point.name: point.live for point in after}
@@ -78,6 +80,7 @@ def _events(gm: GraphModule, program: Program, after: Sequence[Point]) -> tuple[
         step = step_of.get((role if is_save else storages.COMPUTE, origin))
         values = [value_of[origin]] if is_drop else step.outputs if step is not None else ()
         nbytes = sum(program.values[value].nbytes for value in values)
+        called = node if is_save else _maker(nodes.get(origin, node))
         if is_drop:
             live -= nbytes
         events.append(
@@ -93,9 +96,43 @@ def _events(gm: GraphModule, program: Program, after: Sequence[Point]) -> tuple[
                 score=facts.get("score"),
                 source=source_line(node),
                 storages=tuple(position_of[value] for value in values if value in position_of),
+                reads=tuple(dict.fromkeys(_maker(used).name for used in node.all_input_nodes)),
+                target=operator_name(called),
+                module=module_path(called),
             )
         )
     return tuple(events)
+
+
+def _maker(node: Node) -> Node:
+    """The operator or input whose result the node is, or is an element of."""
+    while storages.is_selection(node):
+        node = cast(Node, node.args[0])
+    return node
+
+
+def operator_name(node: Node) -> str:
+    """What a node calls: ``aten.mm.default``, ``Linear``, ``relu``."""
+    if node.op == "call_module":
+        return type(node.graph.owning_module.get_submodule(str(node.target))).__name__  # type: ignore[union-attr]
+    if isinstance(node.target, (str, torch._ops.OpOverload)):
+        return str(node.target)
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def module_path(node: Node) -> str:
+    """The path of the module that called the operator, ``blocks.0.mlp``; in backward, of its forward's."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path, _ = list(stack.values())[-1]
+    return _plain_path(str(path))
+
+
+@functools.lru_cache(maxsize=4096)
+def _plain_path(path: str) -> str:
+    """Without what Dynamo puts around the names: ``L['self'].blocks[0]`` is ``blocks.0``."""
+    return ".".join(name for name in re.findall(r"\w+", path) if name not in ("L", "self", "_modules"))
 
 
 _KINDS = (kinds.COMPUTE, kinds.RECOMPUTE, kinds.DROP, kinds.BANISH)
@@ -116,10 +153,10 @@ def _storage_stats(program: Program, events: Sequence[Event]) -> tuple[StorageSt
         for at in event.storages:
             costs[at] = costs.get(at, 0.0) + event.cost
     results = {value for step in program.steps for value in step.pins}
-    holders = {tree: node.name for node, tree in reversed(program.values_of.items()) if isinstance(tree, int)}
+    names = names_of(program)
     return tuple(
         StorageStats(
-            name=holders.get(number, program.values[number].name),
+            name=names[number],
             kind="output" if number in results else program.values[number].kind,
             nbytes=program.values[number].nbytes,
             drops=drops[position],
@@ -128,3 +165,9 @@ def _storage_stats(program: Program, events: Sequence[Event]) -> tuple[StorageSt
         )
         for position, number in enumerate(_storages(program))
     )
+
+
+def names_of(program: Program) -> list[str]:
+    """What each value is called: by the first node that holds it and nothing else."""
+    holders = {tree: node.name for node, tree in reversed(program.values_of.items()) if isinstance(tree, int)}
+    return [holders.get(number, value.name) for number, value in enumerate(program.values)]

@@ -8,11 +8,13 @@ import logging
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 
+from dtr_fx.choices import choices
 from dtr_fx.options import Options
 from dtr_fx.passes import costs as cost_model
 from dtr_fx.passes import verify
@@ -23,7 +25,7 @@ from dtr_fx.passes.rematerialize import Infeasible
 from dtr_fx.planning import Planning
 from dtr_fx.report import Report
 from dtr_fx.reporting import make_report
-from dtr_fx.runtime import Heuristic, collector_paused, resolve
+from dtr_fx.runtime import Heuristic, collector_paused
 from dtr_fx.runtime.heuristics import Score
 from dtr_fx.search import Run
 
@@ -159,12 +161,14 @@ def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool) -> Repor
         gm,
         planning.program,
         budget=budget,
-        heuristic=resolve(options.heuristic).name,
+        decided_by="none" if run is None else run.decided_by,
         lower_bound=planning.need.nbytes,
         before=planning.before,
         after=after,
         seconds=laps.seconds,
     )
+    if run is not None and options.watch is not None:
+        report = replace(report, choices=choices(planning, run, report.events))
     log.info("%s", report.summary())
     return report
 

@@ -53,10 +53,14 @@ def _verdict_color(report: Report) -> str:
 
 
 def _circumstances(report: Report) -> str:
+    decided = _DECIDED.get(report.heuristic, report.heuristic)
     return (
-        f"{report.heuristic} on {report.device}; compute {format_seconds(report.base_cost)} → "
+        f"{decided} on {report.device}; compute {format_seconds(report.base_cost)} → "
         f"{format_seconds(report.total_cost)}; lower bound of any plan {format_bytes(report.lower_bound)}"
     )
+
+
+_DECIDED = {"search": "found by search", "none": "as it was"}
 
 
 # Memory over time
