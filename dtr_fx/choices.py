@@ -1,33 +1,45 @@
-"""Of a plan, the choices that concerned one storage: its score each time, and what went instead."""
+"""Of a plan, the choices that concerned one value: its score each time, and what went instead."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from dtr_fx.passes import storages
-from dtr_fx.passes.storages import Program
-from dtr_fx.planning import Planning
 from dtr_fx.report import Choice, Event
-from dtr_fx.reporting import names_of
 from dtr_fx.runtime.events import COMPUTE, RECOMPUTE
 from dtr_fx.search import Run, Watched, watch
+from dtr_fx.simulate.schedule import Schedule
 
 
-def choices(planning: Planning, run: Run, events: Sequence[Event]) -> tuple[Choice, ...]:
-    """The choices that concerned the storage which the option ``watch`` names.
+def choices(
+    schedule: Schedule,
+    run: Run,
+    value: str,
+    *,
+    names: Sequence[str],
+    origins: Mapping[int, str],
+    events: Sequence[Event],
+) -> tuple[Choice, ...]:
+    """The choices of a heuristic that concerned a value; a search makes none.
 
-    ``events`` are those of the plan's report.  There are no choices if the graph has no such storage, or if a
-    search found the plan, which scores nothing.
+    Parameters
+    ----------
+    schedule, run:
+        What was planned, and the plan.
+    value:
+        Its name; one that is unknown has no choices.
+    names:
+        Of the schedule's tensors.
+    origins:
+        Of the schedule's calls, by number; those without one save something for the call after them.
+    events:
+        Those of the plan's report.
     """
-    program = planning.program
-    names = names_of(program)
-    if planning.options.watch not in names:
+    if value not in names:
         return ()
-    watched = watch(planning.planner.schedule, run, names.index(planning.options.watch))
-    positions = list(_positions(program, run, watched, events))
-    name_of = {tensor.storage.id: names[program.storage(value)] for value, tensor in run.tensors.items()}
+    watched = watch(schedule, run, names.index(value))
+    name_of = {tensor.storage.id: names[schedule.storages[number]] for number, tensor in run.tensors.items()}
     return tuple(
         Choice(
             at=at,
@@ -37,12 +49,12 @@ def choices(planning: Planning, run: Run, events: Sequence[Event]) -> tuple[Choi
             chosen=name_of[choice.chosen],
             chosen_score=_finite(choice.chosen_score),
         )
-        for choice, at in zip(watched, positions)
+        for choice, at in zip(watched, _positions(run, watched, origins, events))
     )
 
 
 def _positions(
-    program: Program, run: Run, watched: Sequence[Watched], events: Sequence[Event]
+    run: Run, watched: Sequence[Watched], origins: Mapping[int, str], events: Sequence[Event]
 ) -> Iterator[int]:
     """Where, among the report's events, the operator is that each choice made room for."""
     runs_of = defaultdict(list)
@@ -55,11 +67,11 @@ def _positions(
         made = run.runtime.events[done : choice.event]
         ran.update(event.op for event in made if event.kind in (COMPUTE, RECOMPUTE))
         done = choice.event
-        step = run.runtime.events[choice.event].op
-        before = ran[step]
-        while program.steps[step].role != storages.COMPUTE:  # a save, for the operator that comes next
-            step, before = step + 1, 0
-        yield runs_of[program.steps[step].node.name][before]
+        call = run.runtime.events[choice.event].op
+        before = ran[call]
+        while call not in origins:
+            call, before = call + 1, 0
+        yield runs_of[origins[call]][before]
 
 
 def _finite(score: float) -> float | None:

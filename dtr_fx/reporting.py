@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -145,6 +145,20 @@ def _storages(program: Program) -> list[int]:
 
 
 def _storage_stats(program: Program, events: Sequence[Event]) -> tuple[StorageStats, ...]:
+    results = {value for step in program.steps for value in step.pins}
+    names = names_of(program)
+    described = (
+        (names[number], "output" if number in results else value.kind, value.nbytes)
+        for number in _storages(program)
+        for value in [program.values[number]]
+    )
+    return storage_stats(described, events)
+
+
+def storage_stats(
+    described: Iterable[tuple[str, str, int]], events: Sequence[Event]
+) -> tuple[StorageStats, ...]:
+    """What happened to storages, given by name, kind and bytes in the order that the events number them."""
     again = [event for event in events if event.kind == kinds.RECOMPUTE]
     drops = Counter(at for event in events if event.kind == kinds.DROP for at in event.storages)
     recomputes = Counter(at for event in again for at in event.storages)
@@ -152,18 +166,9 @@ def _storage_stats(program: Program, events: Sequence[Event]) -> tuple[StorageSt
     for event in again:
         for at in event.storages:
             costs[at] = costs.get(at, 0.0) + event.cost
-    results = {value for step in program.steps for value in step.pins}
-    names = names_of(program)
     return tuple(
-        StorageStats(
-            name=names[number],
-            kind="output" if number in results else program.values[number].kind,
-            nbytes=program.values[number].nbytes,
-            drops=drops[position],
-            recomputes=recomputes[position],
-            recompute_cost=costs.get(position, 0.0),
-        )
-        for position, number in enumerate(_storages(program))
+        StorageStats(name, kind, nbytes, drops[at], recomputes[at], costs.get(at, 0.0))
+        for at, (name, kind, nbytes) in enumerate(described)
     )
 
 

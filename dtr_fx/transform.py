@@ -22,9 +22,10 @@ from dtr_fx.passes.drops import lower_drops
 from dtr_fx.passes.interpreter import DTRInterpreter
 from dtr_fx.passes.propagate import propagate
 from dtr_fx.passes.rematerialize import Infeasible
+from dtr_fx.passes.storages import COMPUTE
 from dtr_fx.planning import Planning
-from dtr_fx.report import Report
-from dtr_fx.reporting import make_report
+from dtr_fx.report import Choice, Report
+from dtr_fx.reporting import make_report, names_of
 from dtr_fx.runtime import Heuristic, collector_paused
 from dtr_fx.runtime.heuristics import Score
 from dtr_fx.search import Run
@@ -168,9 +169,21 @@ def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool) -> Repor
         seconds=laps.seconds,
     )
     if run is not None and options.watch is not None:
-        report = replace(report, choices=choices(planning, run, report.events))
+        report = replace(report, choices=_choices(planning, run, options.watch, report))
     log.info("%s", report.summary())
     return report
+
+
+def _choices(planning: Planning, run: Run, value: str, report: Report) -> tuple[Choice, ...]:
+    program = planning.program
+    return choices(
+        planning.planner.schedule,
+        run,
+        value,
+        names=names_of(program),
+        origins={n: step.node.name for n, step in enumerate(program.steps) if step.role == COMPUTE},
+        events=report.events,
+    )
 
 
 def _plan(planning: Planning, *, saves_nothing: bool) -> tuple[int, Run | None]:

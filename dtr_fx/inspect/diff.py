@@ -2,7 +2,7 @@
 
     render_diff
     ├── Report.summary      did it fit, and what did that cost
-    ├── _timelines          memory over operators as block characters, one scale, the budget as a line
+    ├── timelines           memory over operators as block characters, one scale, the budget as a line
     └── _sections           one per phase, in execution order
         └── _fold           which events are shown, and how many operators lie between
 
@@ -11,18 +11,15 @@ Nodes are matched by the node of the original graph that they stand for, not by 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import groupby
 
-from dtr_fx.inspect.text import BLOCKS, BOLD, DIM, GREEN, RED, YELLOW, Ink
-from dtr_fx.report import Event, Point, Report
+from dtr_fx.inspect.text import BOLD, DIM, GREEN, RED, Ink, clip, without_folder
+from dtr_fx.inspect.timeline import timelines
+from dtr_fx.report import Event, Report
 from dtr_fx.units import format_bytes, format_count, format_seconds
 
-_LINE = "▔"
-_ROWS = 4  # of a timeline, up to its highest point
 _CONTEXT = 1  # unchanged operators shown on either side of a change
 _NARROWEST = 72
 _MARKS = {"drop": ("-", RED), "recompute": ("+", GREEN)}
@@ -43,7 +40,7 @@ def render_diff(report: Report, *, width: int = 100, color: bool = False) -> str
     ink = Ink(color)
     width = max(width, _NARROWEST)
     lines = [ink(_verdict_color(report), report.summary()), ink(DIM, _circumstances(report)), ""]
-    lines += _timelines(report, width, ink)
+    lines += timelines(report, width, ink)
     lines += _sections(report.events, width, ink)
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
@@ -61,68 +58,6 @@ def _circumstances(report: Report) -> str:
 
 
 _DECIDED = {"search": "found by search", "none": "as it was"}
-
-
-# Memory over time
-
-
-@dataclass(frozen=True)
-class _Scale:
-    """``unit`` bytes a row; the budget lies on the top edge of row ``line - 1`` (0: not drawn)."""
-
-    unit: Fraction
-    line: int
-
-
-def _scale(report: Report) -> _Scale:
-    """One scale for both timelines, on which the budget falls between two rows."""
-    top = max((point.live for point in (*report.before, *report.after)), default=0) or 1
-    if not top <= 10 * report.budget <= 15 * top:  # the line would leave no room for the memory
-        return _Scale(Fraction(top, _ROWS), 0)
-    line = max(1, round(Fraction(_ROWS * report.budget, top)))
-    return _Scale(Fraction(report.budget, line), line)
-
-
-def _timelines(report: Report, width: int, ink: Ink) -> Iterator[str]:
-    scale = _scale(report)
-    label = f" budget {format_bytes(report.budget)}"
-    sources = {event.origin: event.source for event in report.events}
-    sources |= {event.name: event.source for event in report.events}
-    for title, points, peak in (
-        ("before", report.before, report.baseline_peak),
-        ("after", report.after, report.planned_peak),
-    ):
-        yield ink(BOLD, title) + _clip(f"  {_peak_at(points, peak, sources)}", width - len(title))
-        for row, cells in _bars(_resample(points, width - len(label)), scale):
-            at_line = row == scale.line - 1
-            bar = ink(RED if scale.line and row >= scale.line else "", cells)
-            yield bar + (ink(YELLOW, label) if at_line else "")
-        yield ""
-
-
-def _peak_at(points: Sequence[Point], peak: int, sources: dict[str, str]) -> str:
-    if not points:
-        return "no operators"
-    name = max(points, key=lambda point: point.live).name
-    return f"peak {format_bytes(peak)} at {name}  {_without_folder(sources.get(name, ''))}"
-
-
-def _resample(points: Sequence[Point], columns: int) -> list[int]:
-    """The highest live bytes of each column's share of the operators, so that no peak is lost."""
-    count = len(points)
-    spans = ((i * count // columns, -(-(i + 1) * count // columns)) for i in range(columns if count else 0))
-    return [max(point.live for point in points[start:stop]) for start, stop in spans]
-
-
-def _bars(live: Sequence[int], scale: _Scale) -> Iterator[tuple[int, str]]:
-    """Rows from the highest that is used down, each with its number."""
-    # Rounded up: a byte above the budget shows above its line.
-    eighths = [-(-8 * nbytes // scale.unit) for nbytes in live]
-    rows = max([scale.line, *(-(-height // 8) for height in eighths)]) if eighths else 0
-    for row in reversed(range(rows)):
-        cells = (BLOCKS[min(max(height - 8 * row, 0), 8)] for height in eighths)
-        empty = _LINE if row == scale.line - 1 else " "
-        yield row, "".join(empty if cell == " " else cell for cell in cells)
 
 
 # The folded diff
@@ -189,7 +124,7 @@ def _row(mark: str, verb: str, name: str, size: str, why: str, source: str, colu
         f"{mark:1} {verb:9}",
         f"{_shorten(name, columns.name):{columns.name}}",
         f"{size:>9}",
-        f"{_clip(why, columns.why):{columns.why}}",
+        f"{clip(why, columns.why):{columns.why}}",
         f"{_clip_source(source, columns.source):{columns.source}}",
     )
     return "  ".join(cells) + f"{'':11}"
@@ -242,16 +177,8 @@ def _shorten(text: str, width: int) -> str:
     if len(text) <= width:
         return text
     tail = (width - 1) // 2
-    return _clip(text, width - tail) + text[len(text) - tail :]
-
-
-def _clip(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
+    return clip(text, width - tail) + text[len(text) - tail :]
 
 
 def _clip_source(source: str, width: int) -> str:
-    return source if len(source) <= width else _clip(_without_folder(source), width)
-
-
-def _without_folder(source: str) -> str:
-    return re.sub(r"^\S*[/\\]", "", source)
+    return source if len(source) <= width else clip(without_folder(source), width)
