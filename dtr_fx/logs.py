@@ -199,6 +199,7 @@ class _Told:
         is_first = step.kind == kinds.COMPUTE
         name = origin if is_first else self._again(origin)
         reads = dict.fromkeys(self._maker[tensor] for tensor in call.inputs)
+        used = [self._schedule.storages[tensor] for tensor in call.inputs]
         fresh = [output for output in call.outputs if output.alias is None]
         for output in fresh:
             if output.tensor not in self._resident:
@@ -216,6 +217,7 @@ class _Told:
                 cost=call.cost * _NANOSECOND,
                 live=step.used,
                 storages=tuple(self._position_of[output.tensor] for output in fresh),
+                uses=tuple(dict.fromkeys(self._position_of[tensor] for tensor in used)),
                 reads=tuple(reads),
                 target=call.name,
             )

@@ -22,9 +22,9 @@ class Event:
     the bytes that the step allocates (compute, recompute) or frees (drop, banish), ``cost`` its
     seconds, ``live`` the bytes live while it runs.  ``reason`` says why a drop or a recompute
     happened, ``score`` is the heuristic's score of the dropped storage, ``source`` the user's line.
-    ``storages`` are the positions, in ``Report.storages``, of what the step makes or frees.  ``reads`` names
-    the events and inputs that it reads, ``target`` is the operator (``aten.mm.default``), and ``module`` the
-    path of the module that called it.
+    ``storages`` are the positions, in ``Report.storages``, of what the step makes or frees, ``uses`` those of
+    what it reads; ``reads`` names the events and inputs that this comes from.  ``target`` is the operator
+    (``aten.mm.default``), ``module`` the path of the module that called it.
     """
 
     kind: str
@@ -38,6 +38,7 @@ class Event:
     score: float | None = None
     source: str = ""
     storages: tuple[int, ...] = ()
+    uses: tuple[int, ...] = ()
     reads: tuple[str, ...] = ()
     target: str = ""
     module: str = ""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
+import torch.utils._pytree as pytree
 from torch.fx import GraphModule, Node
 
 from dtr_fx.passes import storages
@@ -65,6 +66,7 @@ def _last_frame(stack_trace: str) -> str:
 def _events(gm: GraphModule, program: Program, after: Sequence[Point]) -> tuple[Event, ...]:
     step_of = {(step.role, step.node.name): step for step in program.steps}
     nodes = {node.name: node for node in gm.graph.nodes}
+    values_of = _Values(program, nodes)
     value_of = {node.name: tree for node, tree in program.values_of.items() if isinstance(tree, int)}
     position_of = {value: position for position, value in enumerate(_storages(program))}
     live_at = {point.name: point.live for point in after}
@@ -73,7 +75,7 @@ def _events(gm: GraphModule, program: Program, after: Sequence[Point]) -> tuple[
     for node in gm.graph.nodes:
         if node.op in ("placeholder", "get_attr", "output") or storages.is_selection(node):
             continue
-        facts: dict[str, Any] = node.meta.get("dtr") or {"role": kinds.COMPUTE, "origin": node.name}
+        facts = _facts(node)
         role, origin = facts["role"], facts["origin"]
         is_save, is_drop = role in _SAVES, role == kinds.DROP
         live = live_at.get(node.name, live)
@@ -96,12 +98,40 @@ def _events(gm: GraphModule, program: Program, after: Sequence[Point]) -> tuple[
                 score=facts.get("score"),
                 source=source_line(node),
                 storages=tuple(position_of[value] for value in values if value in position_of),
+                uses=tuple(dict.fromkeys(position_of[value] for value in values_of.read_by(node))),
                 reads=tuple(dict.fromkeys(_maker(used).name for used in node.all_input_nodes)),
                 target=operator_name(called),
                 module=module_path(called),
             )
         )
     return tuple(events)
+
+
+def _facts(node: Node) -> dict[str, Any]:
+    """What a plan says of a node; one of which it says nothing is the original graph's."""
+    return node.meta.get("dtr") or {"role": kinds.COMPUTE, "origin": node.name}
+
+
+class _Values:
+    """The values that the nodes of a rewritten graph hold, by the nodes that they stand for."""
+
+    def __init__(self, program: Program, nodes: Mapping[str, Node]) -> None:
+        self._program = program
+        self._nodes = nodes
+        self._saved = {
+            (step.role, step.node.name): step.outputs for step in program.steps if step.role in _SAVES
+        }
+
+    def read_by(self, node: Node) -> list[int]:
+        """Those that stand for the storages that the node reads."""
+        return [self._program.storage(value) for used in node.all_input_nodes for value in self._of(used)]
+
+    def _of(self, node: Node) -> Sequence[int]:
+        facts = _facts(node)
+        if facts["role"] in _SAVES:
+            return self._saved[facts["role"], facts["origin"]]
+        tree = self._program.values_of.get(self._nodes.get(facts["origin"], node), ())
+        return [value for value in pytree.tree_leaves(tree) if value is not None]
 
 
 def _maker(node: Node) -> Node:
@@ -145,7 +175,8 @@ def _storages(program: Program) -> list[int]:
 
 
 def _storage_stats(program: Program, events: Sequence[Event]) -> tuple[StorageStats, ...]:
-    results = {value for step in program.steps for value in step.pins}
+    results = {program.storage(value) for step in program.steps for value in step.pins}
+    results.difference_update(program.constants)
     names = names_of(program)
     described = (
         (names[number], "output" if number in results else value.kind, value.nbytes)

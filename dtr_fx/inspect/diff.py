@@ -22,7 +22,7 @@ from dtr_fx.units import format_bytes, format_count, format_seconds
 
 _CONTEXT = 1  # unchanged operators shown on either side of a change
 _NARROWEST = 72
-_MARKS = {"drop": ("-", RED), "recompute": ("+", GREEN)}
+MARKS = {"drop": ("-", RED), "recompute": ("+", GREEN)}
 
 
 def render_diff(report: Report, *, width: int = 100, color: bool = False) -> str:
@@ -94,12 +94,12 @@ def _sections(events: Sequence[Event], width: int, ink: Ink) -> Iterator[str]:
             if isinstance(row, _Fold):
                 yield ink(DIM, _fold_line(row, width))
             else:
-                yield ink(_MARKS.get(row.kind, (" ", ""))[1], _event_line(row, columns))
+                yield ink(MARKS.get(row.kind, (" ", ""))[1], _event_line(row, columns))
 
 
 def _fold(events: Sequence[Event]) -> list[Event | _Fold]:
     """Every change with its context; runs of other operators become one entry."""
-    changes = [i for i, event in enumerate(events) if event.kind in _MARKS]
+    changes = [i for i, event in enumerate(events) if event.kind in MARKS]
     near = {i + offset for i in changes for offset in range(-_CONTEXT, _CONTEXT + 1)}
     rows: list[Event | _Fold] = []
     for is_near, group in groupby(range(len(events)), key=near.__contains__):
@@ -113,8 +113,8 @@ def _fold(events: Sequence[Event]) -> list[Event | _Fold]:
 
 def _columns(rows: Sequence[Event], width: int) -> _Columns:
     room = width - len(_row("", "", "", "", "", "", _Columns(0, 0, 0)))
-    name = min(max((len(_name(event)) for event in rows), default=0), room * 2 // 5)
-    why = min(max((len(_why(event)) for event in rows), default=0), (room - name) // 2)
+    name = min(max((len(name_of(event)) for event in rows), default=0), room * 2 // 5)
+    why = min(max((len(reason_of(event)) for event in rows), default=0), (room - name) // 2)
     return _Columns(name, why, room - name - why)
 
 
@@ -150,11 +150,11 @@ def _fold_line(fold: _Fold, width: int) -> str:
 
 
 def _event_line(event: Event, columns: _Columns) -> str:
-    mark, _ = _MARKS.get(event.kind, (" ", ""))
-    verb = event.kind if event.kind in _MARKS else ""
+    mark, _ = MARKS.get(event.kind, (" ", ""))
+    verb = event.kind if event.kind in MARKS else ""
     # Half a score says nothing: where it does not fit, the reason stands alone.
-    why = _why(event) if len(_why(event)) <= columns.why else event.reason
-    row = _row(mark, verb, _name(event), format_bytes(event.nbytes), why, event.source, columns)
+    why = reason_of(event) if len(reason_of(event)) <= columns.why else event.reason
+    row = _row(mark, verb, name_of(event), format_bytes(event.nbytes), why, event.source, columns)
     return _with_live(row, format_bytes(event.live))
 
 
@@ -162,12 +162,12 @@ def _with_live(line: str, live: str) -> str:
     return line[: len(line) - len(live)] + live
 
 
-def _name(event: Event) -> str:
+def name_of(event: Event) -> str:
     """The node of the original graph: the same name where a value is dropped and where it is remade."""
     return event.origin or event.name
 
 
-def _why(event: Event) -> str:
+def reason_of(event: Event) -> str:
     score = "" if event.score is None else f"({event.score:.2g})"
     return f"{event.reason} {score}".strip()
 
