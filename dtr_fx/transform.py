@@ -100,6 +100,13 @@ def transform(
         planner=planner,
         plan_seconds=plan_seconds,
     )
+    return rewritten_copy(gm, options, example_inputs)
+
+
+def rewritten_copy(
+    gm: GraphModule, options: Options, example_inputs: Sequence[Any] | None = None
+) -> tuple[GraphModule, Report]:
+    """A rewritten copy of any graph; see ``transform``."""
     rewritten = copy_of(gm)
     forget_earlier_rewrite(rewritten)
     propagate(rewritten, example_inputs)

@@ -1,4 +1,4 @@
-"""The life of one value: computed, read, weighed, dropped, recomputed, freed; and what keeping it would take."""
+"""The life of one value: computed, read, weighed, dropped, recomputed, freed; what keeping it would take."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Moment:
     """One thing that happened to the value.
 
     ``kind`` is ``"given"``, ``"computed"``, ``"read"``, ``"weighed"``, ``"dropped"``, ``"recomputed"`` or
-    ``"freed"``; ``at`` is the position in ``Report.events`` of the ``operator``, at which ``live`` bytes are live.
+    ``"freed"``; ``at`` is the position in ``Report.events`` of the ``operator``, of ``live`` bytes.
     """
 
     kind: str

@@ -6,11 +6,41 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from tabulate import tabulate
+
 from dtr_fx.inspect.text import BLOCKS, BOLD, RED, YELLOW, Ink, clip, without_folder
-from dtr_fx.report import Point, Report
+from dtr_fx.report import KINDS, Point, Report
 from dtr_fx.units import format_bytes
 
 _LINE = "▔"
+_NARROWEST = 72
+
+
+_TALL = 12  # rows of a chart that stands alone
+
+
+def render_timeline(report: Report, *, width: int = 100, color: bool = False) -> str:
+    """Both charts, and what is live at their peaks, by kind."""
+    ink = Ink(color)
+    lines = [ink(BOLD, report.summary()), "", *timelines(report, max(width, _NARROWEST), ink, _TALL)]
+    return "\n".join([*(line.rstrip() for line in lines), _parts_table(report)]) + "\n"
+
+
+def _parts_table(report: Report) -> str:
+    peaks = {
+        title: max(points, key=lambda point: point.live)
+        for title, points in (("before", report.before), ("after", report.after))
+        if points
+    }
+    rows = [
+        {"": title, "operator": point.name, "live": format_bytes(point.live)}
+        | {kind: format_bytes(part) for kind, part in zip(KINDS, point.parts) if part}
+        for title, point in peaks.items()
+    ]
+    used = [kind for kind in KINDS if any(kind in row for row in rows)]
+    rows = [{key: row.get(key, "") for key in ("", "operator", "live", *used)} for row in rows]
+    alignment = ["left", "left", *["right"] * (1 + len(used))]
+    return tabulate(rows, headers="keys", disable_numparse=True, colalign=alignment) if rows else ""
 
 
 @dataclass(frozen=True)
