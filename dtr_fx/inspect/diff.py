@@ -42,7 +42,7 @@ def render_diff(report: Report, *, width: int = 100, color: bool = False) -> str
     """
     ink = Ink(color)
     width = max(width, _NARROWEST)
-    lines = [ink(_verdict_color(report), report.summary()), ink(DIM, _circumstances(report)), ""]
+    lines = [ink(_verdict_color(report), report.summary()), ink(DIM, circumstances(report)), ""]
     lines += _timelines(report, width, ink)
     lines += _sections(report.events, width, ink)
     return "\n".join(line.rstrip() for line in lines) + "\n"
@@ -52,7 +52,8 @@ def _verdict_color(report: Report) -> str:
     return BOLD if report.planned_peak <= report.budget else f"{BOLD};{RED}"
 
 
-def _circumstances(report: Report) -> str:
+def circumstances(report: Report) -> str:
+    """One line: the heuristic, the device, compute before and after, the lower bound."""
     return (
         f"{report.heuristic} on {report.device}; compute {format_seconds(report.base_cost)} → "
         f"{format_seconds(report.total_cost)}; lower bound of any plan {format_bytes(report.lower_bound)}"
@@ -82,13 +83,12 @@ def _scale(report: Report) -> _Scale:
 def _timelines(report: Report, width: int, ink: Ink) -> Iterator[str]:
     scale = _scale(report)
     label = f" budget {format_bytes(report.budget)}"
-    sources = {event.origin: event.source for event in report.events}
-    sources |= {event.name: event.source for event in report.events}
+    sources = sources_by_name(report)
     for title, points, peak in (
         ("before", report.before, report.baseline_peak),
         ("after", report.after, report.planned_peak),
     ):
-        yield ink(BOLD, title) + _clip(f"  {_peak_at(points, peak, sources)}", width - len(title))
+        yield ink(BOLD, title) + _clip(f"  {peak_at(points, peak, sources)}", width - len(title))
         for row, cells in _bars(_resample(points, width - len(label)), scale):
             at_line = row == scale.line - 1
             bar = ink(RED if scale.line and row >= scale.line else "", cells)
@@ -96,7 +96,14 @@ def _timelines(report: Report, width: int, ink: Ink) -> Iterator[str]:
         yield ""
 
 
-def _peak_at(points: Sequence[Point], peak: int, sources: dict[str, str]) -> str:
+def sources_by_name(report: Report) -> dict[str, str]:
+    """The user's lines of all operators, before and after."""
+    sources = {event.origin: event.source for event in report.events}
+    return sources | {event.name: event.source for event in report.events}
+
+
+def peak_at(points: Sequence[Point], peak: int, sources: dict[str, str]) -> str:
+    """The peak, its operator, and the user's line."""
     if not points:
         return "no operators"
     name = max(points, key=lambda point: point.live).name
