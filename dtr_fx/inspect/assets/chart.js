@@ -173,7 +173,7 @@ class Chart {
     const x = this.x(this.places[which][i]);
     const y = this.y(live[i]);
     this.add("circle", { class: "peak", cx: x, cy: y, r: 4 });
-    const isRight = x > this.width / 2;
+    const isRight = x > 0.6 * this.width;
     const where = this.width < 600 ? "" : ` at ${name[i]}`;
     const label = `${which}: ${formatBytes(live[i])}${where}`;
     this.text(x + (isRight ? -9 : 9), Math.max(y - 8, 12), label, isRight ? "end" : "start", "halo peak-label");

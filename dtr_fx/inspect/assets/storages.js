@@ -58,6 +58,7 @@ class Storages {
   }
 
   point(row) {
-    this.light(row ? this.storages[row.dataset.storage].events : []);
+    const events = row ? this.storages[row.dataset.storage].events : [];
+    this.light(events, events.find((event) => event.kind === "drop"));
   }
 }
