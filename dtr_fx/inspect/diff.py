@@ -39,7 +39,7 @@ def render_diff(report: Report, *, width: int = 100, color: bool = False) -> str
     """
     ink = Ink(color)
     width = max(width, _NARROWEST)
-    lines = [ink(_verdict_color(report), report.summary()), ink(DIM, _circumstances(report)), ""]
+    lines = [ink(_verdict_color(report), report.summary()), ink(DIM, circumstances(report)), ""]
     lines += timelines(report, width, ink)
     lines += _sections(report.events, width, ink)
     return "\n".join(line.rstrip() for line in lines) + "\n"
@@ -49,7 +49,8 @@ def _verdict_color(report: Report) -> str:
     return BOLD if report.planned_peak <= report.budget else f"{BOLD};{RED}"
 
 
-def _circumstances(report: Report) -> str:
+def circumstances(report: Report) -> str:
+    """One line: who decided, the device, compute before and after, the lower bound."""
     decided = _DECIDED.get(report.heuristic, report.heuristic)
     return (
         f"{decided} on {report.device}; compute {format_seconds(report.base_cost)} → "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
+from string import Template
 
 # The policy holds the browser to it that nothing is loaded.
 _PAGE = """<!DOCTYPE html>
@@ -28,10 +29,10 @@ script-src 'unsafe-inline'; img-src data:">
 
 def document(title: str, body: str, *, styles: Sequence[str] = (), scripts: Sequence[str] = ()) -> str:
     """A page with the given title and body; ``styles`` and ``scripts`` name files in ``assets``."""
-    script = "".join(map(_asset, scripts))
+    script = "".join(map(_text, scripts))
     return _PAGE.format(
         title=escape(title),
-        style="".join(map(_asset, ("base.css", *styles))),
+        style="".join(map(_text, ("base.css", *styles))),
         body=body,
         script=f'<script>\n"use strict";\n{script}</script>\n' if scripts else "",
     )
@@ -42,5 +43,10 @@ def row(cell: str, texts: Iterable[str]) -> str:
     return "<tr>" + "".join(f"<{cell}>{escape(text)}</{cell}>" for text in texts) + "</tr>"
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> Template:
+    """A file of ``assets``, in which ``$name`` may stand for what is filled in."""
+    return Template(_text(name))
+
+
+def _text(name: str) -> str:
     return resources.files("dtr_fx.inspect").joinpath("assets").joinpath(name).read_text(encoding="utf-8")

@@ -64,13 +64,12 @@ def timelines(report: Report, width: int, ink: Ink, rows: int = 4) -> Iterator[s
     """The lines of both charts, ``rows`` high up to the highest point, each under its title."""
     scale = _scale(report, rows)
     label = f" budget {format_bytes(report.budget)}"
-    sources = {event.origin: event.source for event in report.events}
-    sources |= {event.name: event.source for event in report.events}
+    sources = sources_by_name(report)
     for title, points, peak in (
         ("before", report.before, report.baseline_peak),
         ("after", report.after, report.planned_peak),
     ):
-        yield ink(BOLD, title) + clip(f"  {_peak_at(points, peak, sources)}", width - len(title))
+        yield ink(BOLD, title) + clip(f"  {peak_at(points, peak, sources)}", width - len(title))
         for row, cells in _bars(_resample(points, width - len(label)), scale):
             at_line = row == scale.line - 1
             bar = ink(RED if scale.line and row >= scale.line else "", cells)
@@ -78,7 +77,14 @@ def timelines(report: Report, width: int, ink: Ink, rows: int = 4) -> Iterator[s
         yield ""
 
 
-def _peak_at(points: Sequence[Point], peak: int, sources: dict[str, str]) -> str:
+def sources_by_name(report: Report) -> dict[str, str]:
+    """The user's lines of all operators, before and after."""
+    sources = {event.origin: event.source for event in report.events}
+    return sources | {event.name: event.source for event in report.events}
+
+
+def peak_at(points: Sequence[Point], peak: int, sources: dict[str, str]) -> str:
+    """The peak, its operator, and the user's line."""
     if not points:
         return "no operators"
     name = max(points, key=lambda point: point.live).name
