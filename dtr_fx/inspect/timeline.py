@@ -27,20 +27,19 @@ def render_timeline(report: Report, *, width: int = 100, color: bool = False) ->
 
 
 def _parts_table(report: Report) -> str:
-    peaks = {
-        title: max(points, key=lambda point: point.live)
-        for title, points in (("before", report.before), ("after", report.after))
-        if points
-    }
-    rows = [
-        {"": title, "operator": point.name, "live": format_bytes(point.live)}
-        | {kind: format_bytes(part) for kind, part in zip(KINDS, point.parts) if part}
-        for title, point in peaks.items()
+    """What is live at the two peaks, by kind."""
+    if not (report.before and report.after):
+        return ""
+    peaks = [max(points, key=lambda point: point.live) for points in (report.before, report.after)]
+    rows = [["operator", *(point.name for point in peaks)]]
+    rows += [
+        [kind, *map(format_bytes, parts)]
+        for kind, *parts in zip(KINDS, *(point.parts for point in peaks))
+        if any(parts)
     ]
-    used = [kind for kind in KINDS if any(kind in row for row in rows)]
-    rows = [{key: row.get(key, "") for key in ("", "operator", "live", *used)} for row in rows]
-    alignment = ["left", "left", *["right"] * (1 + len(used))]
-    return tabulate(rows, headers="keys", disable_numparse=True, colalign=alignment) if rows else ""
+    rows.append(["live", *(format_bytes(point.live) for point in peaks)])
+    headers = ("at the peak", "before", "after")
+    return tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right"))
 
 
 @dataclass(frozen=True)
