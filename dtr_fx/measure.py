@@ -203,12 +203,15 @@ def _quiet_profiler() -> Iterator[None]:
 def free_memory(device: torch.device) -> int | None:
     """Bytes that this process can have on the device by now; None where neither device nor system tells.
 
-    On a CUDA device that includes what the caching allocator holds and does not use. On a CPU it is what
+    On a CUDA device that includes what the caching allocator holds and does not use, and the limit that
+    ``torch.cuda.set_per_process_memory_fraction`` has set counts. On a CPU it is what
     Linux says can be had without swapping; on other systems the pages that are free.
     """
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free, total = torch.cuda.mem_get_info(device)
+        reserved = torch.cuda.memory_reserved(device)
+        allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total) - reserved
+        return min(free, allowed) + reserved - torch.cuda.memory_allocated(device)
     return _free_on_linux() or _free_pages() if device.type == "cpu" else None
 
 

@@ -26,6 +26,8 @@ _FORMS = (
 )
 
 
+# The caching allocator takes memory in blocks of 2 MiB and more, and what lies between them is lost.
+_USABLE = 0.95
 _PLANNERS = ("search", "online")
 _EXECUTORS = ("eager", "inductor")
 
@@ -46,8 +48,8 @@ def parse_budget(value: object) -> BudgetSpec:
     value:
         A float in (0, 1] or ``"60%"``: a fraction of the graph's own unconstrained peak.  An int or
         ``"8GiB"``, ``"512MiB"``, ``"100KiB"`` (binary), ``"8GB"``, ``"512MB"``, ``"100KB"`` (decimal),
-        ``"123B"``: bytes.  ``"auto"``: what the device has free.  A number in a string, as a command
-        line gives it, means what the number means: ``"0.6"`` is a fraction, ``"100000"`` bytes.
+        ``"123B"``: bytes.  ``"auto"``: what the device has free, on a GPU 95% of it.  A number in a string,
+        as a command line gives it, means what the number means: ``"0.6"`` is a fraction, ``"100000"`` bytes.
 
     Raises
     ------
@@ -274,4 +276,4 @@ def _available(device: torch.device) -> int:
     free = free_memory(device)
     if free is None:
         raise OptionError(f"budget='auto': {device.type} does not tell its free memory; write the bytes")
-    return free
+    return int(_USABLE * free) if device.type == "cuda" else free

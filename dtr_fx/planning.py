@@ -37,8 +37,8 @@ class Planning:
             raise GraphError("the graph has no operators: there is nothing to plan")
         device = storages.graph_device(gm)
         cost = cost_model.resolve(options.costs, device)
-        if options.executor == "inductor" and isinstance(options.costs, str) and device.type != "cpu":
-            cost = cost_model.fused(cost, device)
+        if options.executor == "inductor" and isinstance(options.costs, str):
+            cost = cost_model.of_kernels(cost, device)
         workspace = workspaces(calls)
         self.options = options
         self.program = storages.analyze(gm, cost, workspace, replays_randomness=options.executor == "eager")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -104,12 +104,12 @@ def min_cut(joint: Joint, budget: float) -> Pair:
 
     It merges common subexpressions first, so that it can cost less than the eager step.
     """
-    with _activation_memory_budget(budget), _mode(joint):
+    with activation_memory_budget(budget), _mode(joint):
         return _pair(min_cut_rematerialization_partition(joint.copy(), joint.inputs, **joint.facts))
 
 
-def _activation_memory_budget(budget: float) -> contextlib.AbstractContextManager[Any]:
-    """The setting lives in a private module; checked on torch 2.11 and 2.13."""
+def activation_memory_budget(budget: float) -> contextlib.AbstractContextManager[Any]:
+    """What PyTorch's partitioner is given; the setting lives in a private module (torch 2.11 and 2.13)."""
     return torch._functorch.config.patch(activation_memory_budget=budget)
 
 
@@ -126,8 +126,7 @@ def checkpointed(model: nn.Module, inputs: Inputs, blocks: Iterable[nn.Module] |
     it. Eager checkpointing runs a region again at once, up to the last value that is needed: its cost is no
     lower.
     """
-    chosen = blocks_of(model) if blocks is None else list(blocks)
-    with _checkpoints(chosen):
+    with checkpoints(model, blocks):
         joint = trace(model, inputs)
     with _mode(joint):
         return _pair(default_partition(joint.copy(), joint.inputs, **joint.facts))
@@ -147,13 +146,15 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 @contextlib.contextmanager
-def _checkpoints(blocks: Sequence[nn.Module]) -> Iterator[None]:
-    for block in blocks:
+def checkpoints(model: nn.Module, blocks: Iterable[nn.Module] | None = None) -> Iterator[None]:
+    """``torch.utils.checkpoint`` around each block, or each of ``blocks_of``, as long as this lasts."""
+    chosen = blocks_of(model) if blocks is None else list(blocks)
+    for block in chosen:
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        for block in blocks:
+        for block in chosen:
             del block.forward
 
 

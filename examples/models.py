@@ -19,11 +19,21 @@ from torch import Tensor, nn
 
 from dtr_fx.zoo.gpt import GPT, gpt
 from dtr_fx.zoo.mlp import mlp
-from dtr_fx.zoo.resnet50 import resnet50 as resnet
+from dtr_fx.zoo.resnet50 import resnet50
 
 __all__ = ["GPT", "LSTM", "Model", "UNet", "gpt", "lstm", "mlp", "resnet", "unet"]
 
 Model = tuple[nn.Module, tuple[Tensor, ...]]
+
+
+# --- ResNet ------------------------------------------------------------------------------------------------
+
+
+def resnet(
+    blocks: tuple[int, ...] = (3, 4, 6, 3), width: int = 8, batch: int = 32, size: int = 64, classes: int = 10
+) -> Model:
+    """A ResNet-50 in shape, an eighth of its width, and a batch of random images."""
+    return resnet50(blocks=blocks, width=width, batch=batch, size=size, classes=classes)
 
 
 # --- U-Net -------------------------------------------------------------------------------------------------

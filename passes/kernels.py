@@ -139,6 +139,7 @@ def _replace(graph: Graph, root: Node, cone: set[Node]) -> None:
         for used in node.all_input_nodes:
             if used not in cone and used not in copies:
                 copies[used] = inside.placeholder(used.name)
+                copies[used].meta["val"] = used.meta["val"]
                 outside.append(used)
     for node in members:
         copies[node] = inside.node_copy(node, copies.__getitem__)

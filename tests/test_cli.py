@@ -107,7 +107,7 @@ def test_forms_of_inputs(tmp_path: Path, inputs: str, expected: object) -> None:
         ("{folder}/absent.py:factory", ["there is no file", "absent.py"]),
         ("absent_module.of_mine:factory", ["absent_module", "cannot be imported"]),
         ("{file}:factry", ["has no 'factry'", "did you mean 'factory'", "it has: factory, no_model"]),
-        ("zoo:gtp", ["the zoo has no 'gtp'", "gpt, resnet50"]),
+        ("zoo:gtp", ["the zoo has no 'gtp'", "gpt, resnet50, shufflenet"]),
         ("{file}:not_a_function", ["no function", "int"]),
         ("{file}:no_model", ["the model must be", "int"]),
         ("{file}:no_pair", ["a pair (model, inputs)", "Linear"]),

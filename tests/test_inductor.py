@@ -233,7 +233,8 @@ def test_a_mode_is_an_error():
         torch.compile(nn.Linear(2, 2), backend="dtr", mode="reduce-overhead")(torch.ones(2, 2))
 
 
-def test_the_benchmark_beside_plain_inductor(tmp_path, capsys):
+@pytest.fixture
+def target(tmp_path):
     path = tmp_path / "model.py"
     path.write_text(
         "import torch\n"
@@ -242,13 +243,25 @@ def test_the_benchmark_beside_plain_inductor(tmp_path, capsys):
         "    layers = [layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU())]\n"
         "    return nn.Sequential(*layers), torch.randn(1024, 64)\n"
     )
-    command = ["bench", "inductor", f"{path}:factory", "--budgets", "100%", "60%", "--pairs", "1", "--json"]
+    return f"{path}:factory"
+
+
+def test_the_benchmark_beside_plain_inductor(target, capsys):
+    command = ["bench", "inductor", target, "--budgets", "60%", "--pairs", "1", "--json"]
     assert main(command) == 0
-    [whole, part] = json.loads(capsys.readouterr().out)[f"{path}:factory"]
+    [whole, part] = json.loads(capsys.readouterr().out)[target]
     assert whole["measured"] == whole["plain"]
     assert part["measured"] <= part["allowed"] < whole["measured"]
     assert part["overhead"] > 0
     assert part["difference"] < 1e-5
+
+
+def test_the_benchmark_of_what_plans_expect(target, capsys):
+    assert main(["bench", "fusion", target, "--budgets", "60%", "--pairs", "1", "--json"]) == 0
+    plans = json.loads(capsys.readouterr().out)[target]
+    assert [plan["made_by"] for plan in plans] == ["kernels", "operators"]
+    assert all(plan["by_kernels"] > 0 and plan["by_operators"] > 0 for plan in plans)
+    assert plans[0]["by_kernels"] != plans[0]["by_operators"]
 
 
 def test_sizes_that_vary():

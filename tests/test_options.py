@@ -127,7 +127,18 @@ def test_auto_on_cuda_counts_what_the_allocator_keeps_unused() -> None:
     held = torch.empty(64 * MiB, dtype=torch.uint8, device=device)
     with_it = resolve_budget(parse_budget("auto"), 1, device)
     del held
-    assert resolve_budget(parse_budget("auto"), 1, device) >= with_it + 64 * MiB
+    assert resolve_budget(parse_budget("auto"), 1, device) >= with_it + 0.95 * 64 * MiB
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_auto_on_cuda_counts_the_limit_of_the_process() -> None:
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(0.1)
+    try:
+        assert resolve_budget(parse_budget("auto"), 1, torch.device("cuda")) <= 0.1 * total
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def test_options_from_a_mapping() -> None:

@@ -4,8 +4,8 @@
       └─ a short walk from each, a long one from the best         ──►  an order
            └─ the runtime follows the order                       ──►  the plan
 
-Effort is counted in operators and moves, not in seconds: the same program, budget and effort give the same
-plan on every machine.
+Effort is counted in work, given as the seconds that it takes on a usual machine: the same program, budget and
+effort give the same plan everywhere.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from .walk import Found, walk
 # large program sooner.
 _THRASH = 11.0
 _THRASH_OF_MANY = 3.0
-# Operators and moves per second of effort, on one core of an x86-64 server of 2024.
+# Operators of a pass per second of effort, on one core of an x86-64 server of 2024.
 _OPERATORS_PER_SECOND = 120_000
-_MOVE_SECONDS, _MOVE_SECONDS_PER_OPERATOR = 30e-6, 20e-9
 _STARTS_SECONDS_PER_OPERATOR = 1e-4
 _VISITS_PER_OPERATOR = 50
 # Of the effort: passes, and of what is left walks from each start.
@@ -39,7 +38,7 @@ _COLD, _WARM, _HOT = 0.02, 0.3, 2.0
 # Of walks that look for any plan at all: how many there are, and how hot they are over few operators.
 _RESCUES, _HOTTER = 3, 5.0
 _SMALL = 200
-_MOVES_OVER_SMALL = 15_000
+_SECONDS_OVER_SMALL = 0.45
 # How closely the smallest budget is searched, as a share of the lower bound.
 _TOLERANCE = 0.005
 _COARSE = 0.02
@@ -90,16 +89,15 @@ def smallest(schedule: Schedule, bound: int, seconds: float | None = None) -> Ru
     run = smallest_by_passes(schedule, bound, _LOW)
     effort = default_effort(schedule) if seconds is None else seconds
     operators = Operators.of(schedule)
-    moves = _moves(operators, effort)
     low = bound - 1
     while run.runtime.peak - low > max(1, _TOLERANCE * bound):
         # The bound itself first: it is within reach more often than not.
         budget = bound if low < bound else (low + run.runtime.peak) // 2
         room = budget - schedule.constants
-        found = walk(operators, run.order, room, moves, dearer=_DEARER)
+        found = walk(operators, run.order, room, effort, dearer=_DEARER)
         if found is None and schedule.backward is not None:
             start = segmented(operators, schedule.backward, room)
-            found = walk(operators, start, room, moves, dearer=_DEARER)
+            found = walk(operators, start, room, effort, dearer=_DEARER)
         followed = None if found is None else _follow(schedule, found.order, budget)
         if followed is None:
             low = budget
@@ -173,42 +171,39 @@ class _Search:
     def _walk_small(self) -> list[Found]:
         """Of few operators any is moved often enough to end anywhere, so the start does not matter."""
         order = range(len(self._operators.makes)) if self._best is None else self._best.order
-        moves = _moves(self._operators, self._seconds)
-        count = max(1, math.ceil(0.75 * moves / _MOVES_OVER_SMALL))
-        walks = (self._walk_from(order, moves // count, _HOT, seed) for seed in range(count))
+        count = max(1, math.ceil(0.75 * self._seconds / _SECONDS_OVER_SMALL))
+        walks = (self._walk_from(order, self._seconds / count, _HOT, seed) for seed in range(count))
         return [found for found in walks if found is not None]
 
     def _walk_from_starts(self) -> list[Found]:
         """A short walk from each start, and a long one from the best."""
         starts = self._starts()
         spent = _STARTS_SECONDS_PER_OPERATOR * len(self._operators.makes)
-        moves = _moves(self._operators, max(self._seconds - spent, self._seconds / 2))
-        first = int(_STARTS * moves / len(starts))
+        seconds = max(self._seconds - spent, self._seconds / 2)
+        first = _STARTS * seconds / len(starts)
         walks = (self._walk_from(start, first, _COLD) for start in starts)
         found = [order for order in walks if order is not None]
         best = min(found, key=lambda found: found.cost).order if found else starts[0]
-        last = self._walk_from(best, moves - first * len(starts), _WARM)
+        last = self._walk_from(best, seconds - first * len(starts), _WARM)
         return found if last is None else [*found, last]
 
     def _rescue(self) -> list[Found]:
         """Where nothing fits, bytes count for more, and walks start from where there are fewest."""
         lowest = smallest_by_passes(self._schedule, self._budget, _LOW, self._limit).order
         temperature = _HOTTER if self._is_small else _WARM
-        moves = _moves(self._operators, self._seconds)
-        if self._is_small:
-            moves = min(moves, _MOVES_OVER_SMALL)
+        seconds = min(self._seconds, _SECONDS_OVER_SMALL) if self._is_small else self._seconds
         for seed in range(_RESCUES):
-            found = self._walk_from(lowest, moves, temperature, seed, _DEARER)
+            found = self._walk_from(lowest, seconds, temperature, seed, _DEARER)
             if found is not None:
-                cheaper = self._walk_from(found.order, moves, _COLD)
+                cheaper = self._walk_from(found.order, seconds, _COLD)
                 return [found] if cheaper is None else [found, cheaper]
         return []
 
     def _walk_from(
-        self, order: Sequence[int], moves: int, temperature: float, seed: int = 0, dearer: float = 1.0
+        self, order: Sequence[int], seconds: float, temperature: float, seed: int = 0, dearer: float = 1.0
     ) -> Found | None:
         return walk(
-            self._operators, order, self._room, moves, temperature=temperature, seed=seed, dearer=dearer
+            self._operators, order, self._room, seconds, temperature=temperature, seed=seed, dearer=dearer
         )
 
     def _starts(self) -> list[Sequence[int]]:
@@ -255,7 +250,3 @@ def _follow(schedule: Schedule, order: Sequence[int], budget: int) -> Run | None
         return follow(schedule, order, budget)
     except RunFailed:
         return None
-
-
-def _moves(operators: Operators, seconds: float) -> int:
-    return int(seconds / (_MOVE_SECONDS + _MOVE_SECONDS_PER_OPERATOR * len(operators.makes)))

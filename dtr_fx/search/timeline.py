@@ -112,12 +112,14 @@ def _held(schedule: Schedule) -> set[int]:
 class Timeline:
     """Runs of operators in slots, and the bytes that are live in each slot.
 
-    ``cost`` is that of the repeated runs.  Changes since the last ``commit`` are taken back by ``undo``.
+    ``cost`` is that of the repeated runs, ``changes`` how often the bytes of some slots changed.
+    Changes since the last ``commit`` are taken back by ``undo``.
     """
 
     def __init__(self, operators: Operators, order: Sequence[int], budget: int) -> None:
         self.operators = operators
         self.budget = budget
+        self.changes = 0
         self._settle(order)
 
     def _settle(self, order: Sequence[int]) -> None:
@@ -325,6 +327,7 @@ class Timeline:
         if start >= stop or not nbytes:
             return
         self.used[start:stop] += nbytes
+        self.changes += 1
         self._log.append(("bytes", start, stop, nbytes))
 
     def _write(self, op: int, slot: int) -> None:

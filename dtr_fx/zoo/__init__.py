@@ -1,4 +1,4 @@
-"""Models to try things on: those of the paper's evaluation (Section 4), and three more that people train.
+"""Models to try things on: those of the paper's evaluation (Section 4), and some more that people train.
 
     dtr-fx record resnet32 -o resnet32.log.gz
     dtr-fx diff zoo:gpt --budget 60%
@@ -22,6 +22,7 @@ from dtr_fx.zoo.lstm import lstm
 from dtr_fx.zoo.mlp import mlp
 from dtr_fx.zoo.resnet import resnet32
 from dtr_fx.zoo.resnet50 import resnet50
+from dtr_fx.zoo.shufflenet import shufflenet
 from dtr_fx.zoo.transformer import transformer
 from dtr_fx.zoo.treelstm import treelstm
 from dtr_fx.zoo.unet import unet
@@ -37,6 +38,7 @@ __all__ = [
     "mlp",
     "resnet32",
     "resnet50",
+    "shufflenet",
     "transformer",
     "treelstm",
     "unet",
@@ -56,4 +58,4 @@ ZOO: dict[str, Callable[..., tuple[nn.Module, tuple[Tensor, ...]]]] = {
 }
 
 # All that ``zoo:NAME`` names on the command line.
-MODELS = {**ZOO, "gpt": gpt, "resnet50": resnet50, "mlp": mlp}
+MODELS = {**ZOO, "gpt": gpt, "resnet50": resnet50, "shufflenet": shufflenet, "mlp": mlp}

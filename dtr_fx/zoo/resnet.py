@@ -43,6 +43,9 @@ class ResNet(nn.Module):
         self.blocks = nn.Sequential(*(BasicBlock(a, b) for a, b in zip([width, *widths], widths)))
         self.head = nn.Linear(4 * width, classes)
 
+    def blocks_to_checkpoint(self) -> list[nn.Module]:
+        return list(self.blocks)
+
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         features = self.blocks(self.stem(images)).mean((2, 3))
         return F.cross_entropy(self.head(features), labels)

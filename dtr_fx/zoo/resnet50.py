@@ -1,20 +1,22 @@
-"""ResNet-50 (He et al., arXiv:1512.03385, Section 4.1), narrow."""
+"""ResNet-50 for ImageNet: He et al., Deep Residual Learning for Image Recognition, CVPR 2016, Table 1."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+_EXPANSION = 4
+
 
 class Bottleneck(nn.Module):
-    """Three convolutions around a shortcut, the middle one at a quarter of the width."""
-
-    expansion = 4
+    """Three convolutions around a shortcut (Figure 5, right), the middle one at a quarter of the width."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
-        outputs = width * self.expansion
+        outputs = width * _EXPANSION
         self.residual = nn.Sequential(
             nn.Conv2d(inputs, width, 1, bias=False),
             nn.BatchNorm2d(width),
@@ -25,20 +27,19 @@ class Bottleneck(nn.Module):
             nn.Conv2d(width, outputs, 1, bias=False),
             nn.BatchNorm2d(outputs),
         )
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
+        self.shortcut = nn.Sequential()
+        if inputs != outputs:
+            self.shortcut.append(nn.Conv2d(inputs, outputs, 1, stride, bias=False))
+            self.shortcut.append(nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.residual(x) + self.shortcut(x))
 
 
-class ResNet(nn.Module):
-    """ResNet with bottlenecks: ``blocks=(3, 4, 6, 3)`` and ``width=64`` make ResNet-50."""
+class ResNet50(nn.Module):
+    """A stem, and stages of so many blocks."""
 
-    def __init__(self, *, blocks: tuple[int, ...], width: int, classes: int) -> None:
+    def __init__(self, *, blocks: Sequence[int], width: int, classes: int) -> None:
         super().__init__()
         self.stem = nn.Sequential(
             nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False),
@@ -46,24 +47,32 @@ class ResNet(nn.Module):
             nn.ReLU(inplace=True),
             nn.MaxPool2d(3, stride=2, padding=1),
         )
-        stages: list[nn.Module] = []
         channels = width
+        self.stages = nn.ModuleList()
         for stage, count in enumerate(blocks):
             for block in range(count):
                 stride = 2 if stage > 0 and block == 0 else 1
-                stages.append(Bottleneck(channels, width << stage, stride))
-                channels = (width << stage) * Bottleneck.expansion
-        self.stages = nn.Sequential(*stages)
+                self.stages.append(Bottleneck(channels, width << stage, stride))
+                channels = (width << stage) * _EXPANSION
         self.head = nn.Linear(channels, classes)
 
+    def blocks_to_checkpoint(self) -> list[nn.Module]:
+        return list(self.stages)
+
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        features = self.stages(self.stem(images)).mean((2, 3))
-        return F.cross_entropy(self.head(features), labels)
+        x = self.stem(images)
+        for block in self.stages:
+            x = block(x)
+        return F.cross_entropy(self.head(x.mean((2, 3))), labels)
 
 
 def resnet50(
-    blocks: tuple[int, ...] = (3, 4, 6, 3), width: int = 8, batch: int = 32, size: int = 64, classes: int = 10
+    batch: int = 16,
+    width: int = 8,
+    size: int = 64,
+    classes: int = 10,
+    blocks: Sequence[int] = (3, 4, 6, 3),
 ) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Its depth and shape at an eighth of its width, and a batch of random images."""
-    model = ResNet(blocks=blocks, width=width, classes=classes)
+    """ResNet-50 in depth, an eighth of its width, and a batch of random images; width 64 is its own."""
+    model = ResNet50(blocks=blocks, width=width, classes=classes)
     return model, (torch.randn(batch, 3, size, size), torch.randint(classes, (batch,)))

@@ -10,6 +10,8 @@ import argparse
 from dtr_fx.cli.bench import (
     adversary,
     costs,
+    device,
+    fusion,
     futures,
     inductor,
     linear,
@@ -24,6 +26,8 @@ from dtr_fx.cli.bench import (
 _BENCHMARKS = {
     "models": models,
     "inductor": inductor,
+    "fusion": fusion,
+    "device": device,
     "costs": costs,
     "linear": linear,
     "adversary": adversary,

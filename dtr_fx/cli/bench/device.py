@@ -1,0 +1,211 @@
+"""The largest batch that trains on a small card, and time and memory at one batch, for six ways to train.
+
+The networks are those of the paper's Table 1 and of MegEngine, in their own sizes on a GPU and in small ones
+on a CPU.  --cap imitates a small card: PyTorch gets no more of the device than that.  The first table has
+the largest size that trains under the cap, and its time per sample over that of eager PyTorch's largest; the
+second has peak and time of a step at eager's largest size, where dtr is given the peak of checkpointing as
+its budget, and with Inductor that of Inductor with activation_memory_budget.
+
+Each cell is saved when it is done.  The same command with the same file goes on where the last one ended:
+
+  dtr-fx bench device -o device.json
+  dtr-fx bench device resnet1202 treelstm --cap 4GiB --minutes 20 -o device.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from tabulate import tabulate
+
+from dtr_fx.cli.progress import progress
+from dtr_fx.errors import CommandError
+from dtr_fx.options import did_you_mean
+from dtr_fx.units import format_bytes, format_seconds, parse_bytes
+
+if TYPE_CHECKING:
+    from dtr_fx.ways import Trial
+    from dtr_fx.zoo.sized import Subject
+
+_CAPS = {"cuda": "8GiB", "cpu": "64MiB"}
+_LARGEST, _ALIKE = "largest", "alike"
+
+Cells: TypeAlias = "dict[tuple[str, str, str], Cell]"
+Facts: TypeAlias = "dict[str, Any]"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One way to train a model: its largest size, or a step at eager's; no ``trial`` if that does not fit."""
+
+    model: str
+    way: str
+    kind: str
+    trial: Trial | None
+    failure: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="default: all")
+    parser.add_argument("--cap", metavar="BYTES", help="default: 8GiB of a GPU, 64MiB of a CPU")
+    parser.add_argument(
+        "--minutes", type=float, default=8.0, help="begin nothing after (default: %(default)s)"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="JSON, which another run goes on from"
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    cap = _bytes(arguments.cap or _CAPS[device.type])
+    subjects = _chosen(arguments.models, device)
+    facts = {"device": _name(device), "torch": torch.__version__, "cap": cap}
+    cells = _read(arguments.output, facts)
+    until = time.monotonic() + 60 * arguments.minutes
+    todo = [(subject, kind, way) for subject in subjects for kind, way in _order()]
+    with progress("device", len(todo)) as watch:
+        for number, (subject, kind, way) in enumerate(todo, start=1):
+            if time.monotonic() > until:
+                break
+            if (subject.name, kind, way) not in cells:
+                cells[subject.name, kind, way] = _cell(subject, kind, way, device, cap, cells)
+                _write(arguments.output, facts, cells)
+            watch(number)
+    done = sum((subject.name, kind, way) in cells for subject, kind, way in todo)
+    print(
+        f"{facts['device']}, torch {facts['torch']}, {time.strftime('%Y-%m-%d')}, cap {format_bytes(cap)}\n"
+    )
+    print("\n\n".join(_table(subject, cells) for subject in subjects))
+    if done < len(todo):
+        print(f"\n{done} of {len(todo)} cells; run it again to go on")
+
+
+def _chosen(names: list[str], device: torch.device) -> list[Subject]:
+    from dtr_fx.zoo.sized import SMALL, WHOLE
+
+    subjects = {subject.name: subject for subject in (WHOLE if device.type == "cuda" else SMALL)}
+    for name in names:
+        if name not in subjects:
+            raise CommandError(f"unknown model {name!r}{did_you_mean(name, subjects)}")
+    return [subjects[name] for name in names or subjects]
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise CommandError(f"--cap {text}: {error}") from None
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def _order() -> list[tuple[str, str]]:
+    """What is measured of a model: what a later one needs to know comes first."""
+    from dtr_fx.ways import WAYS
+
+    return [(kind, way) for kind in (_LARGEST, _ALIKE) for way in WAYS]
+
+
+def _cell(subject: Subject, kind: str, way: str, device: torch.device, cap: int, cells: Cells) -> Cell:
+    from dtr_fx import ways
+
+    try:
+        if kind == _LARGEST:
+            trial = ways.largest(ways.WAYS[way], subject, device, cap)
+        else:
+            size, budget = _alike(subject, way, cells)
+            trial = ways.attempt(ways.WAYS[way], subject, size, device, cap, budget=budget)
+    except Exception as error:  # what a compiler makes of one network must not end the others' measurements
+        return Cell(subject.name, way, kind, None, f"{type(error).__name__}: {error}".splitlines()[0])
+    return Cell(subject.name, way, kind, trial)
+
+
+def _alike(subject: Subject, way: str, cells: Cells) -> tuple[int, int | None]:
+    """Eager's largest size, and for dtr the peak of the rival that it is held against."""
+    from dtr_fx import ways
+
+    eager = cells[subject.name, _LARGEST, ways.EAGER].trial
+    rival = cells.get((subject.name, _ALIKE, ways.RIVALS.get(way, "")))
+    peak = rival.trial.peak if rival is not None and rival.trial is not None else None
+    return eager.size if eager is not None else subject.start, peak
+
+
+def _read(path: Path | None, facts: Facts) -> Cells:
+    from dtr_fx.ways import Trial
+
+    if path is None or not path.exists():
+        return {}
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        rows = [
+            Cell(**{**row, "trial": Trial(**row["trial"]) if row["trial"] else None})
+            for row in saved["cells"]
+        ]
+        found = {key: saved[key] for key in facts}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CommandError(f"cannot go on from {path}: {error}") from None
+    if found != facts:
+        raise CommandError(f"cannot go on from {path}: it is of {found}, this is {facts}; name another file")
+    return {(cell.model, cell.kind, cell.way): cell for cell in rows}
+
+
+def _write(path: Path | None, facts: Facts, cells: Cells) -> None:
+    if path is not None:
+        saved = {
+            **facts,
+            "date": time.strftime("%Y-%m-%d"),
+            "cells": [asdict(cell) for cell in cells.values()],
+        }
+        path.write_text(json.dumps(saved, indent=1), encoding="utf-8")
+
+
+def _table(subject: Subject, cells: Cells) -> str:
+    from dtr_fx.ways import EAGER, WAYS
+
+    def row(way: str) -> dict[str, str]:
+        pairs = [
+            [cells.get((subject.name, kind, name)) for name in (way, EAGER)] for kind in (_LARGEST, _ALIKE)
+        ]
+        return {"way": way, **_columns_of_largest(*pairs[0]), **_columns_of_alike(*pairs[1])}
+
+    rows = [row(way) for way in WAYS]
+    alignment = ["left", *["right"] * (len(rows[0]) - 1)]
+    table = tabulate(rows, headers="keys", disable_numparse=True, colalign=alignment)
+    return f"{subject.name}, size = {subject.axis}\n{table}"
+
+
+def _columns_of_largest(cell: Cell | None, eager: Cell | None) -> dict[str, str]:
+    ours, theirs = cell and cell.trial, eager and eager.trial
+    return {
+        "largest size": str(ours.size) if ours else _instead(cell),
+        "of eager's": f"× {ours.size / theirs.size:.2f}" if ours and theirs else "",
+        "time a sample": f"× {_per_sample(ours) / _per_sample(theirs):.2f}" if ours and theirs else "",
+    }
+
+
+def _columns_of_alike(cell: Cell | None, eager: Cell | None) -> dict[str, str]:
+    ours, theirs = cell and cell.trial, eager and eager.trial
+    return {
+        "peak at eager's largest": format_bytes(ours.peak) if ours else _instead(cell),
+        "step": format_seconds(ours.seconds) if ours else "",
+        "of eager": f"× {ours.seconds / theirs.seconds:.2f}" if ours and theirs else "",
+    }
+
+
+def _per_sample(trial: Trial) -> float:
+    return trial.seconds / trial.size
+
+
+def _instead(cell: Cell | None) -> str:
+    if cell is None:
+        return "not yet"
+    return cell.failure.split(":", 1)[0] or "does not fit"
