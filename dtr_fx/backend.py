@@ -19,6 +19,7 @@ from torch._logging import trace_structured
 from torch.fx import GraphModule
 
 from dtr_fx.errors import DTRError, OptionError
+from dtr_fx.inputs import Inputs, call
 from dtr_fx.loss import loss_of
 from dtr_fx.options import Options
 from dtr_fx.passes.drops import lower_drops
@@ -66,9 +67,7 @@ def dtr(
     return compiled
 
 
-def plan_step(
-    model: Callable[..., Any], inputs: tuple[Any, ...] | Mapping[str, Any], options: Options
-) -> list[Report]:
+def plan_step(model: Callable[..., Any], inputs: Inputs, options: Options) -> list[Report]:
     """Compile and run one step, forward and, where there are gradients, backward; a report per graph.
 
     The loss is the model's output if that is a scalar, else the sum of its floating-point outputs.
@@ -85,8 +84,7 @@ def plan_step(
     parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
     before = [(parameter, parameter.grad) for parameter in parameters]
     try:
-        output = compiled(**inputs) if isinstance(inputs, Mapping) else compiled(*inputs)
-        loss = loss_of(output)
+        loss = loss_of(call(compiled, inputs))
         if loss is not None:
             loss.backward()
     except BackendCompilerFailed as error:

@@ -127,6 +127,9 @@ class Options:
     executor:
         Who runs the two graphs of a step: ``"eager"``, operator by operator, bit for bit as unrewritten, or
         ``"inductor"``, which compiles them.
+    watch:
+        The name of a value, as ``dtr-fx diff`` prints it, whose life is of interest: ``Report.choices`` then
+        says each time that a heuristic weighed it.
     on_report:
         Called with the ``Report`` of every graph that was planned.
 
@@ -143,6 +146,7 @@ class Options:
     planner: Literal["search", "online"] = "search"
     plan_seconds: float | None = None
     executor: Literal["eager", "inductor"] = "eager"
+    watch: str | None = None
     on_report: Callable[[Report], None] | None = None
 
     def __post_init__(self) -> None:

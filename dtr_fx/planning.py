@@ -46,7 +46,7 @@ class Planning:
         self.before = verify.liveness(gm, self.workspace_of, self.program.device)
         self.baseline_peak = max(point.live for point in self.before)
         self.need = lower_bound(self.program)
-        self.planner = Planner(self.program, options, self.need.nbytes)
+        self.planner = Planner(self.program.schedule, options, self.need.nbytes)
 
     @property
     def asked(self) -> BudgetSpec:

@@ -22,7 +22,9 @@ class Event:
     the bytes that the step allocates (compute, recompute) or frees (drop, banish), ``cost`` its
     seconds, ``live`` the bytes live while it runs.  ``reason`` says why a drop or a recompute
     happened, ``score`` is the heuristic's score of the dropped storage, ``source`` the user's line.
-    ``storages`` are the positions, in ``Report.storages``, of what the step makes or frees.
+    ``storages`` are the positions, in ``Report.storages``, of what the step makes or frees, ``uses`` those of
+    what it reads; ``reads`` names the events and inputs that this comes from.  ``target`` is the operator
+    (``aten.mm.default``), ``module`` the path of the module that called it.
     """
 
     kind: str
@@ -36,6 +38,10 @@ class Event:
     score: float | None = None
     source: str = ""
     storages: tuple[int, ...] = ()
+    uses: tuple[int, ...] = ()
+    reads: tuple[str, ...] = ()
+    target: str = ""
+    module: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,23 @@ class StorageStats:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """One time that room was made while the storage that was asked about could have gone.
+
+    ``at`` is the position in ``Report.events`` of the operator that needed the room.  ``score`` is what the
+    heuristic gave the storage, None while an operator that waits was reading it, and ``rank`` its place among
+    the ``candidates``: 1 for the lowest score, which goes.  ``chosen`` is what went.
+    """
+
+    at: int
+    score: float | None
+    rank: int
+    candidates: int
+    chosen: str
+    chosen_score: float | None
+
+
+@dataclass(frozen=True)
 class Report:
     """The outcome of one plan.  Sizes are bytes, costs seconds.
 
@@ -73,7 +96,9 @@ class Report:
     verify pass derives it from the emitted graph; both count inputs and parameters.  ``lower_bound``
     is the largest, over operators, of constants + outputs pinned by then + the operator's own inputs
     and outputs: no plan can do with less.  ``trigger`` says why the graph was traced, where a model is traced
-    several times: the shape or guard that changed.
+    several times: the shape or guard that changed.  ``heuristic`` names who chose what to drop: a heuristic,
+    ``"search"``, or ``"none"`` where the graph fits as it is.  ``choices`` are those that concerned the value
+    named by the option ``watch``.
     """
 
     budget: int
@@ -91,6 +116,7 @@ class Report:
     storages: tuple[StorageStats, ...]
     seconds: dict[str, float]
     trigger: str = ""
+    choices: tuple[Choice, ...] = ()
 
     @property
     def overhead(self) -> float:
@@ -120,15 +146,23 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str) -> Report:
+        """The report that ``to_json`` wrote.
+
+        Raises
+        ------
+        ValueError
+            The text is none, or one of another version of dtr_fx.
+        """
         fields: dict[str, Any] = json.loads(text)
-        for key, item in (
-            ("events", Event),
-            ("before", Point),
-            ("after", Point),
-            ("storages", StorageStats),
-        ):
-            fields[key] = tuple(item(**_with_tuples(entry)) for entry in fields[key])
-        return cls(**fields)
+        try:
+            for key, item in _PARTS.items():
+                fields[key] = tuple(item(**_with_tuples(entry)) for entry in fields[key])
+            return cls(**fields)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"no report of this version of dtr_fx: {error}") from None
+
+
+_PARTS = {"events": Event, "before": Point, "after": Point, "storages": StorageStats, "choices": Choice}
 
 
 def _with_tuples(entry: dict[str, Any]) -> dict[str, Any]:

@@ -3,23 +3,46 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
-from dtr_fx.cli import bench, diff, figures, record, simulate, sweep
+from dtr_fx.cli import (
+    bench,
+    completion,
+    diff,
+    figures,
+    plans,
+    record,
+    show,
+    simulate,
+    smallest,
+    sweep,
+    timeline,
+    why,
+)
 from dtr_fx.errors import DTRError
+from dtr_fx.zoo import MODELS
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 _COMMANDS = {
     "diff": diff,
+    "show": show,
+    "timeline": timeline,
+    "why": why,
+    "smallest": smallest,
     "sweep": sweep,
     "record": record,
     "simulate": simulate,
     "figures": figures,
     "bench": bench,
+    "completion": completion,
 }
+_TAKE_TARGETS = ("diff", "show", "timeline", "why", "smallest")
+_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,34 +51,56 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0, or 2 after a user's error, which is written to stderr.
+        0, 2 after a user's error, which is written to stderr, or 130 after Ctrl-C.
 
     Raises
     ------
     SystemExit
         After ``--help``, and on arguments that cannot be parsed.
     """
-    arguments = _parser().parse_args(argv)
+    _print_anything()
+    arguments = make_parser().parse_args(argv)
     try:
         arguments.run(arguments)
     except DTRError as error:
-        print(f"dtr-fx: error: {error}", file=sys.stderr)
+        print(f"{getattr(error, 'traceback', '')}dtr-fx: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     except BrokenPipeError:  # the reader has seen enough, as `head` does
         # The interpreter flushes stdout once more on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="dtr-fx", description=__doc__)
+def _print_anything() -> None:
+    """Where the locale has no block characters, question marks do."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, as for all other errors."""
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def _zoo() -> str:
+    """The models that ``zoo:NAME`` names."""
+    return f"\nThe zoo has {', '.join(MODELS)}.\n"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = _Parser(prog="dtr-fx", description=__doc__)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, module in _COMMANDS.items():
         text = module.__doc__ or ""
         command = commands.add_parser(
             name,
             help=text.splitlines()[0],
-            description=text,
+            description=f"{text}\n{plans.__doc__}{_zoo()}" if name in _TAKE_TARGETS else text,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_arguments(command)

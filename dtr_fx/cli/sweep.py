@@ -16,8 +16,6 @@ their peaks, too.
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -28,7 +26,7 @@ from tabulate import tabulate
 from torch.fx import GraphModule
 
 from dtr_fx.cli.arguments import add_outputs, seconds
-from dtr_fx.cli.output import check_output, write_text
+from dtr_fx.cli.output import check_output, screen, write_text
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import Inputs, load_target
 from dtr_fx.curve import PERCENTS, Curve, sweep
@@ -240,10 +238,9 @@ def _solutions(operators: OperatorGraph, curve: Curve, limit: float) -> Iterator
 
 
 def _as_text(found: Comparison) -> str:
-    on_terminal = sys.stdout.isatty()
-    width = shutil.get_terminal_size((_PIPE_WIDTH, 0)).columns if on_terminal else _PIPE_WIDTH
-    color = on_terminal and not os.environ.get("NO_COLOR")
-    parts = [found.title, _curve_table(found), render_curve(found, width=width, color=color).rstrip("\n")]
+    on = screen(pipe_width=_PIPE_WIDTH)
+    picture = render_curve(found, width=on.width, color=on.color).rstrip("\n")
+    parts = [found.title, _curve_table(found), picture]
     if len(found.marks) > 1:
         parts.append(_mark_table(found))
     return "\n\n".join((*parts, *found.notes)) + "\n"

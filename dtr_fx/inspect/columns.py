@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
-from dtr_fx.inspect.diff import circumstances, peak_at, sources_by_name
+from dtr_fx.inspect.diff import circumstances
+from dtr_fx.inspect.timeline import peak_at, sources_by_name
 from dtr_fx.report import KINDS, Event, Point, Report, StorageStats
 
 Columns = dict[str, list[int]]
