@@ -1,10 +1,9 @@
-"""The pictures of README: ``python docs/pictures.py``, with playwright and Chromium, as the tests need them."""
+"""The pictures of README, drawn with what the tests of the page need: ``python docs/pictures.py``."""
 
 from __future__ import annotations
 
 import re
 import shutil
-import sys
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from dtr_fx.options import Options
 from dtr_fx.report import Report
 
 HERE = Path(__file__).parent
-COMMAND = "dtr-fx diff examples/models.py:gpt --budget 60%"
+COMMAND = "dtr-fx diff zoo:gpt --budget 60%"
 WIDTH = 120
 FORWARD, BACKWARD = 24, 12  # lines that are shown of each
 COLORS = {"1": "font-weight:bold", "2": "color:#98a2ad", "31": "color:#ff8070", "32": "color:#5fd38d"}
@@ -31,7 +30,7 @@ pre {{ font: 13px/15px "DejaVu Sans Mono", monospace; margin: 0; padding: 14px 1
 
 
 def main() -> None:
-    model, inputs = load_target(f"{HERE.parent}/examples/models.py:gpt")
+    model, inputs = load_target("zoo:gpt")
     (report,) = plan_step(model, inputs, Options(budget="60%"))
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
@@ -71,7 +70,7 @@ def _colored(line: str) -> str:
 
 def _save(shown: Any, name: str) -> None:
     shown.screenshot(path=HERE / name)
-    print(f"Wrote {HERE / name}", file=sys.stderr)
+    print(f"Wrote {HERE / name}")
 
 
 if __name__ == "__main__":

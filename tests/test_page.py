@@ -316,6 +316,11 @@ def test_pointing_at_a_storage_lights_its_life(open_page: Open, step: Report) ->
     most = max(storage.drops for storage in step.storages)
     page.locator("#storages tbody tr").first.hover()
     assert page.locator("#chart line.lit.drop").count() == most
+    second = sorted(step.storages, key=lambda s: (s.drops, s.nbytes), reverse=True)[1]
+    page.locator("#storages tbody tr").first.focus()
+    page.keyboard.press("ArrowDown")
+    assert page.locator("#storages tr:focus td").first.inner_text() == second.name
+    assert page.locator("#chart line.lit.drop").count() == second.drops
 
 
 def test_one_row_for_each_trace(open_page: Open, step: Report) -> None:
