@@ -13,6 +13,7 @@ from typing import Any
 
 from .curve import Curve, CurvePoint, smallest_budget, sweep
 from .errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
+from .explanation import Reports, explain
 from .judge import Judgement, judge
 from .measure import measure_peak
 from .record import RecordError, record_log
@@ -34,6 +35,8 @@ __all__ = [
     "Partitioner",
     "RecordError",
     "Report",
+    "Reports",
+    "explain",
     "judge",
     "measure_peak",
     "record_log",
