@@ -105,6 +105,8 @@ def _left_alone(model: Callable[..., Any]) -> Iterator[None]:
     module = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    for parameter, _ in gradients:
+        parameter.grad = None  # a backward pass adds to the one that is there
     try:
         yield
     finally:

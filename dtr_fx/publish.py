@@ -72,9 +72,10 @@ def _write(path: Path, reports: list[Report]) -> None:
 
         text = render(reports)
     else:
-        text = json.dumps(list(map(asdict, reports)), indent=1) + "\n"
+        text = json.dumps(list(map(asdict, reports))) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+        log.info("wrote the report %s", path)
     except OSError as error:
         log.warning("cannot write the report %s: %s", path, error.strerror)

@@ -63,7 +63,8 @@ class Point:
 class StorageStats:
     """What happened to one storage, named after the node that its drops name.
 
-    ``kind`` is input, parameter, constant, activation, output, rng state or kept copy.
+    ``kind`` is input, parameter, unused (an input that nothing reads, and that is not counted), activation,
+    output, rng state or kept copy.
     """
 
     name: str

@@ -13,7 +13,7 @@ import torch.utils._pytree as pytree
 from torch.fx import GraphModule, Node
 
 from dtr_fx.passes import storages
-from dtr_fx.passes.storages import Program
+from dtr_fx.passes.storages import Program, Value
 from dtr_fx.report import Event, Point, Report, StorageStats
 from dtr_fx.runtime import events as kinds
 
@@ -175,15 +175,25 @@ def _storages(program: Program) -> list[int]:
 
 
 def _storage_stats(program: Program, events: Sequence[Event]) -> tuple[StorageStats, ...]:
-    results = {program.storage(value) for step in program.steps for value in step.pins}
-    results.difference_update(program.constants)
+    kinds_of = _storage_kinds(program)
     names = names_of(program)
     described = (
-        (names[number], "output" if number in results else value.kind, value.nbytes)
-        for number in _storages(program)
-        for value in [program.values[number]]
+        (names[number], kinds_of[number], program.values[number].nbytes) for number in _storages(program)
     )
     return storage_stats(described, events)
+
+
+def _storage_kinds(program: Program) -> list[str]:
+    """The kind of each value, as a report has it."""
+    results = {program.storage(value) for step in program.steps for value in step.pins}
+    constants = set(program.constants)
+
+    def kind(number: int, value: Value) -> str:
+        if number in results - constants:
+            return "output"
+        return "unused" if value.kind in ("input", "parameter") and number not in constants else value.kind
+
+    return [kind(number, value) for number, value in enumerate(program.values)]
 
 
 def storage_stats(

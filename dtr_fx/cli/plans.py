@@ -16,6 +16,7 @@ its floating-point outputs. Each graph that is traced on the way has a plan of i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from ast import literal_eval
@@ -164,8 +165,16 @@ def parse_options(text: str) -> dict[str, Any]:
             raise CommandError(f"{part!r} is not NAME=VALUE, as in heuristic=lru")
         if name not in _PLAN_OPTIONS:
             raise CommandError(f"unknown option {name!r}{did_you_mean(name, _PLAN_OPTIONS)}")
-        given[name] = seconds(value) if name == "plan_seconds" else value
+        given[name] = _number(value) if name == "plan_seconds" else value
     return given
+
+
+def _number(text: str) -> float | str:
+    """A number, or what is none, which ``Options`` says."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def saved_reports(path: str, arguments: argparse.Namespace | None = None) -> list[Report]:
@@ -292,7 +301,7 @@ def print_views(
         The file cannot be written.
     """
     if arguments.json:
-        text = json.dumps(data(), indent=1) + "\n"
+        text = json.dumps(data()) + "\n"
     else:
         text = _numbered([view(screen(to_file=arguments.output is not None)) for view in views])
     if arguments.output is not None:
@@ -316,7 +325,10 @@ def write_page(arguments: argparse.Namespace, reports: Sequence[Report]) -> None
     CommandError
         The file cannot be written.
     """
-    if arguments.html is not None:
-        from dtr_fx.inspect.html import render
+    if arguments.html is None:
+        return
+    from dtr_fx.inspect.html import render
 
+    data_on_stdout = arguments.json and arguments.output is None
+    with contextlib.redirect_stdout(sys.stderr if data_on_stdout else sys.stdout):
         write_text(arguments.html, render(reports), force=arguments.force)

@@ -6,9 +6,9 @@
 This prints the largest values, those that cost the most to compute again, and those dropped most often; then
 operators by kind and by module, first those that are computed again at the highest cost:
 
-               runs     bytes    compute    drops    dropped    recomputes    extra    of all
-  ---------  ------  --------  ---------  -------  ---------  ------------  -------  --------
-  blocks.1      132  17.5 MiB    4.29 ms       15   5.13 MiB            22   672 µs      3.8%
+              runs    compute    dropped    recomputes    extra    of all
+  --------  ------  ---------  ---------  ------------  -------  --------
+  blocks.1     132    4.29 ms   5.13 MiB            22   672 µs      3.8%
 
 "of all" is the extra compute as a share of all compute of the step as it was.
 """

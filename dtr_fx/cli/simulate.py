@@ -20,11 +20,19 @@ from typing import get_args
 
 from tabulate import tabulate
 
-from dtr_fx.cli.arguments import add_jobs, add_outputs, budget, check_names_apart, read, slowdown
+from dtr_fx.cli.arguments import (
+    add_heuristics,
+    add_jobs,
+    add_outputs,
+    budget,
+    check_names_apart,
+    read,
+    slowdown,
+)
 from dtr_fx.cli.output import check_output, write_picture, write_text
 from dtr_fx.cli.progress import progress
 from dtr_fx.errors import CommandError
-from dtr_fx.runtime import HEURISTICS, Deallocation
+from dtr_fx.runtime import Deallocation
 from dtr_fx.simulate import Replay, Schedule, Sweep
 from dtr_fx.simulate.figures import plot_slowdowns, require_matplotlib
 from dtr_fx.simulate.sweep import RATIOS, to_csv, to_json
@@ -36,14 +44,7 @@ _TABLES = {".csv": to_csv, ".json": to_json}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="an operator log, plain or gzip")
-    parser.add_argument(
-        "--heuristic",
-        nargs="+",
-        choices=tuple(HEURISTICS),
-        default=["dtr-eq"],
-        metavar="NAME",
-        help=f"how what to evict is chosen: {', '.join(HEURISTICS)} (default: dtr-eq)",
-    )
+    add_heuristics(parser)
     parser.add_argument(
         "--budget",
         nargs="+",

@@ -9,7 +9,7 @@ VALUE is a name that dtr-fx diff prints. The numbers are positions in the plan:
       53  forward   computed    native_dropout_1; 5.81 MiB live
       62  forward   read        by bmm_1; 4.43 MiB live
       64  forward   dropped     budget, score 1.19e-07; 3.68 MiB live
-                                gone for 422 operators, 12.7 ms; kept, 9.09 MiB would be live at most
+                                gone for 422 operators, 12.7 ms; kept: 9.09 MiB live at most
      123  forward   weighed     for clone_4: score 1.22e-07, 2 of 28; getitem_12 went, 6.76e-08
      130  forward   weighed     for bmm_2: score 1.19e-07, 1 of 27: it went
      627  backward  recomputed  for mm_12; 7.41 MiB live

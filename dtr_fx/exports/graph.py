@@ -17,17 +17,19 @@ def to_networkx(report: Report) -> nx.DiGraph:
     ``drops``, ``recomputes`` and ``recompute_cost``; of an input ``kind`` and ``nbytes``.
     """
     graph = nx.DiGraph()
-    for storage in report.storages:
-        if storage.kind in ("input", "parameter"):
-            graph.add_node(storage.name, kind=storage.kind, nbytes=storage.nbytes)
-    drops, again = _drops_by_operator(report), Counter[str]()
-    for event in report.events:
-        again[event.origin] += event.kind == "recompute"
+    original = {point.name for point in report.before}
+    operators = [event for event in report.events if event.kind == "compute" and event.name in original]
+    drops = _drops_by_operator(report)
+    again = Counter(event.origin for event in report.events if event.kind == "recompute")
     origin_of = {event.name: event.origin for event in report.events}
-    for event in report.events:
-        if event.kind == "compute":
-            graph.add_node(event.name, **_attributes(event, drops[event.name], again[event.name]))
-            graph.add_edges_from((origin_of.get(name, name), event.name) for name in event.reads)
+    for event in operators:
+        graph.add_node(event.name, **_attributes(event, drops[event.name], again[event.name]))
+        graph.add_edges_from((origin_of.get(name, name), event.name) for name in event.reads)
+    given = {storage.name: storage for storage in report.storages}
+    for name, facts in graph.nodes(data=True):
+        if not facts:  # nothing computes it: an input
+            kind, nbytes = (given[name].kind, given[name].nbytes) if name in given else ("input", 0)
+            facts.update(kind="parameter" if kind == "parameter" else "input", nbytes=nbytes)
     return graph
 
 

@@ -51,7 +51,7 @@ def overview(report: Report, *, top: int = 5, depth: int = 2) -> Overview:
 def _first(
     storages: Iterable[StorageStats], top: int, key: Callable[[StorageStats], float]
 ) -> tuple[StorageStats, ...]:
-    counted = [storage for storage in storages if key(storage)]
+    counted = [storage for storage in storages if key(storage) and storage.kind != "unused"]
     return tuple(sorted(counted, key=key, reverse=True)[:top])
 
 

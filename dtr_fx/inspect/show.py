@@ -55,7 +55,7 @@ def _place(event: Event | None) -> str:
 
 def _group_table(groups: Sequence[Group], report: Report) -> str:
     rows = [_group_row(group, report) for group in groups[:_MOST]]
-    table = _table(rows, ("left", *["right"] * 8))
+    table = _table(rows, ("left", *["right"] * 6))
     rest = len(groups) - _MOST
     return f"{table}\n… and {rest} more without more extra compute (--json has all)" if rest > 0 else table
 
@@ -64,9 +64,7 @@ def _group_row(group: Group, report: Report) -> dict[str, object]:
     return {
         "": group.name or "(none)",
         "runs": group.runs,
-        "bytes": format_bytes(group.nbytes),
         "compute": format_seconds(group.cost),
-        "drops": group.drops,
         "dropped": format_bytes(group.dropped),
         "recomputes": group.recomputes,
         "extra": format_seconds(group.recompute_cost) if group.recomputes else "",

@@ -87,5 +87,5 @@ def _counterfactual(gap: Gap, budget: int) -> str:
     gone = f"gone for {format_count(gap.operators, 'operator')}, {format_seconds(gap.seconds)}; "
     over = gap.peak - budget
     if over > 0:
-        return f"{gone}kept, {gap.operator} would run at {format_bytes(gap.peak)}, {format_bytes(over)} over"
-    return f"{gone}kept, {format_bytes(gap.peak)} would be live at most"
+        return f"{gone}kept: {format_bytes(over)} over budget at {gap.operator}"
+    return f"{gone}kept: {format_bytes(gap.peak)} live at most"
