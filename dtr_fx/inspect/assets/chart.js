@@ -62,8 +62,7 @@ class Chart {
     this.add("path", { class: "outline", d: this.outline(outlined) });
     this.drawBoundary();
     if (this.hasBudget) this.drawBudget();
-    this.drawPeak(stacked);
-    this.drawPeak(outlined);
+    this.drawPeaks(stacked, outlined);
     this.drawLanes();
     this.lights = this.add("g", { class: "lights" });
     this.cursor = this.add("line", { class: "cursor", y1: MARGIN.top, y2: this.base, visibility: "hidden" });
@@ -166,17 +165,27 @@ class Chart {
     return this.places[which][live.indexOf(most(live))] ?? 0;
   }
 
+  drawPeaks(stacked, outlined) {
+    const y = this.drawPeak(stacked);
+    const other = this.y(most(this.report[outlined].live));
+    if (Math.abs(y - other) > 20) this.drawPeak(outlined);
+  }
+
+  // Returns the height of the peak, where its label is.
   drawPeak(which) {
     const { live, name } = this.report[which];
-    if (!live.length) return;
     const i = live.indexOf(most(live));
+    if (i < 0) return Infinity;
     const x = this.x(this.places[which][i]);
     const y = this.y(live[i]);
     this.add("circle", { class: "peak", cx: x, cy: y, r: 4 });
     const isRight = x > 0.6 * this.width;
     const where = this.width < 600 ? "" : ` at ${name[i]}`;
     const label = `${which}: ${formatBytes(live[i])}${where}`;
-    this.text(x + (isRight ? -9 : 9), Math.max(y - 8, 12), label, isRight ? "end" : "start", "halo peak-label");
+    const line = this.y(this.report.budget);
+    const above = y - 8 > line - 4 && y - 20 < line ? line - 6 : y - 8; // not across the line of the budget
+    this.text(x + (isRight ? -9 : 9), Math.max(above, 12), label, isRight ? "end" : "start", "halo peak-label");
+    return y;
   }
 
   drawLanes() {

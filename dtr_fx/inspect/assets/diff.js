@@ -120,7 +120,9 @@ function setCells(element, texts) {
 }
 
 function why(event) {
-  return event.score === null ? event.reason : `${event.reason} (${Number(event.score.toPrecision(2)).toString()})`;
+  if (event.score === null) return event.reason;
+  const score = String(Number(event.score.toPrecision(2))).replace(/e([+-])(\d)$/, "e$10$2");
+  return `${event.reason} (${score})`;
 }
 
 // The names of what an operator makes: where it makes several things, drops name these.

@@ -13,8 +13,21 @@ class Storages {
       this.draw();
     });
     for (const head of this.heads) head.firstElementChild.addEventListener("click", () => this.sort(head));
+    this.body.addEventListener("keydown", (event) => this.onKey(event));
     for (const [kind, on] of [["pointerover", true], ["focusin", true], ["pointerleave", false], ["focusout", false]]) {
       this.body.addEventListener(kind, (event) => this.point(on ? event.target.closest("tr") : null));
+    }
+  }
+
+  // Tab reaches the table once; from there on it is arrow keys.
+  onKey(event) {
+    const row = event.target.closest("tr");
+    const next = { ArrowDown: row?.nextElementSibling, ArrowUp: row?.previousElementSibling }[event.key];
+    if (next) {
+      row.tabIndex = -1;
+      next.tabIndex = 0;
+      next.focus();
+      event.preventDefault();
     }
   }
 
@@ -47,7 +60,7 @@ class Storages {
 
   row(storage, i) {
     const row = document.createElement("tr");
-    row.tabIndex = 0;
+    row.tabIndex = i ? -1 : 0;
     row.dataset.storage = i;
     const texts = [
       storage.name, storage.kind, formatBytes(storage.nbytes), storage.drops, storage.recomputes,
