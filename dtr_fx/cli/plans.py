@@ -41,9 +41,11 @@ _LOGS = (".log", ".log.gz", ".gz")
 _PLAN_OPTIONS = ("budget", "heuristic", "planner", "plan_seconds", "costs")
 
 
-def add_target(parser: argparse.ArgumentParser) -> None:
+def add_target(
+    parser: argparse.ArgumentParser, help: str = "a model, a log or saved reports, see above"
+) -> None:
     """TARGET, and the arguments of its factory."""
-    parser.add_argument("target", metavar="TARGET", help="a model, a log or saved reports, see above")
+    parser.add_argument("target", metavar="TARGET", help=help)
     parser.add_argument(
         "--arg",
         action="append",
