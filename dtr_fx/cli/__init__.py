@@ -3,44 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import NoReturn
 
-from dtr_fx.cli import (
-    bench,
-    completion,
-    diff,
-    figures,
-    plans,
-    record,
-    show,
-    simulate,
-    smallest,
-    sweep,
-    timeline,
-    why,
-)
 from dtr_fx.errors import DTRError
-from dtr_fx.zoo import MODELS
 
 __all__ = ["main", "make_parser"]
 
-_COMMANDS = {
-    "diff": diff,
-    "show": show,
-    "timeline": timeline,
-    "why": why,
-    "smallest": smallest,
-    "sweep": sweep,
-    "record": record,
-    "simulate": simulate,
-    "figures": figures,
-    "bench": bench,
-    "completion": completion,
-}
+# Modules of this package; each imports what it needs, which takes seconds for some.
+_COMMANDS = (
+    "diff",
+    "show",
+    "timeline",
+    "why",
+    "smallest",
+    "sweep",
+    "record",
+    "simulate",
+    "figures",
+    "bench",
+    "completion",
+)
 _TAKE_TARGETS = ("diff", "show", "timeline", "why", "smallest")
 _INTERRUPTED = 130
 
@@ -59,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         After ``--help``, and on arguments that cannot be parsed.
     """
     _print_anything()
-    arguments = make_parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    arguments = make_parser(given[:1]).parse_args(given)
     try:
         arguments.run(arguments)
     except DTRError as error:
@@ -86,23 +75,28 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
-def _zoo() -> str:
-    """The models that ``zoo:NAME`` names."""
-    return f"\nThe zoo has {', '.join(MODELS)}.\n"
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
+def make_parser(wanted: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser of the command line: of the command that is wanted, or of all."""
     parser = _Parser(prog="dtr-fx", description=__doc__)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, module in _COMMANDS.items():
+    for name in [name for name in wanted if name in _COMMANDS] or _COMMANDS:
+        module = importlib.import_module(f"{__name__}.{name}")
         text = module.__doc__ or ""
         command = commands.add_parser(
             name,
             help=text.splitlines()[0],
-            description=f"{text}\n{plans.__doc__}{_zoo()}" if name in _TAKE_TARGETS else text,
+            description=f"{text}\n{_targets()}" if name in _TAKE_TARGETS else text,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     return parser
+
+
+def _targets() -> str:
+    """What the commands say of their targets."""
+    from dtr_fx.cli.plans import TARGETS
+    from dtr_fx.zoo import MODELS
+
+    zoo = textwrap.fill(", ".join(MODELS), 72).replace("\n", f"\n{'':30}")
+    return TARGETS.format(zoo=zoo)

@@ -1,7 +1,7 @@
 """Print a script that completes dtr-fx on the command line of a shell.
 
-  eval "$(dtr-fx completion bash)"                            # in ~/.bashrc
-  dtr-fx completion zsh > "${fpath[1]}/_dtr-fx"               # a folder of $fpath, before compinit
+  dtr-fx completion bash > ~/.local/share/bash-completion/completions/dtr-fx
+  dtr-fx completion zsh > "${fpath[1]}/_dtr-fx"      # a folder of $fpath, before compinit
 
 Commands, options, names of heuristics and files are completed. The script is complete in itself: completing
 starts no Python.

@@ -8,10 +8,11 @@
 Of each graph this prints the verdict, memory over time before and after, and the difference in execution
 order: "-" marks a value that is dropped, "+" one that is computed again. Unchanged operators are folded:
 
-  - drop       _safe_softmax      512 KiB  planned                                         11.9 MiB
-               expand_2               0 B                     gpt.py:41 in forward: …      11.2 MiB
-      … 24 operators                                                                     ≤ 44.5 MiB
-  + recompute  native_layer_norm  260 KiB  for view_177       gpt.py:60 in forward: …      42.5 MiB
+      … 17 operators                                                                        ≤ 17.7 MiB
+               view_61                         0 B                      gpt.py:27 in forwa…   17.7 MiB
+  + recompute  where                      16.0 KiB  for add_13          gpt.py:27 in forwa…   17.8 MiB
+               add_13                      512 KiB                      gpt.py:27 in forwa…   18.3 MiB
+  - drop       bmm_8                       512 KiB  planned                                   17.8 MiB
 
 With --vs, or of two files, it prints exactly the drops and recomputes that only one of the plans has, A or B.
 """

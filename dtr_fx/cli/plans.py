@@ -1,17 +1,4 @@
-"""What the commands that look at plans share: their target, their options, and how they print.
-
-TARGET is one of
-
-  package.module:factory      a function that returns a model and its example inputs (a tensor, a tuple of
-  path/to/file.py:factory     arguments, or a dictionary of keyword arguments); --arg NAME=VALUE is passed on
-  zoo:NAME                    a model that comes with dtr_fx
-  FILE.json                   reports that were saved with --json, or by options={"report": "FILE.json"}
-  FILE.pt2                    a program saved by torch.export.save
-  FILE.log, FILE.log.gz       an operator log, as dtr-fx record writes it
-
-A model is compiled, run forward, and run backward from its output if that is a scalar, else from the sum of
-its floating-point outputs. Each graph that is traced on the way has a plan of its own.
-"""
+"""What the commands that look at plans share: their target, their options, and how they print."""
 
 from __future__ import annotations
 
@@ -34,6 +21,20 @@ from dtr_fx.errors import CommandError
 from dtr_fx.options import Options, did_you_mean
 from dtr_fx.report import Report
 from dtr_fx.runtime import HEURISTICS
+
+TARGETS = """TARGET is one of
+
+  package.module:factory      a function that returns a model and its example inputs (a tensor, a tuple of
+  path/to/file.py:factory     arguments, or a dictionary of keyword arguments); --arg NAME=VALUE is passed on
+  zoo:NAME                    a model that comes with dtr_fx:
+                              {zoo}
+  FILE.json                   reports that were saved with --json, or by options={{"report": "FILE.json"}}
+  FILE.pt2                    a program saved by torch.export.save
+  FILE.log, FILE.log.gz       an operator log, as dtr-fx record writes it
+
+A model is compiled, run forward, and run backward from its output if that is a scalar, else from the sum of
+its floating-point outputs. Each graph that is traced on the way has a plan of its own.
+"""
 
 Planner: TypeAlias = Callable[[Options], list[Report]]
 

@@ -6,9 +6,10 @@
 This prints the largest values, those that cost the most to compute again, and those dropped most often; then
 operators by kind and by module, first those that are computed again at the highest cost:
 
-              runs    compute    dropped    recomputes    extra    of all
-  --------  ------  ---------  ---------  ------------  -------  --------
-  blocks.1     132    4.29 ms   5.13 MiB            22   672 µs      3.8%
+               runs    compute    dropped    recomputes    extra    of all
+  ---------  ------  ---------  ---------  ------------  -------  --------
+  blocks.0      137    4.30 ms   5.18 MiB            25   680 µs      1.3%
+  blocks.2      132    4.29 ms   5.13 MiB            22   672 µs      1.3%
 
 "of all" is the extra compute as a share of all compute of the step as it was.
 """

@@ -14,6 +14,7 @@ heuristic and to keep its metadata. A replay that takes more than --max-slowdown
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
@@ -74,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="by the rules of the paper's own simulator, where ours are others (see the README)",
     )
+    parser.add_argument("--json", action="store_true", help="print the results as a JSON list")
     add_outputs(parser, ".csv, .json, or a picture (.png, .svg, .pdf)")
     add_jobs(parser)
 
@@ -99,17 +101,26 @@ def run(arguments: argparse.Namespace) -> None:
     )
     with progress("replays", len(sweep)) as watch:
         results = sweep.run(processes=arguments.jobs, watch=watch)
+    if arguments.json:
+        sys.stdout.write(to_json(results))
+    else:
+        _print_tables(sweep, results)
+    for path in arguments.output:
+        _write(path, sweep, results, force=arguments.force)
+
+
+def _print_tables(sweep: Sweep, results: Sequence[Replay]) -> None:
     each = len(sweep) // len(sweep.schedules)
     for number, schedule in enumerate(sweep.schedules):
         print(_title(schedule))
         print(_table(results[number * each : (number + 1) * each]), end="\n\n")
-    for path in arguments.output:
-        _write(path, sweep, results, force=arguments.force)
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
     if arguments.simrd and arguments.deallocation != ["eager"]:
         raise CommandError("--simrd: the original simulator's rules are for --deallocation eager")
+    if arguments.json and arguments.output:
+        raise CommandError("give --json, which prints, or -o FILE.json, which writes, not both")
     for path in arguments.output:
         check_output(path, force=arguments.force)
         known = (*_TABLES, *_PICTURES)
