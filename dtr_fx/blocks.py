@@ -19,12 +19,14 @@ class Block:
 
     ``storage`` is its position in ``Report.storages``; ``made_at`` (-1: before the step) and ``readers`` are
     positions in ``Report.events``.  It is free once the last reader has run, or ``stays`` to the step's end.
+    A ``spare`` one is made beside another output of a recompute while its storage is still there.
     """
 
     storage: int
     made_at: int
     readers: tuple[int, ...]
     stays: bool
+    spare: bool = False
 
     @property
     def last_at(self) -> int:
@@ -36,20 +38,26 @@ def blocks(report: Report) -> list[Block]:
     """All blocks of a plan, in the order in which they are made."""
     opened = list(_given(report))
     newest = {block.storage: block for block in opened}
+    dropped: set[int] = set()
     for at, event in enumerate(report.events):
-        if event.kind not in ("compute", "recompute"):
-            continue
-        for storage in event.uses:
-            newest[storage].readers.append(at)
-        for storage in event.storages:
-            newest[storage] = _Opened(storage, at)
-            opened.append(newest[storage])
+        if event.kind == "drop":
+            dropped.update(event.storages)
+        elif event.kind in ("compute", "recompute"):
+            for storage in event.uses:
+                newest[storage].readers.append(at)
+            for storage in event.storages:
+                made = _Opened(storage, at, spare=event.kind == "recompute" and storage not in dropped)
+                opened.append(made)
+                if not made.spare:
+                    newest[storage] = made
+            dropped.difference_update(event.storages)
     return [
         Block(
             block.storage,
             block.made_at,
             tuple(block.readers),
             _stays(report.storages[block.storage].kind) and newest[block.storage] is block,
+            block.spare,
         )
         for block in sorted(opened, key=lambda block: block.made_at)
     ]
@@ -76,3 +84,4 @@ class _Opened:
     storage: int
     made_at: int
     readers: list[int] = field(default_factory=list)
+    spare: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,6 +25,9 @@ from dtr_fx.inspect.show import render_overview
 from dtr_fx.inspect.why import render_life
 from dtr_fx.options import Options
 from dtr_fx.report import Event, Point, Report
+from dtr_fx.search import watch
+from dtr_fx.search.follow import follow
+from dtr_fx.simulate import networks
 from dtr_fx.units import format_bytes
 from dtr_fx.zoo import gpt
 
@@ -71,11 +75,18 @@ def test_blocks_add_up_to_the_live_bytes_at_every_operator(name: str, request: p
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(recipe=recipes, build=st.sampled_from(list(BUILDS)), budget=st.sampled_from(["100%", "90%", "75%"]))
-def test_blocks_of_any_graph_add_up(recipe: Recipe, build: str, budget: str) -> None:
+@given(
+    recipe=recipes,
+    build=st.sampled_from(list(BUILDS)),
+    budget=st.sampled_from(["100%", "90%", "75%"]),
+    planner=st.sampled_from(["search", "online"]),
+)
+def test_blocks_of_any_graph_add_up(recipe: Recipe, build: str, budget: str, planner: str) -> None:
     case = BUILDS[build](recipe)
     try:
-        _, report = dtr_fx.transform(case.gm, budget, planner="online", example_inputs=case.example_inputs)
+        _, report = dtr_fx.transform(
+            case.gm, budget, planner=planner, plan_seconds=0.01, example_inputs=case.example_inputs
+        )
     except (InfeasibleBudgetError, dtr_fx.GraphError):
         return
     for nbytes, point in live_by_blocks(report):
@@ -134,10 +145,12 @@ def test_watching_changes_no_plan(online: Report) -> None:
 
 def test_a_search_scores_nothing_and_says_so(searched: Report) -> None:
     name = changes(searched)[0].origin
-    report = plan(watch=name)
-    assert report.heuristic == "search"
-    assert report.choices == ()
+    report = replace(searched, heuristic="search", choices=())
     assert "--planner online" in render_life(life_of(report, name))
+    chain = networks.linear(3)
+    calls = list(chain.calls())
+    run = follow(chain, range(len(calls)), math.inf)
+    assert watch(chain, run, calls[0].outputs[0].tensor) == []
 
 
 def test_a_value_that_there_is_not(searched: Report) -> None:

@@ -75,7 +75,7 @@ def life_of(report: Report, name: str) -> Life:
     """
     position = find_storage(report, name)
     makers = [event for event in report.events if event.kind == "compute" and position in event.storages]
-    copies = [block for block in blocks(report) if block.storage == position]
+    copies = [block for block in blocks(report) if block.storage == position and not block.spare]
     moments = [moment for block in copies for moment in _moments_of(report, block)]
     end = max((moment.at for moment in moments), default=-1)
     moments += [
@@ -133,14 +133,9 @@ def _moments_of(report: Report, block: Block) -> Iterator[Moment]:
 
 def _drop_after(report: Report, block: Block) -> int | None:
     """Where the block is dropped to be computed again, if it is."""
-    for at in range(max(block.made_at, 0), len(report.events)):
-        event = report.events[at]
-        if block.storage in event.storages:
-            if event.kind == "drop":
-                return at
-            if event.kind == "recompute" and at > block.made_at:
-                return None
-    return None
+    later = range(max(block.made_at, 0), len(report.events))
+    drops = (at for at in later if report.events[at].kind == "drop")
+    return next((at for at in drops if block.storage in report.events[at].storages), None)
 
 
 def _moment(
