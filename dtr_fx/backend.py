@@ -84,7 +84,7 @@ def plan_step(model: Callable[..., Any], inputs: Inputs, options: Options) -> li
     given = {**vars(options), "on_report": reports.append}
     compiled = torch.compile(model, backend=functools.partial(dtr, options=given))
     try:
-        with _left_alone(model), torch.random.fork_rng(), _compiled_as_often_as_asked():
+        with _left_alone(model), _numbers_left_alone(), _compiled_as_often_as_asked():
             _step(compiled, inputs)
     except BackendCompilerFailed as error:
         if isinstance(error.inner_exception, DTRError):
@@ -115,6 +115,11 @@ def _left_alone(model: Callable[..., Any]) -> Iterator[None]:
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
+
+
+def _numbers_left_alone() -> contextlib.AbstractContextManager[None]:
+    """Random generators are put back; named, devices raise no warning that they are many."""
+    return torch.random.fork_rng(devices=range(torch.cuda.device_count()))
 
 
 def _compiled_as_often_as_asked() -> contextlib.AbstractContextManager[None]:

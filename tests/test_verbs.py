@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +252,16 @@ def test_saved_plans_are_compared(folder: Path, capsys: pytest.CaptureFixture[st
     for kind, counts in (("drop", drops), ("recompute", recomputes)):
         sides = [change["only_in"] for change in found["changes"] if change["event"]["kind"] == kind]
         assert counts[1] - counts[0] == sides.count(1) - sides.count(0)
+
+
+def test_several_graphs_say_why_they_were_traced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "traces.json"
+    plans = [PLAN, replace(PLAN, trigger="size of x: 8 → 16")]
+    path.write_text(json.dumps(list(map(asdict, plans))))
+    for verb in ("diff", "show", "timeline"):
+        lines = printed(capsys, verb, path).splitlines()
+        assert lines[0] == "graph 1 of 2"
+        assert "graph 2 of 2: size of x: 8 → 16" in lines
 
 
 def test_two_sets_of_options_are_compared(capsys: pytest.CaptureFixture[str], folder: Path) -> None:

@@ -61,7 +61,10 @@ def run(arguments: argparse.Namespace) -> None:
         return
     reports = plans.reports_of(arguments)
     plans.print_views(
-        arguments, [partial(_text, report) for report in reports], lambda: list(map(asdict, reports))
+        arguments,
+        [partial(_text, report) for report in reports],
+        lambda: list(map(asdict, reports)),
+        [report.trigger for report in reports],
     )
     plans.write_page(arguments, reports)
 

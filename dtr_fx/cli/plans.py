@@ -294,9 +294,14 @@ def graph_of(target: str, settings: Mapping[str, Any]) -> GraphModule:
 
 
 def print_views(
-    arguments: argparse.Namespace, views: Sequence[Callable[[Screen], str]], data: Callable[[], object]
+    arguments: argparse.Namespace,
+    views: Sequence[Callable[[Screen], str]],
+    data: Callable[[], object],
+    triggers: Sequence[str] = (),
 ) -> None:
     """Print a text for each plan, or the data, to where the command says.
+
+    ``triggers`` say why each graph was traced, where a model is traced several times.
 
     Raises
     ------
@@ -306,7 +311,8 @@ def print_views(
     if arguments.json:
         text = json.dumps(data()) + "\n"
     else:
-        text = _numbered([view(screen(to_file=arguments.output is not None)) for view in views])
+        on = screen(to_file=arguments.output is not None)
+        text = _numbered([view(on) for view in views], triggers or [""] * len(views))
     if arguments.output is not None:
         write_text(arguments.output, text, force=arguments.force)
     else:
@@ -314,10 +320,14 @@ def print_views(
         sys.stdout.flush()
 
 
-def _numbered(texts: Sequence[str]) -> str:
+def _numbered(texts: Sequence[str], triggers: Sequence[str]) -> str:
     if len(texts) == 1:
         return texts[0]
-    return "\n".join(f"graph {i} of {len(texts)}\n{text}" for i, text in enumerate(texts, 1))
+    titles = (
+        f"graph {number} of {len(texts)}{': ' if trigger else ''}{trigger}"
+        for number, trigger in enumerate(triggers, 1)
+    )
+    return "\n".join(f"{title}\n{text}" for title, text in zip(titles, texts))
 
 
 def write_page(arguments: argparse.Namespace, reports: Sequence[Report]) -> None:

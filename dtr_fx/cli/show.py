@@ -53,6 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
         arguments,
         [partial(_text, report, each) for report, each in zip(reports, found)],
         lambda: list(map(asdict, found)),
+        [report.trigger for report in reports],
     )
     plans.write_page(arguments, reports)
 

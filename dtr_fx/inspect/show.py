@@ -28,6 +28,8 @@ def render_overview(report: Report, found: Overview, *, width: int = 100, color:
         if storages:
             parts.append(f"{ink(BOLD, title)}\n{_storage_table(storages, made_by)}")
     for title, groups in (("by operator", found.operators), ("by module", found.modules)):
+        if not any(group.name for group in groups):  # a log names no modules
+            continue
         parts.append(f"{ink(BOLD, title)}\n{_group_table(groups, report)}")
     lines = "\n\n".join(parts).splitlines()
     return "\n".join(clip(line, width) if "\033" not in line else line for line in lines) + "\n"
