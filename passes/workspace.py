@@ -32,11 +32,17 @@ _measured: dict[Any, int] = {}
 
 
 def workspaces(nodes: Iterable[Node]) -> dict[Node, int]:
-    """Hidden temporary bytes of each operator, those of other devices than the CPU taken as none."""
+    """Hidden temporary bytes of each operator, those of other devices than the CPU taken as none.
+
+    What an executor has reported to need besides, in ``meta["dtr_besides"]``, is added.
+    """
     known = {node: _known(node) for node in nodes}
     unknown = [node for node, nbytes in known.items() if nbytes is None]
     _measure(unknown)
-    return {node: _measured[_key(node)] if nbytes is None else nbytes for node, nbytes in known.items()}
+    return {
+        node: (_measured[_key(node)] if nbytes is None else nbytes) + node.meta.get("dtr_besides", 0)
+        for node, nbytes in known.items()
+    }
 
 
 def _measure(nodes: Iterable[Node]) -> None:

@@ -5,22 +5,24 @@
       └─ kernels                  ─►  scheduling   which of them fuse, their order, and their peak
 
 What the kernels need in the end depends on layouts and on fusion, which a plan does not see.  If it is more
-than the budget, ``compile_step`` plans anew for less, before any code is generated.
+than the budget, ``compile_step`` plans anew, with what some operators need besides, before any code is
+generated.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from torch._functorch import config as functorch_config
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.virtualized import V
 from torch.fx import GraphModule
 
-from dtr_fx.errors import OverBudgetError
+from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
 from dtr_fx.options import Options
 from dtr_fx.transform import copy_of
 from dtr_fx.units import format_bytes
@@ -32,9 +34,10 @@ __all__ = ["Partitioner", "compile_step"]
 
 log = logging.getLogger(__name__)
 
-# How often a step is planned anew, and for how much less besides what it was too much: one part in so many of
-# the budget.
-_TRIES, _MARGIN = 6, 100
+_Error = TypeVar("_Error", bound=BaseException)
+
+# How often a step is planned anew.
+_TRIES = 10
 # Under these settings kernels need what a plan counts with: a layout that is chosen for speed makes copies of
 # weights and images, which stay for the backward pass, and a buffer that waits for its reuse is not free.
 _AS_PLANNED = {"layout_optimization": False, "allow_buffer_reuse": False}
@@ -51,19 +54,22 @@ def compile_step(gm: GraphModule, example_inputs: Sequence[Any], options: Option
         Plans fit, but not what Inductor makes of them.
     """
     partitioner: Partitioner = AsItIs(options)
-    reserve = excess = 0
+    besides: Counter[str] = Counter()
+    excess = 0
     for _ in range(_TRIES):
         try:
             return _compile(gm, example_inputs, partitioner)
         except Exception as error:
-            too_much = _too_much(error)
+            too_much = _cause(error, TooMuch)
+            if besides and _cause(error, InfeasibleBudgetError) is not None:
+                break
             if too_much is None:
                 raise
-        if isinstance(partitioner, Planned):
-            excess = too_much.excess
+        if too_much.excess:
+            excess = max(too_much.excess.values())
             log.info("Inductor's kernels are %s above the budget", format_bytes(excess))
-            reserve += excess + partitioner.budget // _MARGIN
-        partitioner = Planned(options, reserve)
+            besides.update(too_much.excess)
+        partitioner = Planned(options, besides)
     raise OverBudgetError(partitioner.budget, excess)
 
 
@@ -100,8 +106,8 @@ def _copy_of_dynamos(gm: GraphModule) -> GraphModule:
     return copied
 
 
-def _too_much(error: BaseException | None) -> TooMuch | None:
-    """What ended a compilation, if it was that its kernels need too much."""
-    while error is not None and not isinstance(error, TooMuch):
+def _cause(error: BaseException | None, kind: type[_Error]) -> _Error | None:
+    """The first error of a kind behind one."""
+    while error is not None and not isinstance(error, kind):
         error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
     return error

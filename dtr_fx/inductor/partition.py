@@ -54,9 +54,9 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
             raise OptionError("a Partitioner is for Inductor: leave executor out")
         self._start(Options.from_mapping({"budget": budget, **options, "executor": "inductor"}))
 
-    def _start(self, options: Options, reserve: int = 0) -> None:
+    def _start(self, options: Options, besides: Mapping[str, int] | None = None) -> None:
         self._options = options
-        self._reserve = reserve
+        self._besides = dict(besides or {})
         self.budget = 0
         self.report: Report | None = None
         self.views: set[str] = set()
@@ -116,12 +116,11 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
             kernels.contract(gm.graph)
             options = self._options
             if options.max_overhead is None:
-                self.budget = self._budget_of(gm)
-                options = replace(options, budget=max(1, self.budget - self._reserve))
-            report = rewrite(gm, options)
-            if options.max_overhead is not None:
-                self.budget = report.budget
-            self.report = replace(report, budget=self.budget)
+                options = replace(options, budget=self._budget_of(gm))
+            for node in gm.graph.nodes:
+                node.meta["dtr_besides"] = self._besides.get(node.name, 0)
+            self.report = rewrite(gm, options)
+            self.budget = self.report.budget
             lower_drops(gm.graph)
             kernels.expand(gm.graph)
             gm.recompile()
@@ -147,7 +146,9 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         options = replace(self._options, on_report=None)
         if any(map(callable, vars(options).values())) or options.budget == "auto":
             return None
-        return get_hash_for_files(_sources(), extra=f"{type(self).__name__} {options} {self._reserve}")
+        return get_hash_for_files(
+            _sources(), extra=f"{type(self).__name__} {options} {sorted(self._besides.items())}"
+        )
 
     def __getstate__(self) -> Any:
         """What the key of a cached graph is made from; where that cannot be told, never the same again."""
@@ -169,15 +170,15 @@ class AsItIs(Partitioner):
     ) -> tuple[GraphModule, GraphModule]:
         pair = self._as_it_is(gm, joint_inputs, facts)
         if pair is None:
-            raise TooMuch(0)
+            raise TooMuch({})
         return pair
 
 
 class Planned(Partitioner):
-    """A plan that leaves ``reserve`` bytes of the budget free."""
+    """A plan in which some operators, by name, need some bytes ``besides``."""
 
-    def __init__(self, options: Options, reserve: int) -> None:
-        self._start(options, reserve)
+    def __init__(self, options: Options, besides: Mapping[str, int]) -> None:
+        self._start(options, besides)
 
     def __call__(
         self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any
@@ -211,8 +212,8 @@ def _peak(gm: GraphModule) -> int:
 
 
 class TooMuch(Exception):
-    """Ends a compilation whose kernels need ``excess`` bytes more than the budget; 0 if that is not known."""
+    """Ends a compilation whose kernels need more than the budget: how much more while each operator runs."""
 
-    def __init__(self, excess: int) -> None:
+    def __init__(self, excess: Mapping[str, int]) -> None:
         super().__init__(excess)
         self.excess = excess

@@ -62,8 +62,15 @@ class Scheduling(_SchedulerPass):  # type: ignore[misc]
         estimate = _Estimate(nodes, self._partitioner.views)
         order = min(estimate.orders(), key=estimate.peak)
         room = self._partitioner.room
-        if room is not None and estimate.peak(order) > room:
-            raise TooMuch(estimate.peak(order) - room)
+        if room is not None:
+            excess = {
+                name: live - room
+                for node, live in zip(order, estimate.live(order))
+                if live > room
+                for name in _operators(node)
+            }
+            if excess:
+                raise TooMuch(excess)
         return order
 
     def uuid(self) -> Any | None:
@@ -113,6 +120,15 @@ class Fusion(InductorChoices):
         for node, nbytes in zip(nodes, live):
             numbers = slice(node.min_order, node.max_order + 1)
             self._live[numbers], self._before[numbers] = nbytes, nbytes - _made(node)
+
+
+def _operators(kernel: BaseSchedulerNode) -> Iterator[str]:
+    """The operators that a kernel carries out, by their names in the joint graph."""
+    for node in kernel.get_nodes():
+        call = _library_call(node)
+        origins = node.node.get_origins() if call is None and node.node is not None else [call]
+        for origin in filter(None, origins):
+            yield origin.meta.get("dtr", {}).get("origin", origin.name)
 
 
 def _made(node: BaseSchedulerNode) -> int:
@@ -187,16 +203,21 @@ def _workspaces(nodes: Sequence[BaseSchedulerNode]) -> dict[BaseSchedulerNode, i
     calls: dict[BaseSchedulerNode, Node] = {}
     graph = Graph()
     for node in nodes:
-        call = node.node if isinstance(node, ExternKernelSchedulerNode) else None
-        origin = _origin(call) if isinstance(call, ir.InputsKernel) else None
-        if isinstance(call, ir.InputsKernel) and origin is not None:
-            calls[node] = _with_layouts(graph, origin, call.inputs)
+        origin = _library_call(node)
+        if origin is not None and isinstance(node.node, ir.InputsKernel):
+            calls[node] = _with_layouts(graph, origin, node.node.inputs)
     found = workspaces(calls.values())
     return {node: found[call] for node, call in calls.items()}
 
 
+def _library_call(kernel: BaseSchedulerNode) -> Node | None:
+    """The operator that a library is called for; None where Inductor generates code."""
+    if isinstance(kernel, ExternKernelSchedulerNode) and isinstance(kernel.node, ir.InputsKernel):
+        return _origin(kernel.node)
+    return None
+
+
 def _origin(kernel: ir.Operation) -> Node | None:
-    """The operator that a library call carries out."""
     operator = getattr(kernel, "op_overload", None)
     origins = [kernel.get_origin_node(), *(node for node in kernel.get_origins() if node.target is operator)]
     known = (node for node in origins if node is not None and node.op == "call_function")
@@ -210,7 +231,9 @@ def _with_layouts(graph: Graph, origin: Node, operands: Sequence[Any]) -> Node:
     for used in origin.all_input_nodes:
         copies[used] = graph.placeholder(used.name)
         copies[used].meta["val"] = _laid_out(used.meta.get("val"), laid_out.get(used))
-    return graph.node_copy(origin, copies.__getitem__)
+    call = graph.node_copy(origin, copies.__getitem__)
+    call.meta.pop("dtr_besides", None)  # it is this that is to be estimated
+    return call
 
 
 def _laid_out(value: Any, operand: Any) -> Any:
