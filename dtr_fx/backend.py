@@ -7,22 +7,25 @@ the backward pass reads them for the last time; or Inductor compiles them (see `
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
-from torch._logging import trace_structured
 from torch.fx import GraphModule
 
 from dtr_fx.errors import DTRError, OptionError
+from dtr_fx.inputs import Inputs, call
 from dtr_fx.loss import loss_of
 from dtr_fx.options import Options
 from dtr_fx.passes.drops import lower_drops
 from dtr_fx.passes.split import prepare, split
+from dtr_fx.publish import publish
 from dtr_fx.report import Report
 from dtr_fx.transform import rewrite
 
@@ -66,13 +69,11 @@ def dtr(
     return compiled
 
 
-def plan_step(
-    model: Callable[..., Any], inputs: tuple[Any, ...] | Mapping[str, Any], options: Options
-) -> list[Report]:
+def plan_step(model: Callable[..., Any], inputs: Inputs, options: Options) -> list[Report]:
     """Compile and run one step, forward and, where there are gradients, backward; a report per graph.
 
     The loss is the model's output if that is a scalar, else the sum of its floating-point outputs.
-    The model's parameters keep their gradients as they were.
+    Gradients, buffers and random generators are afterwards what they were.
 
     Raises
     ------
@@ -82,21 +83,48 @@ def plan_step(
     reports: list[Report] = []
     given = {**vars(options), "on_report": reports.append}
     compiled = torch.compile(model, backend=functools.partial(dtr, options=given))
-    parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
-    before = [(parameter, parameter.grad) for parameter in parameters]
     try:
-        output = compiled(**inputs) if isinstance(inputs, Mapping) else compiled(*inputs)
-        loss = loss_of(output)
-        if loss is not None:
-            loss.backward()
+        with _left_alone(model), _numbers_left_alone(), _compiled_as_often_as_asked():
+            _step(compiled, inputs)
     except BackendCompilerFailed as error:
         if isinstance(error.inner_exception, DTRError):
             raise error.inner_exception from None
         raise
-    finally:
-        for parameter, gradient in before:
-            parameter.grad = gradient
     return reports
+
+
+def _step(model: Callable[..., Any], inputs: Inputs) -> None:
+    loss = loss_of(call(model, inputs))
+    if loss is not None:
+        loss.backward()
+
+
+@contextlib.contextmanager
+def _left_alone(model: Callable[..., Any]) -> Iterator[None]:
+    """What a step changes of a model is put back."""
+    module = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
+    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    for parameter, _ in gradients:
+        parameter.grad = None  # a backward pass adds to the one that is there
+    try:
+        yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+def _numbers_left_alone() -> contextlib.AbstractContextManager[None]:
+    """Random generators are put back; named, devices raise no warning that they are many."""
+    return torch.random.fork_rng(devices=range(torch.cuda.device_count()))
+
+
+def _compiled_as_often_as_asked() -> contextlib.AbstractContextManager[None]:
+    """Each plan of one model is a compilation, and Dynamo runs what was compiled eight times uncompiled."""
+    return torch._dynamo.config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize)
 
 
 def run_boxed(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
@@ -138,10 +166,4 @@ def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool = False) 
     report = rewrite(gm, options, saves_nothing=saves_nothing)
     lower_drops(gm.graph)
     gm.recompile()
-    trace_structured(
-        "artifact",
-        metadata_fn=lambda: {"name": "dtr_plan", "encoding": "json"},
-        payload_fn=report.to_json,
-    )
-    if options.on_report is not None:
-        options.on_report(report)
+    publish(report, options)

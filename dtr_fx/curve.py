@@ -147,7 +147,7 @@ def smallest_budget(
 
 
 def _options(given: Mapping[str, Any] | None, may: str = "") -> Options:
-    for name in ("budget", "max_overhead", "on_report"):
+    for name in ("budget", "max_overhead", "watch", "report", "on_report"):
         if given and name in given and name != may:
             raise OptionError(f"options={{{name!r}: ...}} belongs to one plan: leave it out here")
     return Options.from_mapping(given)

@@ -22,7 +22,9 @@ class GraphError(DTRError, ValueError):
 
 
 class CommandError(DTRError, ValueError):
-    """A command line that cannot be carried out."""
+    """A command line that cannot be carried out; ``traceback`` is that of the user's code, if that failed."""
+
+    traceback: str = ""
 
 
 @dataclass(eq=False)

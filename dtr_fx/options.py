@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -129,6 +131,12 @@ class Options:
     executor:
         Who runs the two graphs of a step: ``"eager"``, operator by operator, bit for bit as unrewritten, or
         ``"inductor"``, which compiles them.
+    watch:
+        The name of a value, as ``dtr-fx diff`` prints it, whose life is of interest: ``Report.choices`` then
+        says each time that a heuristic weighed it.
+    report:
+        A file, ``.html`` or ``.json``, for the reports of all graphs planned in this process; it is written
+        anew with each of them.  The environment variable ``DTR_REPORT`` names a folder for both.
     on_report:
         Called with the ``Report`` of every graph that was planned.
 
@@ -145,6 +153,8 @@ class Options:
     planner: Literal["search", "online"] = "search"
     plan_seconds: float | None = None
     executor: Literal["eager", "inductor"] = "eager"
+    watch: str | None = None
+    report: str | os.PathLike[str] | None = None
     on_report: Callable[[Report], None] | None = None
 
     def __post_init__(self) -> None:
@@ -160,6 +170,8 @@ class Options:
             raise OptionError(f"unknown executor {self.executor!r}{did_you_mean(self.executor, _EXECUTORS)}")
         if self.plan_seconds is not None and not _is_duration(self.plan_seconds):
             raise OptionError(f"plan_seconds={self.plan_seconds!r}: give seconds above 0, or None")
+        if self.report is not None:
+            _check_report(self.report)
         if self.on_report is not None and not callable(self.on_report):
             raise OptionError(f"on_report={self.on_report!r} cannot be called: give a function of a Report")
 
@@ -195,6 +207,14 @@ def _parse_overhead(value: object) -> float:
     if isinstance(value, bool) or not 0 <= share < math.inf:
         raise OptionError(f"max_overhead={value!r}: write a share of the graph's own compute, 0.1 or '10%'")
     return share
+
+
+def _check_report(report: object) -> None:
+    """Said before anything is traced: a step that is compiled in vain can take minutes."""
+    if not isinstance(report, (str, os.PathLike)) or Path(report).suffix not in (".html", ".json"):
+        raise OptionError(f"report={report!r}: name a file by what it is to be, .html or .json")
+    if Path(report).is_dir() or not Path(report).parent.is_dir():
+        raise OptionError(f"report={report!r}: it is a folder, or there is none that it could lie in")
 
 
 def _is_duration(value: object) -> bool:

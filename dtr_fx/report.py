@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dtr_fx.units import format_bytes, format_count, format_percent
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+# What live bytes are.  Activations are made by the forward pass, gradients by the backward pass, if they are
+# not recomputed; outputs are what the forward pass returns; what an operator takes for itself is temporary.
+KINDS = ("parameter", "input", "activation", "recomputed", "gradient", "output", "temporary")
 
 
 @dataclass(frozen=True)
@@ -18,6 +25,9 @@ class Event:
     the bytes that the step allocates (compute, recompute) or frees (drop, banish), ``cost`` its
     seconds, ``live`` the bytes live while it runs.  ``reason`` says why a drop or a recompute
     happened, ``score`` is the heuristic's score of the dropped storage, ``source`` the user's line.
+    ``storages`` are the positions, in ``Report.storages``, of what the step makes or frees, ``uses`` those of
+    what it reads; ``reads`` names the events and inputs that this comes from.  ``target`` is the operator
+    (``aten.mm.default``), ``module`` the path of the module that called it.
     """
 
     kind: str
@@ -30,19 +40,32 @@ class Event:
     reason: str = ""
     score: float | None = None
     source: str = ""
+    storages: tuple[int, ...] = ()
+    uses: tuple[int, ...] = ()
+    reads: tuple[str, ...] = ()
+    target: str = ""
+    module: str = ""
 
 
 @dataclass(frozen=True)
 class Point:
-    """The bytes live while one operator runs: one point of a memory timeline."""
+    """The bytes live while one operator runs: one point of a memory timeline.
+
+    ``parts`` are the live bytes by kind, in the order of ``KINDS``; their sum is ``live``.
+    """
 
     live: int
     name: str
+    parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class StorageStats:
-    """What happened to one storage: ``kind`` is input, parameter, constant, activation or output."""
+    """What happened to one storage, named after the node that its drops name.
+
+    ``kind`` is input, parameter, unused (an input that nothing reads, and that is not counted), activation,
+    output, rng state or kept copy.
+    """
 
     name: str
     kind: str
@@ -53,13 +76,33 @@ class StorageStats:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """One time that room was made while the storage that was asked about could have gone.
+
+    ``at`` is the position in ``Report.events`` of the operator that needed the room.  ``score`` is what the
+    heuristic gave the storage, None while an operator that waits was reading it, and ``rank`` its place among
+    the ``candidates``: 1 for the lowest score, which goes.  ``chosen`` is what went.
+    """
+
+    at: int
+    score: float | None
+    rank: int
+    candidates: int
+    chosen: str
+    chosen_score: float | None
+
+
+@dataclass(frozen=True)
 class Report:
     """The outcome of one plan.  Sizes are bytes, costs seconds.
 
     ``baseline_peak`` is the peak of the graph as it was, ``planned_peak`` of the rewritten one, as the
     verify pass derives it from the emitted graph; both count inputs and parameters.  ``lower_bound``
     is the largest, over operators, of constants + outputs pinned by then + the operator's own inputs
-    and outputs: no plan can do with less.
+    and outputs: no plan can do with less.  ``trigger`` says why the graph was traced, where a model is traced
+    several times: the shape or guard that changed.  ``heuristic`` names who chose what to drop: a heuristic,
+    ``"search"``, or ``"none"`` where the graph fits as it is.  ``choices`` are those that concerned the value
+    named by the option ``watch``.
     """
 
     budget: int
@@ -76,6 +119,8 @@ class Report:
     after: tuple[Point, ...]
     storages: tuple[StorageStats, ...]
     seconds: dict[str, float]
+    trigger: str = ""
+    choices: tuple[Choice, ...] = ()
 
     @property
     def overhead(self) -> float:
@@ -100,17 +145,54 @@ class Report:
             f"{format_count(self.recomputes, 'recompute')}, overhead {format_percent(self.overhead)}"
         )
 
+    def _repr_html_(self) -> str:
+        """The page of the report, for a notebook."""
+        from dtr_fx.explanation import in_notebook
+
+        return in_notebook([self])
+
+    def to_networkx(self) -> nx.DiGraph:
+        """The graph as it was, with drops and recomputes; see ``dtr_fx.exports``."""
+        from dtr_fx.exports import to_networkx
+
+        return to_networkx(self)
+
+    def to_chrome_trace(self) -> str:
+        """The step as planned, for Perfetto; see ``dtr_fx.exports``."""
+        from dtr_fx.exports import to_chrome_trace
+
+        return to_chrome_trace(self)
+
+    def to_memory_snapshot(self) -> dict[str, Any]:
+        """The plan's blocks, for PyTorch's memory viewer; see ``dtr_fx.exports``."""
+        from dtr_fx.exports import to_memory_snapshot
+
+        return to_memory_snapshot(self)
+
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Report:
+        """The report that ``to_json`` wrote.
+
+        Raises
+        ------
+        ValueError
+            The text is none, or one of another version of dtr_fx.
+        """
         fields: dict[str, Any] = json.loads(text)
-        for key, item in (
-            ("events", Event),
-            ("before", Point),
-            ("after", Point),
-            ("storages", StorageStats),
-        ):
-            fields[key] = tuple(item(**entry) for entry in fields[key])
-        return cls(**fields)
+        try:
+            for key, item in _PARTS.items():
+                fields[key] = tuple(item(**_with_tuples(entry)) for entry in fields[key])
+            return cls(**fields)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"no report of this version of dtr_fx: {error}") from None
+
+
+_PARTS = {"events": Event, "before": Point, "after": Point, "storages": StorageStats, "choices": Choice}
+
+
+def _with_tuples(entry: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows lists only."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
+import torch
+import torch.utils._pytree as pytree
 from torch.fx import GraphModule, Node
 
 from dtr_fx.passes import storages
-from dtr_fx.passes.interpreter import DTRInterpreter
-from dtr_fx.passes.storages import Program
+from dtr_fx.passes.storages import Program, Value
 from dtr_fx.report import Event, Point, Report, StorageStats
 from dtr_fx.runtime import events as kinds
 
@@ -19,16 +21,15 @@ from dtr_fx.runtime import events as kinds
 def make_report(
     gm: GraphModule,
     program: Program,
-    interpreter: DTRInterpreter | None,
     *,
     budget: int,
-    heuristic: str,
+    decided_by: str,
     lower_bound: int,
     before: Sequence[Point],
     after: Sequence[Point],
     seconds: dict[str, float],
 ) -> Report:
-    """Put together what the passes know; ``interpreter`` is None where the graph fitted as it was."""
+    """Put together what the passes know of a graph and of what it was rewritten to."""
     events = _events(gm, program, after)
     return Report(
         budget=budget,
@@ -38,12 +39,12 @@ def make_report(
         constants=program.constant_bytes,
         base_cost=program.base_cost,
         total_cost=sum(event.cost for event in events),
-        heuristic=heuristic,
+        heuristic=decided_by,
         device=str(program.device),
         events=events,
         before=tuple(before),
         after=tuple(after),
-        storages=_storage_stats(program, interpreter),
+        storages=_storage_stats(program, events),
         seconds=seconds,
     )
 
@@ -63,80 +64,156 @@ def _last_frame(stack_trace: str) -> str:
 
 
 def _events(gm: GraphModule, program: Program, after: Sequence[Point]) -> tuple[Event, ...]:
-    step_of = {step.node.name: step for step in program.steps}
-    bytes_of = {
-        name: sum(program.values[value].nbytes for value in step.outputs) for name, step in step_of.items()
-    }
+    step_of = {(step.role, step.node.name): step for step in program.steps}
+    nodes = {node.name: node for node in gm.graph.nodes}
+    values_of = _Values(program, nodes)
     value_of = {node.name: tree for node, tree in program.values_of.items() if isinstance(tree, int)}
+    position_of = {value: position for position, value in enumerate(_storages(program))}
     live_at = {point.name: point.live for point in after}
     live = program.constant_bytes
     events = []
     for node in gm.graph.nodes:
         if node.op in ("placeholder", "get_attr", "output") or storages.is_selection(node):
             continue
-        facts: dict[str, Any] = node.meta.get("dtr") or {"role": kinds.COMPUTE, "origin": node.name}
-        is_drop = facts["role"] == kinds.DROP
+        facts = _facts(node)
+        role, origin = facts["role"], facts["origin"]
+        is_save, is_drop = role in _SAVES, role == kinds.DROP
         live = live_at.get(node.name, live)
-        step = step_of.get(facts["origin"])
-        cost = step.cost if step is not None and not is_drop else 0.0
-        if facts["role"] in _SAVES:  # for a later recompute: no node of the original graph
-            origin, nbytes = node.name, _bytes_made(node, program)
-            cost = 0.0 if facts["role"] == storages.SAVE_RNG else cost
-        else:
-            origin = facts["origin"]
-            nbytes = program.values[value_of[origin]].nbytes if is_drop else bytes_of.get(origin, 0)
+        step = step_of.get((role if is_save else storages.COMPUTE, origin))
+        values = [value_of[origin]] if is_drop else step.outputs if step is not None else ()
+        nbytes = sum(program.values[value].nbytes for value in values)
+        called = node if is_save else _maker(nodes.get(origin, node))
         if is_drop:
             live -= nbytes
         events.append(
             Event(
-                kind=facts["role"] if facts["role"] in _KINDS else kinds.COMPUTE,
+                kind=role if role in _KINDS else kinds.COMPUTE,
                 name=node.name,
-                origin=origin,
+                origin=node.name if is_save else origin,  # a save is no node of the original graph
                 phase=str(node.meta.get("partitioner_tag", "")).removeprefix("is_"),
                 nbytes=nbytes,
-                cost=cost,
+                cost=step.cost if step is not None and not is_drop else 0.0,
                 live=live,
                 reason=facts.get("reason", ""),
                 score=facts.get("score"),
                 source=source_line(node),
+                storages=tuple(position_of[value] for value in values if value in position_of),
+                uses=tuple(dict.fromkeys(position_of[value] for value in values_of.read_by(node))),
+                reads=tuple(dict.fromkeys(_maker(used).name for used in node.all_input_nodes)),
+                target=operator_name(called),
+                module=module_path(called),
             )
         )
     return tuple(events)
+
+
+def _facts(node: Node) -> dict[str, Any]:
+    """What a plan says of a node; one of which it says nothing is the original graph's."""
+    return node.meta.get("dtr") or {"role": kinds.COMPUTE, "origin": node.name}
+
+
+class _Values:
+    """The values that the nodes of a rewritten graph hold, by the nodes that they stand for."""
+
+    def __init__(self, program: Program, nodes: Mapping[str, Node]) -> None:
+        self._program = program
+        self._nodes = nodes
+        self._saved = {
+            (step.role, step.node.name): step.outputs for step in program.steps if step.role in _SAVES
+        }
+
+    def read_by(self, node: Node) -> list[int]:
+        """Those that stand for the storages that the node reads."""
+        return [self._program.storage(value) for used in node.all_input_nodes for value in self._of(used)]
+
+    def _of(self, node: Node) -> Sequence[int]:
+        facts = _facts(node)
+        if facts["role"] in _SAVES:
+            return self._saved[facts["role"], facts["origin"]]
+        tree = self._program.values_of.get(self._nodes.get(facts["origin"], node), ())
+        return [value for value in pytree.tree_leaves(tree) if value is not None]
+
+
+def _maker(node: Node) -> Node:
+    """The operator or input whose result the node is, or is an element of."""
+    while storages.is_selection(node):
+        node = cast(Node, node.args[0])
+    return node
+
+
+def operator_name(node: Node) -> str:
+    """What a node calls: ``aten.mm.default``, ``Linear``, ``relu``."""
+    if node.op == "call_module":
+        return type(node.graph.owning_module.get_submodule(str(node.target))).__name__  # type: ignore[union-attr]
+    if isinstance(node.target, (str, torch._ops.OpOverload)):
+        return str(node.target)
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def module_path(node: Node) -> str:
+    """The path of the module that called the operator, ``blocks.0.mlp``; in backward, of its forward's."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path, _ = list(stack.values())[-1]
+    return _plain_path(str(path))
+
+
+@functools.lru_cache(maxsize=4096)
+def _plain_path(path: str) -> str:
+    """Without what Dynamo puts around the names: ``L['self'].blocks[0]`` is ``blocks.0``."""
+    return ".".join(name for name in re.findall(r"\w+", path) if name not in ("L", "self", "_modules"))
 
 
 _KINDS = (kinds.COMPUTE, kinds.RECOMPUTE, kinds.DROP, kinds.BANISH)
 _SAVES = (storages.SAVE_RNG, storages.KEEP)
 
 
-def _bytes_made(node: Node, program: Program) -> int:
-    tensors = storages.tensors_of(node.meta["val"])
-    return sum(storages.storage_bytes(tensor, program.device) for tensor in tensors)
+def _storages(program: Program) -> list[int]:
+    """The values that stand for a storage, in the order of ``Report.storages``."""
+    return [value for value in range(len(program.values)) if program.is_storage(value)]
 
 
-def _storage_stats(program: Program, interpreter: DTRInterpreter | None) -> tuple[StorageStats, ...]:
-    drops: dict[int, int] = {}
-    recomputes: dict[int, int] = {}
-    costs: dict[int, float] = {}
-    for event in interpreter.run.runtime.events if interpreter else ():
-        if event.kind == kinds.DROP:
-            assert interpreter is not None
-            value = interpreter.value_of_storage[event.storage]
-            drops[value] = drops.get(value, 0) + 1
-        elif event.kind == kinds.RECOMPUTE:
-            step = program.steps[event.op]
-            for value in step.outputs:
-                recomputes[value] = recomputes.get(value, 0) + 1
-                costs[value] = costs.get(value, 0.0) + step.cost
-    results = {value for step in program.steps for value in step.pins}
-    return tuple(
-        StorageStats(
-            value.name,
-            "output" if number in results else value.kind,
-            value.nbytes,
-            drops.get(number, 0),
-            recomputes.get(number, 0),
-            costs.get(number, 0.0),
-        )
-        for number, value in enumerate(program.values)
-        if value.alias_of == number
+def _storage_stats(program: Program, events: Sequence[Event]) -> tuple[StorageStats, ...]:
+    kinds_of = _storage_kinds(program)
+    names = names_of(program)
+    described = (
+        (names[number], kinds_of[number], program.values[number].nbytes) for number in _storages(program)
     )
+    return storage_stats(described, events)
+
+
+def _storage_kinds(program: Program) -> list[str]:
+    """The kind of each value, as a report has it."""
+    results = {program.storage(value) for step in program.steps for value in step.pins}
+    constants = set(program.constants)
+
+    def kind(number: int, value: Value) -> str:
+        if number in results - constants:
+            return "output"
+        return "unused" if value.kind in ("input", "parameter") and number not in constants else value.kind
+
+    return [kind(number, value) for number, value in enumerate(program.values)]
+
+
+def storage_stats(
+    described: Iterable[tuple[str, str, int]], events: Sequence[Event]
+) -> tuple[StorageStats, ...]:
+    """What happened to storages, given by name, kind and bytes in the order that the events number them."""
+    again = [event for event in events if event.kind == kinds.RECOMPUTE]
+    drops = Counter(at for event in events if event.kind == kinds.DROP for at in event.storages)
+    recomputes = Counter(at for event in again for at in event.storages)
+    costs: dict[int, float] = {}
+    for event in again:
+        for at in event.storages:
+            costs[at] = costs.get(at, 0.0) + event.cost
+    return tuple(
+        StorageStats(name, kind, nbytes, drops[at], recomputes[at], costs.get(at, 0.0))
+        for at, (name, kind, nbytes) in enumerate(described)
+    )
+
+
+def names_of(program: Program) -> list[str]:
+    """What each value is called: by the first node that holds it and nothing else."""
+    holders = {tree: node.name for node, tree in reversed(program.values_of.items()) if isinstance(tree, int)}
+    return [holders.get(number, value.name) for number, value in enumerate(program.values)]

@@ -16,7 +16,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from functorch.compile import default_partition, min_cut_rematerialization_partition
@@ -28,14 +28,13 @@ from torch.utils.checkpoint import checkpoint
 
 from dtr_fx.backend import run_boxed
 from dtr_fx.errors import GraphError
+from dtr_fx.inputs import Inputs, call
 from dtr_fx.options import Options
 from dtr_fx.passes.drops import lower_drops
 from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.split import has_effects, prepare, split
 from dtr_fx.report import Report
 from dtr_fx.transform import copy_of, rewrite
-
-Inputs: TypeAlias = "tuple[Any, ...] | Mapping[str, Any]"
 
 
 class Pair(NamedTuple):
@@ -67,7 +66,7 @@ class _Traced(Exception):
 
 
 def trace(model: Callable[..., Any], inputs: Inputs) -> Joint:
-    """The joint graph of ``model(*inputs)``, or of ``model(**inputs)``, as the backend ``dtr`` gets it.
+    """The joint graph of the model's step, as the backend ``dtr`` gets it.
 
     Raises
     ------
@@ -85,7 +84,7 @@ def trace(model: Callable[..., Any], inputs: Inputs) -> Joint:
     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
     try:
         with torch._dynamo.config.patch(allow_rnn=True):
-            compiled(**inputs) if isinstance(inputs, Mapping) else compiled(*inputs)
+            call(compiled, inputs)
     except BackendCompilerFailed as failure:
         if isinstance(failure.inner_exception, _Traced):
             return failure.inner_exception.joint

@@ -8,11 +8,13 @@ import logging
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 
+from dtr_fx.choices import choices
 from dtr_fx.options import Options
 from dtr_fx.passes import costs as cost_model
 from dtr_fx.passes import verify
@@ -20,10 +22,11 @@ from dtr_fx.passes.drops import lower_drops
 from dtr_fx.passes.interpreter import DTRInterpreter
 from dtr_fx.passes.propagate import propagate
 from dtr_fx.passes.rematerialize import Infeasible
+from dtr_fx.passes.storages import COMPUTE
 from dtr_fx.planning import Planning
-from dtr_fx.report import Report
-from dtr_fx.reporting import make_report
-from dtr_fx.runtime import Heuristic, collector_paused, resolve
+from dtr_fx.report import Choice, Report
+from dtr_fx.reporting import make_report, names_of
+from dtr_fx.runtime import Heuristic, collector_paused
 from dtr_fx.runtime.heuristics import Score
 from dtr_fx.search import Run
 
@@ -97,6 +100,13 @@ def transform(
         planner=planner,
         plan_seconds=plan_seconds,
     )
+    return rewritten_copy(gm, options, example_inputs)
+
+
+def rewritten_copy(
+    gm: GraphModule, options: Options, example_inputs: Sequence[Any] | None = None
+) -> tuple[GraphModule, Report]:
+    """A rewritten copy of any graph; see ``transform``."""
     rewritten = copy_of(gm)
     forget_earlier_rewrite(rewritten)
     propagate(rewritten, example_inputs)
@@ -158,16 +168,29 @@ def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool) -> Repor
     report = make_report(
         gm,
         planning.program,
-        interpreter,
         budget=budget,
-        heuristic=resolve(options.heuristic).name,
+        decided_by="none" if run is None else run.decided_by,
         lower_bound=planning.need.nbytes,
         before=planning.before,
         after=after,
         seconds=laps.seconds,
     )
+    if run is not None and options.watch is not None:
+        report = replace(report, choices=_choices(planning, run, options.watch, report))
     log.info("%s", report.summary())
     return report
+
+
+def _choices(planning: Planning, run: Run, value: str, report: Report) -> tuple[Choice, ...]:
+    program = planning.program
+    return choices(
+        planning.planner.schedule,
+        run,
+        value,
+        names=names_of(program),
+        origins={n: step.node.name for n, step in enumerate(program.steps) if step.role == COMPUTE},
+        events=report.events,
+    )
 
 
 def _plan(planning: Planning, *, saves_nothing: bool) -> tuple[int, Run | None]:

@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 rewritten, report = dtr_fx.transform(prepared, budget, heuristic=heuristic)
             except dtr_fx.DTRError as error:
                 sys.exit(f"custom_pass.py: {error}")
-            comparison.add(f"{budget} {report.heuristic}", rewritten, report)
+            comparison.add(f"{budget} {dtr_fx.runtime.resolve(heuristic).name}", rewritten, report)
             lives.append(life(rewritten, report))
 
     print("a training step of a 4-layer GPT; bytes include inputs and parameters")

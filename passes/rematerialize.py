@@ -6,7 +6,7 @@ give the same run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -104,16 +104,16 @@ class Planner:
 
     Parameters
     ----------
-    program:
-        The graph, analysed.
+    make_schedule:
+        Gives the program for the runtime; a graph that fits as it is needs none.
     options:
         Of which the heuristic, the planner and its effort count here, not the budget.
     bound:
         The program's lower bound.
     """
 
-    def __init__(self, program: Program, options: Options, bound: int) -> None:
-        self._program = program
+    def __init__(self, make_schedule: Callable[[], Schedule], options: Options, bound: int) -> None:
+        self._make_schedule = make_schedule
         self._bound = bound
         self._seconds = options.plan_seconds
         self._online = options.planner == "online"
@@ -122,8 +122,8 @@ class Planner:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The program for the runtime; a graph that fits as it is needs none."""
-        return self._program.schedule()
+        """The program for the runtime."""
+        return self._make_schedule()
 
     def plan(self, budget: int) -> Run:
         """A plan within ``budget`` bytes.

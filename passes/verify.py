@@ -16,6 +16,7 @@ not after a write     a recompute neither reads a storage that was written since
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from dtr_fx.errors import DTRError
-from dtr_fx.report import Point
+from dtr_fx.report import KINDS, Point
 from dtr_fx.runtime.events import DROP, RECOMPUTE
 
 from . import rng
@@ -31,6 +32,7 @@ from .storages import (
     COMPUTE,
     KEEP,
     SAVE_RNG,
+    is_backward,
     is_selection,
     is_tangent,
     may_run_twice,
@@ -167,49 +169,83 @@ class _Check:
 
 
 def liveness(gm: GraphModule, workspace: Mapping[str, int], device: torch.device) -> list[Point]:
-    """The bytes live on ``device`` while each operator runs, by the last reader of each storage.
+    """The bytes live on ``device``, by kind, while each operator runs, by the last reader of each storage.
 
     ``workspace`` gives, by the name of an operator's origin, the bytes that it allocates for itself.
     Inputs and parameters that the graph reads are live throughout, tangents from the first backward
     operator on, outputs from when they are made to the end.
     """
-    dies_at = _deaths(gm)
-    live_bytes: dict[int, int] = {}
-    live = sum(storage_bytes(tensor, device) for _, tensor in module_state(gm))
+    lives = _lives(gm)
+    memory = _Memory(device, lives.kept)
+    memory.add("parameter", sum(storage_bytes(tensor, device) for _, tensor in module_state(gm)))
     tangents: list[Node] = []
     points: list[Point] = []
-
-    def allocate(node: Node) -> int:
-        allocated = 0
-        for tensor in tensors_of(node.meta.get("val")):
-            key = storage_key(tensor)
-            if key not in live_bytes:
-                live_bytes[key] = storage_bytes(tensor, device)
-                allocated += live_bytes[key]
-        return allocated
-
-    constants = [*gm.graph.find_nodes(op="placeholder"), *gm.graph.find_nodes(op="get_attr")]
-    for node in constants:
+    for node in [*gm.graph.find_nodes(op="placeholder"), *gm.graph.find_nodes(op="get_attr")]:
         if node.users and is_tangent(node):
             tangents.append(node)
         elif node.users:
-            live += allocate(node)
+            memory.allocate(node)
     for node in gm.graph.nodes:
         if node.op in ("placeholder", "get_attr"):
             continue
         if node.op != "output" and _role(node) != DROP:
             if tangents and node.meta.get("partitioner_tag") == "is_backward":
-                live += sum(map(allocate, tangents))
+                for tangent in tangents:
+                    memory.allocate(tangent)
                 tangents = []
             if not is_selection(node):
-                live += allocate(node)
+                memory.allocate(node)
                 own = workspace.get(_origin_name(node), 0)
                 if node.target is rng.replay:
                     own += storage_bytes(rng.state_like(device), device)
-                points.append(Point(live + own, node.name))
-            for key in dies_at.get(node, ()):
-                live -= live_bytes.pop(key, 0)
+                points.append(memory.point(node.name, own))
+            for key in lives.dies_at.get(node, ()):
+                memory.free(key)
     return points
+
+
+class _Memory:
+    """The bytes live on a device, by kind."""
+
+    def __init__(self, device: torch.device, kept: set[int]) -> None:
+        self._device = device
+        self._kept = kept
+        self._live = dict.fromkeys(KINDS, 0)
+        self._held: dict[int, tuple[str, int]] = {}
+
+    def add(self, kind: str, nbytes: int) -> None:
+        self._live[kind] += nbytes
+
+    def allocate(self, node: Node) -> None:
+        """The storages of a node that are not there yet."""
+        for tensor in tensors_of(node.meta.get("val")):
+            key = storage_key(tensor)
+            if key not in self._held:
+                kind = _kind(node, is_output=key in self._kept)
+                self._held[key] = kind, storage_bytes(tensor, self._device)
+                self.add(*self._held[key])
+
+    def free(self, key: int) -> None:
+        if key in self._held:
+            kind, nbytes = self._held.pop(key)
+            self.add(kind, -nbytes)
+
+    def point(self, name: str, temporary: int) -> Point:
+        parts = tuple((self._live | {"temporary": temporary}).values())
+        return Point(sum(parts), name, parts)
+
+
+def _kind(node: Node, *, is_output: bool) -> str:
+    """The kind, among ``KINDS``, of a storage that a node makes."""
+    if node.op == "placeholder":
+        return "parameter" if node.meta.get("dtr_parameter") else "input"
+    if node.op == "get_attr":
+        return "parameter"
+    if _role(node) == RECOMPUTE:
+        return "recomputed"
+    if is_backward(node):
+        return "gradient"
+    return "output" if is_output else "activation"
 
 
 def check_budget(points: Sequence[Point], budget: int) -> None:
@@ -219,8 +255,15 @@ def check_budget(points: Sequence[Point], budget: int) -> None:
         raise VerificationError(f"{peak.live} bytes are live at {peak.name}, the budget is {budget}")
 
 
-def _deaths(gm: GraphModule) -> dict[Node, list[int]]:
-    """For every node, the storages that it is the last to read; those of inputs and outputs stay."""
+@dataclass(frozen=True)
+class _Lives:
+    """For every node, the storages that it is the last to read; those ``kept`` stay to the end."""
+
+    dies_at: dict[Node, list[int]]
+    kept: set[int]
+
+
+def _lives(gm: GraphModule) -> _Lives:
     last_reader: dict[int, Node] = {}
     kept: set[int] = set()
     keys_of: dict[Node, list[int]] = {}
@@ -238,7 +281,7 @@ def _deaths(gm: GraphModule) -> dict[Node, list[int]]:
     for key, node in last_reader.items():
         if key not in kept:
             dies_at.setdefault(node, []).append(key)
-    return dies_at
+    return _Lives(dies_at, kept)
 
 
 def _role(node: Node) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from dtr_fx.cli import diff, main
+from dtr_fx.cli import main
+from dtr_fx.cli.output import screen
 from dtr_fx.cli.targets import load_target
 from dtr_fx.errors import CommandError, InfeasibleBudgetError
 from dtr_fx.options import Options
@@ -105,13 +106,13 @@ def test_forms_of_inputs(tmp_path: Path, inputs: str, expected: object) -> None:
         (":factory", ["names no factory"]),
         ("{folder}/absent.py:factory", ["there is no file", "absent.py"]),
         ("absent_module.of_mine:factory", ["absent_module", "cannot be imported"]),
-        ("{file}:factry", ["has no 'factry'", "did you mean 'factory'"]),
+        ("{file}:factry", ["has no 'factry'", "did you mean 'factory'", "it has: factory, no_model"]),
+        ("zoo:gtp", ["the zoo has no 'gtp'", "gpt, resnet50, shufflenet"]),
         ("{file}:not_a_function", ["no function", "int"]),
         ("{file}:no_model", ["the model must be", "int"]),
         ("{file}:no_pair", ["a pair (model, inputs)", "Linear"]),
         ("{file}:no_inputs", ["the inputs must be", "str"]),
         ("{file}:needs_an_argument", ["TypeError", "'size'"]),
-        ("{file}:fails", ["RuntimeError: there is no data", "random.py:23"]),
     ],
 )
 def test_every_wrong_target_is_one_line(
@@ -125,6 +126,17 @@ def test_every_wrong_target_is_one_line(
     assert captured.err.count("\n") == 1
     for fact in facts:
         assert fact in captured.err
+
+
+def test_a_factory_that_fails_shows_its_own_traceback(
+    model_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["diff", f"{model_file}:fails", "--budget", "60%"]) == 2
+    *trace, last = capsys.readouterr().err.splitlines()
+    assert trace[0].startswith("Traceback")
+    assert 'random.py", line 23, in fails' in trace[1]  # the first frame is the user's
+    assert "RuntimeError: there is no data" in last
+    assert "random.py:23" in last
 
 
 @pytest.mark.parametrize(
@@ -252,16 +264,15 @@ def test_colour_on_a_terminal_unless_no_color(
     if no_color is not None:
         monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert ("\033" in diff._as_text([plan("a")], to_file=False)) is colored
-    assert "\033" not in diff._as_text([plan("a")], to_file=True)
+    assert screen().color is colored
+    assert not screen(to_file=True).color
 
 
 def test_the_width_is_that_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "87")
-    monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    lines = diff._as_text([plan("a")], to_file=False).splitlines()
-    assert max(map(len, lines[1:])) == 87
+    assert screen().width == 87
+    assert screen(to_file=True).width == 120
 
 
 def test_a_budget_that_no_plan_fits_is_explained_without_a_traceback(
@@ -295,7 +306,9 @@ def test_an_unknown_heuristic_is_told_the_known_ones(capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit) as stop:
         main(["diff", "nowhere:nothing", "--budget", "60%", "--heuristic", "best"])
     assert stop.value.code == 2
-    assert "dtr-eq" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "dtr-eq" in err
+    assert err.count("\n") == 1
 
 
 def test_help_explains_the_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,7 +316,7 @@ def test_help_explains_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         main(["diff", "--help"])
     assert stop.value.code == 0
     out = capsys.readouterr().out
-    for fact in ("train.py:make_gpt", "--budget", "60%", "dtr-eq", "--json", "returns the model"):
+    for fact in ("train.py:make_gpt", "--budget", "60%", "dtr-eq", "--json", "returns a model"):
         assert fact in out
 
 

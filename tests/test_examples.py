@@ -6,15 +6,12 @@ import argparse
 import io
 import re
 import sys
-from pathlib import Path
 
 import custom_pass
 import pytest
 import torch
 import train_gpt
 from torch.fx.experimental.proxy_tensor import make_fx
-
-import dtr_fx
 
 SMALL = ["--layers", "2", "--width", "32", "--batch", "8", "--length", "32"]
 
@@ -148,21 +145,3 @@ def test_remove_identities() -> None:
     ]
     assert torch.equal(result.graph_module(x), x.sin().view(6))
     assert not custom_pass.remove_identities(gm).modified
-
-
-# README
-
-
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-
-
-def test_readme_snippets_run() -> None:
-    snippets = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-    assert len(snippets) == 3  # the backend, transform, and how to choose a budget
-    for snippet in snippets:
-        exec(compile(snippet, "README.md", "exec"), {"__name__": "readme"})
-
-
-def test_readme_lists_every_heuristic() -> None:
-    listed = re.findall(r"^\| `([\w-]+)` \|", README, re.MULTILINE)
-    assert sorted(listed) == sorted(dtr_fx.HEURISTICS)

@@ -308,3 +308,8 @@ def test_segments_of_a_chain_save_memory(fake: None) -> None:
     for model, inputs in (networks.mlp(layers=20), networks.lstm(steps=20)):
         eager = judge(*rivals.eager(rivals.trace(model, inputs)))
         assert judge(*rivals.checkpointed(model, inputs)).above_constants < 0.7 * eager.above_constants
+
+
+def test_one_tensor_is_an_argument() -> None:
+    joint = rivals.trace(nn.Linear(4, 4), torch.ones(2, 4))
+    assert sum(node.op == "call_function" for node in joint.graph.graph.nodes) > 0

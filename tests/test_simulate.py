@@ -47,6 +47,15 @@ def test_results_as_files(log, tmp_path, capsys):
     assert main([*command, "-f"]) == 0
 
 
+def test_results_as_data(log, tmp_path, capsys):
+    assert main(["simulate", str(log), "--budget", "70%", "50%", "--jobs", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found) == 2
+    path = tmp_path / "found.json"
+    assert main(["simulate", str(log), "--budget", "70%", "50%", "--jobs", "1", "-o", str(path)]) == 0
+    assert json.loads(path.read_text()) == found
+
+
 def test_simrd_and_limits(log, capsys):
     assert main(["simulate", str(log), "--budget", "30%", "--max-slowdown", "1.05", "--simrd"]) == 0
     assert "thrash" in capsys.readouterr().out

@@ -36,6 +36,11 @@ def parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def test_every_name_of_the_command_line_is_a_factory_of_its_own():
+    assert set(zoo.ZOO) < set(zoo.MODELS)
+    assert {name: getattr(zoo, name) for name in zoo.MODELS} == zoo.MODELS
+
+
 def test_names():
     assert set(zoo.ZOO) == set(SMALL)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dtr_fx.errors import CommandError, OptionError
 from dtr_fx.options import parse_budget
+from dtr_fx.runtime import HEURISTICS
 from dtr_fx.simulate import Schedule, read_log
 from dtr_fx.units import parse_percent
 
@@ -17,6 +18,18 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
     """``--jobs``, for commands that use all cores."""
     parser.add_argument(
         "-j", "--jobs", type=positive, metavar="N", help="replays at a time (default: one per core)"
+    )
+
+
+def add_heuristics(parser: argparse.ArgumentParser) -> None:
+    """``--heuristic``, for commands that try several."""
+    parser.add_argument(
+        "--heuristic",
+        nargs="+",
+        choices=tuple(HEURISTICS),
+        default=["dtr-eq"],
+        metavar="NAME",
+        help=f"how what to evict is chosen: {', '.join(HEURISTICS)} (default: dtr-eq)",
     )
 
 

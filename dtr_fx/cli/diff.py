@@ -1,55 +1,50 @@
-"""Show what a budget does to the training step of a model.
+"""Show what a budget does to a model's training step, or how two plans differ.
 
-TARGET is a function without arguments that returns the model and its example inputs (a tensor, a tuple
-of arguments, or a dictionary of keyword arguments), in a module or in a file:
+  dtr-fx diff zoo:gpt --budget 60%
+  dtr-fx diff train.py:make_gpt --budget 8GiB --html plan.html
+  dtr-fx diff zoo:gpt --budget 60% --vs "planner=online heuristic=lru"
+  dtr-fx diff before.json after.json
 
-  dtr-fx diff mypackage.models:make_gpt --budget 60%
-  dtr-fx diff train.py:make_gpt --budget 8GiB
+Of each graph this prints the verdict, memory over time before and after, and the difference in execution
+order: "-" marks a value that is dropped, "+" one that is computed again. Unchanged operators are folded:
 
-The model is compiled, run forward, and run backward from its output if that is a scalar, else from the
-sum of its floating-point outputs. Of each graph that is traced on the way this prints the verdict, memory
-over time before and after, and the difference in execution order: "-" marks a value that is dropped, "+"
-one that is computed again.
+      … 17 operators                                                                        ≤ 17.7 MiB
+               view_61                         0 B                      gpt.py:27 in forwa…   17.7 MiB
+  + recompute  where                      16.0 KiB  for add_13          gpt.py:27 in forwa…   17.8 MiB
+               add_13                      512 KiB                      gpt.py:27 in forwa…   18.3 MiB
+  - drop       bmm_8                       512 KiB  planned                                   17.8 MiB
+
+With --vs, or of two files, it prints exactly the drops and recomputes that only one of the plans has, A or B.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import shutil
-import sys
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import asdict
+from functools import partial
+from typing import Any
 
-from dtr_fx.cli.output import check_output, write_text
-from dtr_fx.cli.targets import load_target
+from dtr_fx.cli import plans
+from dtr_fx.cli.output import Screen
 from dtr_fx.errors import CommandError
-from dtr_fx.inspect import render_diff
+from dtr_fx.inspect.diff import render_diff
+from dtr_fx.inspect.difference import Difference, difference, render_difference
 from dtr_fx.options import Options
 from dtr_fx.report import Report
-from dtr_fx.runtime import HEURISTICS
-
-_PIPE_WIDTH = 120
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="TARGET", help="package.module:factory or path/to/file.py:factory")
+    plans.add_target(parser)
+    parser.add_argument("other", nargs="?", metavar="FILE.json", help="saved reports to compare with")
+    plans.add_plan_options(parser)
     parser.add_argument(
-        "--budget",
-        required=True,
-        help='a share of each graph\'s own peak ("60%%", 0.6), bytes ("8GiB", "8GB", 100000), or "auto"',
+        "--vs",
+        type=str,
+        metavar="OPTIONS",
+        help='compare with the plan under these options: "heuristic=lru planner=online budget=50%%"',
     )
-    parser.add_argument(
-        "--heuristic",
-        choices=tuple(HEURISTICS),
-        default=Options.heuristic,
-        metavar="NAME",
-        help=f"how values to drop are chosen: {', '.join(HEURISTICS)} (default: %(default)s)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the reports as a JSON list")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE, not to stdout")
-    parser.add_argument("-f", "--force", action="store_true", help="overwrite FILE")
+    plans.add_printing(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -60,34 +55,65 @@ def run(arguments: argparse.Namespace) -> None:
     DTRError
         A user's error: in an option, the target, the output file, or a budget that no plan fits.
     """
-    # What can be wrong on the command line is said before a model is built and compiled.
-    options = Options(budget=arguments.budget, heuristic=arguments.heuristic)
-    check_output(arguments.output, force=arguments.force)
-    model, inputs = load_target(arguments.target)
-
-    # Compilation machinery takes seconds to import, which --help and a mistyped option need not wait for.
-    from dtr_fx.backend import plan_step
-
-    reports = plan_step(model, inputs, options)
-    if not reports:
-        raise CommandError(f"{arguments.target}: no graph was traced, so there is nothing to plan")
-    text = _as_json(reports) if arguments.json else _as_text(reports, to_file=arguments.output is not None)
-    if arguments.output is None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    else:
-        write_text(arguments.output, text, force=arguments.force)
+    plans.check(arguments)
+    if arguments.other is not None or arguments.vs is not None:
+        _compare(arguments)
+        return
+    reports = plans.reports_of(arguments)
+    plans.print_views(
+        arguments,
+        [partial(_text, report) for report in reports],
+        lambda: list(map(asdict, reports)),
+        [report.trigger for report in reports],
+    )
+    plans.write_page(arguments, reports)
 
 
-def _as_json(reports: Sequence[Report]) -> str:
-    return json.dumps([json.loads(report.to_json()) for report in reports], indent=1) + "\n"
+def _text(report: Report, on: Screen) -> str:
+    return render_diff(report, width=on.width, color=on.color)
 
 
-def _as_text(reports: Sequence[Report], *, to_file: bool) -> str:
-    on_terminal = not to_file and sys.stdout.isatty()
-    width = shutil.get_terminal_size((_PIPE_WIDTH, 0)).columns if on_terminal else _PIPE_WIDTH
-    color = on_terminal and not os.environ.get("NO_COLOR")
-    diffs = [render_diff(report, width=width, color=color) for report in reports]
-    if len(diffs) == 1:
-        return diffs[0]
-    return "\n".join(f"graph {i} of {len(diffs)}\n{diff}" for i, diff in enumerate(diffs, 1))
+def _compare(arguments: argparse.Namespace) -> None:
+    first, second = _both(arguments)
+    if len(first) != len(second):
+        raise CommandError(f"there are plans of {len(first)} and of {len(second)} graphs: nothing to compare")
+    found = [difference(*pair) for pair in zip(first, second)]
+    plans.print_views(
+        arguments, [partial(_text_of_both, each) for each in found], lambda: list(map(_data, found))
+    )
+    plans.write_page(arguments, [*first, *second])
+
+
+def _both(arguments: argparse.Namespace) -> tuple[Sequence[Report], Sequence[Report]]:
+    if arguments.vs is None:
+        return plans.reports_of(arguments), plans.saved_reports(arguments.other)
+    if arguments.other is not None:
+        raise CommandError("give --vs, or a second file, not both")
+    if plans.is_saved(arguments.target):
+        raise CommandError(f"{arguments.target} holds plans that are made: give a second file, not --vs")
+    given = plans.options_of(arguments)
+    other = Options(**{**vars(given), **plans.parse_options(arguments.vs)})
+    plan = plans.planner_of(arguments.target, dict(arguments.arg))
+    return plan(given), plan(other)
+
+
+def _text_of_both(found: Difference, on: Screen) -> str:
+    return render_difference(found, width=on.width, color=on.color)
+
+
+def _data(found: Difference) -> dict[str, Any]:
+    """The changes, and of the plans what the text says of them."""
+    return {
+        "plans": [
+            {
+                "heuristic": plan.heuristic,
+                "budget": plan.budget,
+                "planned_peak": plan.planned_peak,
+                "drops": plan.drops,
+                "recomputes": plan.recomputes,
+                "overhead": plan.overhead,
+            }
+            for plan in found.plans
+        ],
+        "changes": list(map(asdict, found.changes)),
+    }

@@ -1,7 +1,11 @@
-"""Files that a command writes: never over one that is there, unless told to."""
+"""What a command prints on, and files that it writes: never over one that is there, unless told to."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +13,24 @@ from dtr_fx.errors import CommandError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+_PIPE_WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Columns, and whether there are colours."""
+
+    width: int
+    color: bool
+
+
+def screen(*, to_file: bool = False, pipe_width: int = _PIPE_WIDTH) -> Screen:
+    """The terminal that stdout is, or what stands for it in a pipe or a file: wide, and without colours."""
+    if to_file or not sys.stdout.isatty():
+        return Screen(pipe_width, color=False)
+    return Screen(shutil.get_terminal_size((pipe_width, 0)).columns, color=not os.environ.get("NO_COLOR"))
 
 
 def check_output(path: Path | None, *, force: bool) -> None:

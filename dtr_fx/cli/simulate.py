@@ -14,17 +14,26 @@ heuristic and to keep its metadata. A replay that takes more than --max-slowdown
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
 from tabulate import tabulate
 
-from dtr_fx.cli.arguments import add_jobs, add_outputs, budget, check_names_apart, read, slowdown
+from dtr_fx.cli.arguments import (
+    add_heuristics,
+    add_jobs,
+    add_outputs,
+    budget,
+    check_names_apart,
+    read,
+    slowdown,
+)
 from dtr_fx.cli.output import check_output, write_picture, write_text
 from dtr_fx.cli.progress import progress
 from dtr_fx.errors import CommandError
-from dtr_fx.runtime import HEURISTICS, Deallocation
+from dtr_fx.runtime import Deallocation
 from dtr_fx.simulate import Replay, Schedule, Sweep
 from dtr_fx.simulate.figures import plot_slowdowns, require_matplotlib
 from dtr_fx.simulate.sweep import RATIOS, to_csv, to_json
@@ -36,14 +45,7 @@ _TABLES = {".csv": to_csv, ".json": to_json}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="an operator log, plain or gzip")
-    parser.add_argument(
-        "--heuristic",
-        nargs="+",
-        choices=tuple(HEURISTICS),
-        default=["dtr-eq"],
-        metavar="NAME",
-        help=f"how what to evict is chosen: {', '.join(HEURISTICS)} (default: dtr-eq)",
-    )
+    add_heuristics(parser)
     parser.add_argument(
         "--budget",
         nargs="+",
@@ -73,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="by the rules of the paper's own simulator, where ours are others (see the README)",
     )
+    parser.add_argument("--json", action="store_true", help="print the results as a JSON list")
     add_outputs(parser, ".csv, .json, or a picture (.png, .svg, .pdf)")
     add_jobs(parser)
 
@@ -98,17 +101,26 @@ def run(arguments: argparse.Namespace) -> None:
     )
     with progress("replays", len(sweep)) as watch:
         results = sweep.run(processes=arguments.jobs, watch=watch)
+    if arguments.json:
+        sys.stdout.write(to_json(results))
+    else:
+        _print_tables(sweep, results)
+    for path in arguments.output:
+        _write(path, sweep, results, force=arguments.force)
+
+
+def _print_tables(sweep: Sweep, results: Sequence[Replay]) -> None:
     each = len(sweep) // len(sweep.schedules)
     for number, schedule in enumerate(sweep.schedules):
         print(_title(schedule))
         print(_table(results[number * each : (number + 1) * each]), end="\n\n")
-    for path in arguments.output:
-        _write(path, sweep, results, force=arguments.force)
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
     if arguments.simrd and arguments.deallocation != ["eager"]:
         raise CommandError("--simrd: the original simulator's rules are for --deallocation eager")
+    if arguments.json and arguments.output:
+        raise CommandError("give --json, which prints, or -o FILE.json, which writes, not both")
     for path in arguments.output:
         check_output(path, force=arguments.force)
         known = (*_TABLES, *_PICTURES)

@@ -1,9 +1,9 @@
 """Show what each budget costs: the curve of budget and extra compute of a model's training step.
 
-TARGET is that of dtr-fx diff. It is built on fake tensors and traced as one graph; nothing is executed, so it
-can have any size:
+TARGET is a factory as in dtr-fx diff, or zoo:NAME. It is built on fake tensors and traced as one graph;
+nothing is executed, so it can have any size:
 
-  dtr-fx sweep examples/models.py:gpt
+  dtr-fx sweep zoo:gpt
   dtr-fx sweep train.py:make_gpt --budgets 80% 60% 8GiB -o curve.html -o curve.csv
   dtr-fx sweep train.py:make_small --optimum 30
 
@@ -16,10 +16,8 @@ their peaks, too.
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +25,9 @@ import torch
 from tabulate import tabulate
 from torch.fx import GraphModule
 
+from dtr_fx.cli import plans
 from dtr_fx.cli.arguments import add_outputs, seconds
-from dtr_fx.cli.output import check_output, write_text
+from dtr_fx.cli.output import check_output, screen, write_text
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import Inputs, load_target
 from dtr_fx.curve import PERCENTS, Curve, sweep
@@ -53,7 +52,7 @@ _PIPE_WIDTH = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="TARGET", help="package.module:factory or path/to/file.py:factory")
+    plans.add_target(parser, "package.module:factory, path/to/file.py:factory or zoo:NAME")
     parser.add_argument(
         "--budgets",
         nargs="+",
@@ -92,6 +91,7 @@ def run(arguments: argparse.Namespace) -> None:
     found = compare(
         arguments.target,
         arguments.budgets,
+        settings=dict(arguments.arg),
         plan_seconds=arguments.plan_seconds,
         with_rivals=not arguments.no_rivals,
         optimum_seconds=arguments.optimum,
@@ -124,6 +124,7 @@ def compare(
     target: str,
     budgets: Sequence[str],
     *,
+    settings: Mapping[str, Any] | None = None,
     plan_seconds: float | None = None,
     with_rivals: bool = True,
     optimum_seconds: float | None = None,
@@ -142,7 +143,7 @@ def compare(
 
     name = target.rpartition(":")[2]
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model, inputs = load_target(target)
+        model, inputs = load_target(target, **(settings or {}))
         joint = rivals.trace(model, inputs)
         eager = judge(*rivals.eager(joint))
         marks = [Mark("eager", "", eager.peak, 0.0)]
@@ -240,10 +241,9 @@ def _solutions(operators: OperatorGraph, curve: Curve, limit: float) -> Iterator
 
 
 def _as_text(found: Comparison) -> str:
-    on_terminal = sys.stdout.isatty()
-    width = shutil.get_terminal_size((_PIPE_WIDTH, 0)).columns if on_terminal else _PIPE_WIDTH
-    color = on_terminal and not os.environ.get("NO_COLOR")
-    parts = [found.title, _curve_table(found), render_curve(found, width=width, color=color).rstrip("\n")]
+    on = screen(pipe_width=_PIPE_WIDTH)
+    picture = render_curve(found, width=on.width, color=on.color).rstrip("\n")
+    parts = [found.title, _curve_table(found), picture]
     if len(found.marks) > 1:
         parts.append(_mark_table(found))
     return "\n\n".join((*parts, *found.notes)) + "\n"

@@ -1,7 +1,9 @@
-"""From ``package.module:factory`` or ``path/to/file.py:factory`` to a model and its example inputs."""
+"""From ``package.module:factory``, ``path/to/file.py:factory`` or ``zoo:NAME`` to a model and its inputs."""
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import importlib
 import importlib.util
 import sys
@@ -10,12 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 
 from dtr_fx.errors import CommandError, DTRError
-from dtr_fx.options import did_you_mean
 
 Inputs: TypeAlias = "tuple[Any, ...] | dict[str, Any]"
 
@@ -27,7 +28,8 @@ def load_target(target: str, **settings: Any) -> tuple[Callable[..., Any], Input
     ----------
     target:
         ``package.module:factory``, importable from here or from the working directory, or
-        ``path/to/file.py:factory``, which may import from the file's own directory.
+        ``path/to/file.py:factory``, which may import from the file's own directory, or ``zoo:NAME``, one of
+        ``dtr_fx.zoo.MODELS``.
 
     Returns
     -------
@@ -42,15 +44,43 @@ def load_target(target: str, **settings: Any) -> tuple[Callable[..., Any], Input
     place, colon, name = target.rpartition(":")
     if not (place and colon and name):
         raise CommandError(
-            f"{target!r} names no factory: write package.module:factory or path/to/file.py:factory"
+            f"{target!r} names no factory: write package.module:factory, path/to/file.py:factory or zoo:NAME"
         )
+    if place == "zoo":
+        return _model_and_inputs(_call(_zoo_member(name), settings, target), target)
     is_file = place.endswith(".py")
     with _importable(Path(place).resolve().parent if is_file else Path.cwd()):
         module = _import_file(Path(place)) if is_file else _import_module(place)
         factory = _member(module, name, place)
-        with one_line(f"{target} failed"):
-            made = factory(**settings)
+        made = _call(factory, settings, target)
     return _model_and_inputs(made, target)
+
+
+def _zoo_member(name: str) -> Callable[..., object]:
+    from dtr_fx.zoo import MODELS
+
+    if name not in MODELS:
+        raise CommandError(f"the zoo has no {name!r}; it has: {', '.join(MODELS)}")
+    return cast(Callable[..., object], MODELS[name])
+
+
+def _call(factory: Callable[..., object], settings: Mapping[str, Any], target: str) -> object:
+    try:
+        with one_line(f"{target} failed"):
+            return factory(**settings)
+    except CommandError as error:
+        error.traceback = _own_traceback(error.__cause__)
+        raise
+
+
+def _own_traceback(error: BaseException | None) -> str:
+    """The user's part of a traceback; a call that did not get into the factory has none."""
+    frames = error.__traceback__ if error is not None else None
+    while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, contextlib.__file__):
+        frames = frames.tb_next
+    if frames is None or error is None:
+        return ""
+    return "".join(traceback.format_exception(type(error), error, frames))
 
 
 @contextmanager
@@ -116,10 +146,12 @@ def _import_module(name: str) -> ModuleType:
         return importlib.import_module(name)
 
 
-def _member(module: ModuleType, name: str, place: str) -> Callable[[], object]:
+def _member(module: ModuleType, name: str, place: str) -> Callable[..., object]:
     if not hasattr(module, name):
         own = [key for key, value in vars(module).items() if _is_defined_in(module, value)]
-        raise CommandError(f"{place} has no {name!r}{did_you_mean(name, own) if own else ''}")
+        near = difflib.get_close_matches(name, own, n=1)
+        guess = f"; did you mean {near[0]!r}?" if near else ";"
+        raise CommandError(f"{place} has no {name!r}{guess} it has: {', '.join(own) or 'no function'}")
     member = getattr(module, name)
     if not callable(member):
         raise CommandError(f"{place}:{name} is no function but of type {type(member).__name__}")

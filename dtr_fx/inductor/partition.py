@@ -25,6 +25,7 @@ from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.split import prepare, split
 from dtr_fx.passes.storages import tensors_of
 from dtr_fx.passes.workspace import workspaces
+from dtr_fx.publish import publish
 from dtr_fx.report import Report
 from dtr_fx.transform import copy_of, rewrite
 
@@ -73,8 +74,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
 
     def tell(self) -> None:
         """Hand the report on to whom the options name; a graph without a backward pass has none."""
-        if self._options.on_report is not None and self.report is not None:
-            self._options.on_report(self.report)
+        if self.report is not None:
+            publish(self.report, self._options)
 
     @property
     def is_free(self) -> bool:

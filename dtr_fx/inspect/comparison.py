@@ -7,9 +7,12 @@ import io
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-from dtr_fx.curve import Curve
 from dtr_fx.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from dtr_fx.curve import Curve
 
 
 @dataclass(frozen=True)

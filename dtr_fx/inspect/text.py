@@ -1,7 +1,8 @@
-"""What terminal pictures are made of: eighths of a block, and colour."""
+"""What terminal pictures are made of: eighths of a block, colour, and text that fits."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -16,3 +17,13 @@ class Ink:
 
     def __call__(self, code: str, text: str) -> str:
         return f"\033[{code}m{text}\033[0m" if self.color and code and text else text
+
+
+def clip(text: str, width: int) -> str:
+    """The text in at most ``width`` columns."""
+    return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
+
+
+def without_folder(source: str) -> str:
+    """A source line whose file is named without its folder."""
+    return re.sub(r"^\S*[/\\]", "", source)

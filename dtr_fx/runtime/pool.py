@@ -17,12 +17,14 @@ class Pool:
     """Evictable storages in contiguous slots: bytes, last access, next use, and cost with its neighbourhood.
 
     Removing a storage moves the last one into its slot, so the arrays never have holes.  ``scored`` counts
-    the storages that were scored in all choices so far.
+    the storages that were scored in all choices so far; ``scores`` are those of the latest choice, infinite
+    where a storage is locked.
     """
 
     def __init__(self) -> None:
         self.members: list[Storage] = []
         self.scored = 0
+        self.scores: Array = np.empty(0)
         self.size: Array = np.empty(64)
         self.last_access: Array = np.empty(64)
         self.next_use: Array = np.empty(64)
@@ -58,6 +60,7 @@ class Pool:
         """The unlocked storage of lowest score, or None; ties go to the first slot."""
         n = len(self.members)
         if not n:
+            self.scores = self.size[:0]
             return None
         self.scored += n
         elapsed = clock - self.last_access[:n] if time == "staleness" else self.next_use[:n] - clock
@@ -68,6 +71,7 @@ class Pool:
         for storage in locked:
             if storage.slot >= 0:
                 scores[storage.slot] = np.inf
+        self.scores = scores
         storage = self.members[int(scores.argmin())]
         if storage.locks:
             # None is left, unless those that are have infinite scores, too.

@@ -2,11 +2,13 @@
 
 from .policy import Policy, Run, paper, run_policy
 from .search import Infeasible, default_effort, first_that_fits, search, smallest, smallest_by_passes
+from .watch import Watched, watch
 
 __all__ = [
     "Infeasible",
     "Policy",
     "Run",
+    "Watched",
     "default_effort",
     "first_that_fits",
     "paper",
@@ -14,4 +16,5 @@ __all__ = [
     "search",
     "smallest",
     "smallest_by_passes",
+    "watch",
 ]

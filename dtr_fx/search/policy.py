@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dtr_fx.runtime import Heuristic, Order, RunFailed, Runtime, Tensor, collector_paused
@@ -37,12 +38,18 @@ def paper(heuristic: Heuristic) -> Policy:
 class Run:
     """What the runtime did with a schedule, and why it could not finish, if it could not.
 
-    ``tensors`` are by their numbers in the schedule.
+    ``tensors`` are by their numbers in the schedule; ``policy`` is None where an order was followed.
     """
 
     runtime: Runtime
     tensors: dict[int, Tensor]
+    policy: Policy | None = None
     failure: RunFailed | None = None
+
+    @property
+    def decided_by(self) -> str:
+        """The heuristic that chose what to drop, or ``"search"``."""
+        return "search" if self.policy is None else self.policy.heuristic.name
 
     @property
     def cost(self) -> float:
@@ -55,9 +62,16 @@ class Run:
         return [event.op for event in self.runtime.events if event.kind in (COMPUTE, RECOMPUTE)]
 
 
-def run_policy(schedule: Schedule, budget: float, policy: Policy, *, max_recompute: float = math.inf) -> Run:
-    """Drive the runtime through the schedule; it may fail."""
-    runtime = Runtime(
+def run_policy(
+    schedule: Schedule,
+    budget: float,
+    policy: Policy,
+    *,
+    max_recompute: float = math.inf,
+    make_runtime: Callable[..., Runtime] = Runtime,
+) -> Run:
+    """Drive a runtime through the schedule; it may fail."""
+    runtime = make_runtime(
         budget,
         policy.heuristic,
         keep_passed=policy.keep_passed,
@@ -68,6 +82,6 @@ def run_policy(schedule: Schedule, budget: float, policy: Policy, *, max_recompu
     program = schedule.gradients_kept if policy.keep_gradients else schedule
     with collector_paused():
         try:
-            return Run(runtime, drive(runtime, program, reserve=int(reserve)))
+            return Run(runtime, drive(runtime, program, reserve=int(reserve)), policy)
         except RunFailed as failure:
-            return Run(runtime, {}, failure)
+            return Run(runtime, {}, policy, failure)

@@ -1,9 +1,9 @@
-"""The models of the paper's evaluation (Section 4), written after their papers, in sizes that a CPU records.
+"""Models to try things on: those of the paper's evaluation (Section 4), and some more that people train.
 
     dtr-fx record resnet32 -o resnet32.log.gz
-    dtr-fx diff dtr_fx.zoo:resnet32 --budget 60%
+    dtr-fx diff zoo:gpt --budget 60%
 
-Depth and shape are those of the papers; widths, images and batches are smaller, and chosen so that
+Depth and shape are those of the models' papers; widths, images and batches are smaller, and chosen so that
 activations, not parameters, make up the memory.  Each factory returns ``(model, inputs)``, and
 ``model(*inputs)`` is the scalar training loss.  Weights and inputs are drawn from the global generator: seed
 it with ``torch.manual_seed`` before.
@@ -16,9 +16,12 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from dtr_fx.zoo.densenet import densenet121
+from dtr_fx.zoo.gpt import gpt
 from dtr_fx.zoo.inception import inception
 from dtr_fx.zoo.lstm import lstm
+from dtr_fx.zoo.mlp import mlp
 from dtr_fx.zoo.resnet import resnet32
+from dtr_fx.zoo.resnet50 import resnet50
 from dtr_fx.zoo.shufflenet import shufflenet
 from dtr_fx.zoo.transformer import transformer
 from dtr_fx.zoo.treelstm import treelstm
@@ -26,11 +29,15 @@ from dtr_fx.zoo.unet import unet
 from dtr_fx.zoo.unrolled_gan import unrolled_gan
 
 __all__ = [
+    "MODELS",
     "ZOO",
     "densenet121",
+    "gpt",
     "inception",
     "lstm",
+    "mlp",
     "resnet32",
+    "resnet50",
     "shufflenet",
     "transformer",
     "treelstm",
@@ -38,7 +45,8 @@ __all__ = [
     "unrolled_gan",
 ]
 
-ZOO: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
+# The paper's, which its figures are recorded from.
+ZOO: dict[str, Callable[..., tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "resnet32": resnet32,
     "densenet121": densenet121,
     "inception": inception,
@@ -48,3 +56,6 @@ ZOO: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "treelstm": treelstm,
     "unrolled_gan": unrolled_gan,
 }
+
+# All that ``zoo:NAME`` names on the command line.
+MODELS = {**ZOO, "gpt": gpt, "resnet50": resnet50, "shufflenet": shufflenet, "mlp": mlp}

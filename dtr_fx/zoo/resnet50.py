@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -35,9 +37,9 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """A stem, and stages of 3, 4, 6 and 3 blocks."""
+    """A stem, and stages of so many blocks."""
 
-    def __init__(self, *, width: int, classes: int) -> None:
+    def __init__(self, *, blocks: Sequence[int], width: int, classes: int) -> None:
         super().__init__()
         self.stem = nn.Sequential(
             nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False),
@@ -47,7 +49,7 @@ class ResNet50(nn.Module):
         )
         channels = width
         self.stages = nn.ModuleList()
-        for stage, count in enumerate((3, 4, 6, 3)):
+        for stage, count in enumerate(blocks):
             for block in range(count):
                 stride = 2 if stage > 0 and block == 0 else 1
                 self.stages.append(Bottleneck(channels, width << stage, stride))
@@ -65,8 +67,12 @@ class ResNet50(nn.Module):
 
 
 def resnet50(
-    batch: int = 16, width: int = 8, size: int = 64, classes: int = 10
+    batch: int = 16,
+    width: int = 8,
+    size: int = 64,
+    classes: int = 10,
+    blocks: Sequence[int] = (3, 4, 6, 3),
 ) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """ResNet-50 in depth, an eighth of its width, and a batch of random images; width 64 is its own."""
-    model = ResNet50(width=width, classes=classes)
+    model = ResNet50(blocks=blocks, width=width, classes=classes)
     return model, (torch.randn(batch, 3, size, size), torch.randint(classes, (batch,)))

@@ -18,9 +18,9 @@ from typing import get_args
 
 from tabulate import tabulate
 
-from dtr_fx.cli.arguments import positive
+from dtr_fx.cli.arguments import add_heuristics, positive
 from dtr_fx.errors import CommandError
-from dtr_fx.runtime import HEURISTICS, Deallocation, Thrash
+from dtr_fx.runtime import Deallocation, Thrash
 from dtr_fx.simulate import LinearRun, run_linear
 
 _REPEATS = 3
@@ -36,14 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="forward operators (default: 4000 50000)",
     )
-    parser.add_argument(
-        "--heuristic",
-        nargs="+",
-        choices=tuple(HEURISTICS),
-        default=["dtr-eq"],
-        metavar="NAME",
-        help=f"how values to drop are chosen: {', '.join(HEURISTICS)} (default: dtr-eq)",
-    )
+    add_heuristics(parser)
     parser.add_argument(
         "--deallocation",
         choices=get_args(Deallocation),

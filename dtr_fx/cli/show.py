@@ -1,0 +1,62 @@
+"""Show a plan at a glance: the values that matter most, and where the extra compute goes.
+
+  dtr-fx show zoo:gpt --budget 50%
+  dtr-fx show plan.json --top 20
+
+This prints the largest values, those that cost the most to compute again, and those dropped most often; then
+operators by kind and by module, first those that are computed again at the highest cost:
+
+               runs    compute    dropped    recomputes    extra    of all
+  ---------  ------  ---------  ---------  ------------  -------  --------
+  blocks.0      137    4.30 ms   5.18 MiB            25   680 µs      1.3%
+  blocks.2      132    4.29 ms   5.13 MiB            22   672 µs      1.3%
+
+"of all" is the extra compute as a share of all compute of the step as it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from functools import partial
+
+from dtr_fx.cli import plans
+from dtr_fx.cli.arguments import positive
+from dtr_fx.cli.output import Screen
+from dtr_fx.inspect.overview import Overview, overview
+from dtr_fx.inspect.show import render_overview
+from dtr_fx.report import Report
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    plans.add_target(parser)
+    plans.add_plan_options(parser)
+    parser.add_argument("--top", type=positive, default=5, metavar="N", help="values in a table (default: 5)")
+    parser.add_argument(
+        "--depth", type=positive, default=2, metavar="N", help="names in a module's path (default: 2)"
+    )
+    plans.add_printing(parser)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Carry out the command.
+
+    Raises
+    ------
+    DTRError
+        A user's error: in an option, the target, the output file, or a budget that no plan fits.
+    """
+    plans.check(arguments)
+    reports = plans.reports_of(arguments)
+    found = [overview(report, top=arguments.top, depth=arguments.depth) for report in reports]
+    plans.print_views(
+        arguments,
+        [partial(_text, report, each) for report, each in zip(reports, found)],
+        lambda: list(map(asdict, found)),
+        [report.trigger for report in reports],
+    )
+    plans.write_page(arguments, reports)
+
+
+def _text(report: Report, found: Overview, on: Screen) -> str:
+    return render_overview(report, found, width=on.width, color=on.color)

@@ -1,0 +1,95 @@
+"""Show the smallest budget that a plan is found for.
+
+  dtr-fx smallest zoo:gpt
+  dtr-fx smallest train.py:make_gpt --max-overhead 20%
+
+A model is built on fake tensors and traced as one graph; nothing is executed, so it can have any size. This
+prints the budget, the extra compute of its plan, and what no plan can do without:
+
+  zoo:gpt: smallest budget 22149928 bytes = 21.1 MiB = 28.5% of its peak of 74.1 MiB
+  extra compute there: 30.0%; lower bound of any plan: 20.8 MiB
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dtr_fx.cli import plans
+from dtr_fx.cli.arguments import read, seconds
+from dtr_fx.cli.output import Screen, check_output
+from dtr_fx.errors import CommandError
+from dtr_fx.options import Options
+from dtr_fx.report import Report
+from dtr_fx.units import format_bytes, format_percent
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    plans.add_target(parser)
+    parser.add_argument("--max-overhead", metavar="SHARE", help='at most so much extra compute: "20%%", 0.2')
+    parser.add_argument("--plan-seconds", type=seconds, metavar="S", help="effort of a search")
+    plans.add_printing(parser, html=False)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Carry out the command.
+
+    Raises
+    ------
+    DTRError
+        A user's error: in an option, the target or the output file.
+    """
+    check_output(arguments.output, force=arguments.force)
+    options = Options(max_overhead=arguments.max_overhead, plan_seconds=arguments.plan_seconds)
+    report = _smallest(arguments.target, dict(arguments.arg), options)
+    plans.print_views(arguments, [partial(_text, arguments.target, report)], lambda: _data(report))
+
+
+def _smallest(target: str, settings: Mapping[str, Any], options: Options) -> Report:
+    """The plan for the smallest budget."""
+    if plans.is_saved(target):
+        raise CommandError(f"{target} holds plans that are made: name what they were made of")
+    if plans.is_log(target):
+        return _smallest_of_log(Path(target), options)
+
+    from dtr_fx.curve import smallest_budget
+    from dtr_fx.transform import rewritten_copy
+
+    graph = plans.graph_of(target, settings)
+    effort = {"plan_seconds": options.plan_seconds}
+    budget = smallest_budget(graph, max_overhead=options.max_overhead, options=effort)
+    return rewritten_copy(graph, replace(options, budget=budget, max_overhead=None))[1]
+
+
+def _smallest_of_log(path: Path, options: Options) -> Report:
+    from dtr_fx.logs import LogPlanning
+
+    if options.max_overhead is not None:
+        raise CommandError("--max-overhead is for models; dtr-fx simulate has the slowdowns of logs")
+    schedule = read(path)
+    budget = min(LogPlanning(schedule, options).planner.smallest.runtime.peak, schedule.peak)
+    return LogPlanning(schedule, replace(options, budget=budget)).report()
+
+
+def _text(target: str, report: Report, on: Screen) -> str:
+    budget = f"{report.budget} bytes = {format_bytes(report.budget)}"
+    share = format_percent(report.budget / report.baseline_peak)
+    return (
+        f"{target}: smallest budget {budget} = {share} of its peak of {format_bytes(report.baseline_peak)}\n"
+        f"extra compute there: {format_percent(report.overhead)}; "
+        f"lower bound of any plan: {format_bytes(report.lower_bound)}\n"
+    )
+
+
+def _data(report: Report) -> dict[str, object]:
+    return {
+        "budget": report.budget,
+        "baseline_peak": report.baseline_peak,
+        "planned_peak": report.planned_peak,
+        "lower_bound": report.lower_bound,
+        "overhead": report.overhead,
+    }

@@ -1,0 +1,326 @@
+// Memory over the operators of the step: one plan's live bytes stacked by kind, the other's as an outline.
+
+const SVG = "http://www.w3.org/2000/svg";
+const MARGIN = { left: 78, right: 12, top: 24, bottom: 58 };
+const LANES = { drop: 16, recompute: 32 }; // below the horizontal axis
+const REACH = 8; // pixels from which the pointer finds a mark
+
+class Chart {
+  // `light(events)` is told which changes the pointer is at, `goTo(event)` which operator was chosen.
+  constructor(root, { light, goTo }) {
+    this.light = light;
+    this.goTo = goTo;
+    this.svg = root.querySelector("#chart");
+    this.readout = root.querySelector("#readout");
+    this.legend = root.querySelector("#legend");
+    this.stacks = root.querySelectorAll("[name=stack]");
+    this.lit = [];
+    for (const stack of this.stacks) stack.addEventListener("change", () => this.draw());
+    for (const kind of ["pointermove", "pointerdown"]) this.svg.addEventListener(kind, (event) => this.point(event));
+    this.svg.addEventListener("pointerleave", () => this.leave());
+    this.svg.addEventListener("click", () => this.choose());
+    this.svg.addEventListener("keydown", (event) => this.onKey(event));
+    this.svg.addEventListener("focus", () => {
+      if (this.at === null) this.look(this.peak());
+    });
+    this.svg.addEventListener("blur", () => this.leave());
+    new ResizeObserver(() => this.report && this.draw()).observe(this.svg.parentElement);
+  }
+
+  show(report) {
+    this.report = report;
+    this.at = null;
+    this.changes = report.events.filter((event) => event.kind in LANES);
+    this.operators = report.events.filter((event) => event.kind !== "drop");
+    this.places = {
+      after: report.after.live.map((_, i) => i),
+      before: placesBefore(report, this.operators),
+    };
+    this.draw();
+  }
+
+  get stacked() {
+    return [...this.stacks].find((stack) => stack.checked).value;
+  }
+
+  // --- drawing ---
+
+  draw() {
+    this.width = this.svg.parentElement.clientWidth;
+    this.height = this.width < 600 ? 300 : 380;
+    this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
+    this.svg.replaceChildren();
+    this.count = Math.max(1, this.report.after.live.length);
+    const { budget } = this.report;
+    const top = Math.max(1, most(this.report.before.live), most(this.report.after.live));
+    this.hasBudget = budget <= 1.3 * top;
+    this.axis = axisOf(this.hasBudget ? Math.max(top, budget) : top);
+    const stacked = this.stacked;
+    const outlined = stacked === "after" ? "before" : "after";
+    this.drawGrid();
+    this.drawStack(stacked);
+    this.add("path", { class: "outline", d: this.outline(outlined) });
+    this.drawBoundary();
+    if (this.hasBudget) this.drawBudget();
+    this.drawPeaks(stacked, outlined);
+    this.drawLanes();
+    this.lights = this.add("g", { class: "lights" });
+    this.cursor = this.add("line", { class: "cursor", y1: MARGIN.top, y2: this.base, visibility: "hidden" });
+    this.look(this.at, { quietly: true });
+    this.setLit(this.lit);
+  }
+
+  get base() {
+    return this.height - MARGIN.bottom;
+  }
+
+  x(at) {
+    return MARGIN.left + ((at + 0.5) / this.count) * (this.width - MARGIN.left - MARGIN.right);
+  }
+
+  y(nbytes) {
+    return this.base - (nbytes / this.axis.top) * (this.base - MARGIN.top);
+  }
+
+  drawGrid() {
+    const right = this.width - MARGIN.right;
+    for (const tick of this.axis.ticks) {
+      const y = this.y(tick.nbytes);
+      this.add("line", { class: "grid", x1: MARGIN.left, x2: right, y1: y, y2: y });
+      this.text(MARGIN.left - 8, y + 4, tick.label, "end");
+    }
+    for (const [kind, label] of [["drop", "drops"], ["recompute", "recomputes"]]) {
+      this.text(MARGIN.left - 8, this.base + LANES[kind] + 4, label, "end", "small");
+    }
+    this.text((MARGIN.left + right) / 2, this.height - 6, `${this.count} operators in execution order`, "middle");
+  }
+
+  // A point for each pixel at most: that of most live bytes, so that no peak is lost.
+  columns(which) {
+    const { live } = this.report[which];
+    const places = this.places[which];
+    const pixels = this.width - MARGIN.left - MARGIN.right;
+    const found = [];
+    let last = -1;
+    live.forEach((nbytes, i) => {
+      const column = Math.floor((places[i] / this.count) * pixels);
+      if (column !== last) found.push(i);
+      else if (nbytes > live[found.at(-1)]) found[found.length - 1] = i;
+      last = column;
+    });
+    return found;
+  }
+
+  drawStack(which) {
+    const columns = this.columns(which);
+    const { parts } = this.report[which];
+    let below = columns.map(() => 0);
+    this.report.kinds.forEach((kind, k) => {
+      const above = columns.map((i, c) => below[c] + parts[k][i]);
+      if (above.some((nbytes, c) => nbytes > below[c])) {
+        const edge = this.steps(which, columns, above);
+        const back = this.steps(which, columns, below).reverse();
+        this.add("path", { class: `kind ${kind}`, d: `M${[...edge, ...back].join("L")}Z` });
+      }
+      below = above;
+    });
+  }
+
+  outline(which) {
+    const columns = this.columns(which);
+    const { live } = this.report[which];
+    return columns.length ? `M${this.steps(which, columns, columns.map((i) => live[i])).join("L")}` : "";
+  }
+
+  // The corners of a line that is level over each column.
+  steps(which, columns, heights) {
+    const places = this.places[which];
+    const edges = columns.map((i) => this.x(places[i] - 0.5).toFixed(1));
+    const end = this.x(this.count - 0.5).toFixed(1);
+    return columns.flatMap((_, c) => {
+      const y = this.y(heights[c]).toFixed(1);
+      return [`${edges[c]},${y}`, `${edges[c + 1] ?? end},${y}`];
+    });
+  }
+
+  drawBoundary() {
+    const { operators } = this;
+    operators.forEach((event, i) => {
+      if (i && event.phase !== operators[i - 1].phase) {
+        const x = this.x(i - 0.5);
+        this.add("line", { class: "boundary", x1: x, x2: x, y1: MARGIN.top, y2: this.base });
+        this.text(x + 5, this.base - 6, `${event.phase} →`, "start", "halo");
+      }
+    });
+  }
+
+  drawBudget() {
+    const y = this.y(this.report.budget);
+    this.add("line", { class: "budget", x1: MARGIN.left, x2: this.width - MARGIN.right, y1: y, y2: y });
+    this.text(MARGIN.left + 6, y + 15, `budget ${formatBytes(this.report.budget)}`, "start", "halo budget-label");
+  }
+
+  peak(which = "after") {
+    const { live } = this.report[which];
+    return this.places[which][live.indexOf(most(live))] ?? 0;
+  }
+
+  drawPeaks(stacked, outlined) {
+    const y = this.drawPeak(stacked);
+    const other = this.y(most(this.report[outlined].live));
+    if (Math.abs(y - other) > 20) this.drawPeak(outlined);
+  }
+
+  // Returns the height of the peak, where its label is.
+  drawPeak(which) {
+    const { live, name } = this.report[which];
+    const i = live.indexOf(most(live));
+    if (i < 0) return Infinity;
+    const x = this.x(this.places[which][i]);
+    const y = this.y(live[i]);
+    this.add("circle", { class: "peak", cx: x, cy: y, r: 4 });
+    const isRight = x > 0.6 * this.width;
+    const where = this.width < 600 ? "" : ` at ${name[i]}`;
+    const label = `${which}: ${formatBytes(live[i])}${where}`;
+    const line = this.y(this.report.budget);
+    const above = y - 8 > line - 4 && y - 20 < line ? line - 6 : y - 8; // not across the line of the budget
+    this.text(x + (isRight ? -9 : 9), Math.max(above, 12), label, isRight ? "end" : "start", "halo peak-label");
+    return y;
+  }
+
+  drawLanes() {
+    for (const kind of Object.keys(LANES)) {
+      const y = this.base + LANES[kind];
+      const pixels = new Set(this.changes.filter((event) => event.kind === kind).map(({ at }) => Math.round(this.x(at))));
+      const shape = kind === "drop" ? "v5l-3,4h6l-3,-4" : "v-5l-3,-4h6l-3,4";
+      const d = [...pixels].map((x) => `M${x},${y - 2}${shape}`).join("");
+      this.add("path", { class: `lane ${kind}`, d });
+    }
+  }
+
+  add(name, attributes, parent = this.svg) {
+    const element = parent.appendChild(document.createElementNS(SVG, name));
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+    return element;
+  }
+
+  text(x, y, content, anchor, className = "") {
+    this.add("text", { x, y, "text-anchor": anchor, class: className }).textContent = content;
+  }
+
+  // --- what the pointer, the keyboard and the other views point at ---
+
+  point(event) {
+    const box = this.svg.getBoundingClientRect();
+    const x = event.clientX - box.left;
+    const y = event.clientY - box.top;
+    const at = Math.floor(((x - MARGIN.left) / (this.width - MARGIN.left - MARGIN.right)) * this.count);
+    this.look(Math.min(Math.max(at, 0), this.count - 1));
+    if (y > this.base + 4) this.light(this.near(x, y));
+  }
+
+  // The changes under the pointer, and those that belong to them.
+  near(x, y) {
+    const kind = y < this.base + (LANES.drop + LANES.recompute) / 2 ? "drop" : "recompute";
+    const distance = (event) => Math.abs(this.x(event.at) - x);
+    const marks = this.changes.filter((event) => event.kind === kind && distance(event) <= REACH);
+    this.change = marks.sort((a, b) => distance(a) - distance(b))[0];
+    return marks.filter((event) => event.at === this.change.at).flatMap(together);
+  }
+
+  leave() {
+    this.change = null;
+    this.look(null);
+    this.light([]);
+  }
+
+  look(at, { quietly = false } = {}) {
+    this.at = at;
+    this.cursor.setAttribute("visibility", at === null ? "hidden" : "visible");
+    if (at !== null) {
+      this.cursor.setAttribute("x1", this.x(at));
+      this.cursor.setAttribute("x2", this.x(at));
+    }
+    if (at !== null && !quietly) this.change = null;
+    this.readAt(at);
+  }
+
+  // The legend tells the bytes of each kind at the cursor, else at the peak.
+  readAt(at) {
+    const which = this.stacked;
+    const place = at ?? this.peak(which);
+    const i = this.places[which].findLastIndex((x) => x <= place);
+    const { live, name, parts } = this.report[which];
+    if (i < 0) return;
+    const event = this.operators.find((operator) => operator.name === name[i]);
+    const source = event?.source ? `, ${event.source}` : "";
+    this.readout.textContent =
+      `${at === null ? "At the peak" : `Operator ${i + 1} of ${live.length}`} ${which}: ` +
+      `${name[i]}, ${formatBytes(live[i])} live${source}`;
+    this.report.kinds.forEach((kind, k) => {
+      this.legend.querySelector(`.${kind} output`).textContent = formatBytes(parts[k][i]);
+    });
+  }
+
+  choose() {
+    const event = this.change ?? this.operators[this.at];
+    if (event) this.goTo(event);
+  }
+
+  onKey(event) {
+    const large = Math.max(1, Math.round(this.count / 20));
+    const moves = {
+      ArrowLeft: -1, ArrowRight: 1, PageUp: -large, PageDown: large, Home: -this.count, End: this.count,
+    };
+    if (event.key in moves) {
+      const at = (this.at ?? this.peak()) + moves[event.key];
+      this.look(Math.min(Math.max(Math.round(at), 0), this.count - 1));
+    } else if (event.key === "Enter") {
+      this.choose();
+    } else {
+      return;
+    }
+    event.preventDefault();
+  }
+
+  setLit(events) {
+    this.lit = events;
+    this.lights.replaceChildren();
+    const changes = events.filter((event) => event.kind in LANES);
+    for (const drop of changes.filter((event) => event.kind === "drop")) {
+      for (const again of drop.pairs) {
+        const [left, right] = [this.x(drop.at), this.x(again.at)];
+        this.add("rect", { class: "away", x: left, y: MARGIN.top, width: right - left, height: this.base - MARGIN.top }, this.lights);
+      }
+    }
+    for (const { kind, at } of changes) {
+      const x = this.x(at);
+      this.add("line", { class: `lit ${kind}`, x1: x, x2: x, y1: MARGIN.top, y2: this.base + LANES[kind] }, this.lights);
+    }
+  }
+}
+
+// Each operator of the graph as it was stands where it stands now.
+function placesBefore(report, operators) {
+  const now = new Map(operators.map((event, i) => [event.name, i]));
+  let last = -1;
+  return report.before.name.map((name) => (last = now.get(name) ?? last + 1));
+}
+
+function most(numbers) {
+  return numbers.reduce((a, b) => Math.max(a, b), 0);
+}
+
+// Round numbers of one binary unit, up to the top.
+function axisOf(top) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const power = Math.min(Math.max(Math.floor(Math.log2(top / 2) / 10), 0), units.length - 1);
+  const unit = 1024 ** power;
+  const magnitude = 10 ** Math.floor(Math.log10(top / unit / 5));
+  const step = [1, 2, 5, 10].map((digit) => digit * magnitude).find((size) => top / unit / size <= 6);
+  const ticks = [];
+  for (let i = 0; i * step * unit <= top * 1.0001; i++) {
+    ticks.push({ nbytes: i * step * unit, label: `${Number((i * step).toPrecision(6))} ${units[power]}` });
+  }
+  return { top: top * 1.06, ticks };
+}

@@ -1,0 +1,136 @@
+// A tree of rows of one height, of which only those in view are in the document; moved through by keyboard.
+
+class VirtualTree {
+  // `fill(element, row)` writes a row's content; `onActive(row)` and `onOpen(row)` tell of pointer and keyboard.
+  constructor(element, { fill, onActive, onOpen }) {
+    Object.assign(this, { element, fill, onActive, onOpen });
+    this.spacer = element.appendChild(document.createElement("div"));
+    this.spacer.className = "spacer";
+    this.spacer.setAttribute("role", "presentation");
+    this.rows = [];
+    this.shown = new Map();
+    this.active = null;
+    element.addEventListener("scroll", () => this.schedule());
+    element.addEventListener("keydown", (event) => this.onKey(event));
+    element.addEventListener("pointermove", (event) => {
+      // Rows that scroll past a pointer at rest are not pointed at.
+      const place = `${event.clientX},${event.clientY}`;
+      if (place !== this.place) this.onPointer(event, (row) => this.pointAt(row));
+      this.place = place;
+    });
+    element.addEventListener("pointerleave", () => this.pointAt(this.active));
+    element.addEventListener("click", (event) => this.onPointer(event, (row) => {
+      this.activate(row);
+      this.onOpen(row);
+    }));
+    new ResizeObserver(() => this.layout()).observe(element);
+  }
+
+  show(rows) {
+    this.rows = rows;
+    if (!rows.includes(this.active)) this.active = null;
+    this.layout();
+  }
+
+  // Draws all rows anew: their height or content has changed.
+  layout() {
+    this.height = parseFloat(getComputedStyle(this.element).getPropertyValue("--row")) || 26;
+    this.spacer.style.height = `${this.rows.length * this.height}px`;
+    for (const row of this.shown.values()) row.remove();
+    this.shown.clear();
+    this.draw();
+  }
+
+  schedule() {
+    this.scheduled ??= requestAnimationFrame(() => {
+      this.scheduled = undefined;
+      this.draw();
+    });
+  }
+
+  draw() {
+    const margin = 8;
+    const first = Math.max(0, Math.floor(this.element.scrollTop / this.height) - margin);
+    const inView = Math.ceil(this.element.clientHeight / this.height) + 2 * margin;
+    const last = Math.min(this.rows.length, first + inView);
+    for (const [i, row] of this.shown) {
+      if (i < first || i >= last) {
+        row.remove();
+        this.shown.delete(i);
+      }
+    }
+    for (let i = first; i < last; i++) {
+      if (!this.shown.has(i)) this.shown.set(i, this.spacer.appendChild(this.make(i)));
+    }
+    this.markActive();
+  }
+
+  make(i) {
+    const row = document.createElement("div");
+    row.id = `${this.element.id}-${i}`;
+    row.dataset.row = i;
+    row.setAttribute("role", "treeitem");
+    row.setAttribute("aria-setsize", this.rows.length);
+    row.setAttribute("aria-posinset", i + 1);
+    row.style.transform = `translateY(${i * this.height}px)`;
+    this.fill(row, this.rows[i]);
+    return row;
+  }
+
+  refill() {
+    for (const [i, row] of this.shown) this.fill(row, this.rows[i]);
+    this.markActive();
+  }
+
+  activate(row) {
+    this.active = row;
+    this.markActive();
+    this.pointAt(row);
+  }
+
+  pointAt(row) {
+    if (row === this.pointed) return;
+    this.pointed = row;
+    this.onActive(row);
+  }
+
+  markActive() {
+    const at = this.rows.indexOf(this.active);
+    for (const [i, row] of this.shown) row.setAttribute("aria-selected", i === at);
+    if (this.shown.has(at)) this.element.setAttribute("aria-activedescendant", this.shown.get(at).id);
+    else this.element.removeAttribute("aria-activedescendant");
+  }
+
+  reveal(row) {
+    const top = this.rows.indexOf(row) * this.height;
+    const { scrollTop, clientHeight } = this.element;
+    if (top < scrollTop || top + this.height > scrollTop + clientHeight) {
+      this.element.scrollTop = top - clientHeight / 3;
+    }
+    this.draw();
+    this.activate(row);
+  }
+
+  onPointer(event, then) {
+    const row = event.target.closest("[data-row]");
+    if (row) then(this.rows[row.dataset.row]);
+  }
+
+  onKey(event) {
+    const page = Math.floor(this.element.clientHeight / this.height) - 1;
+    const at = this.rows.indexOf(this.active);
+    const last = this.rows.length - 1;
+    const moves = {
+      ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + page, PageUp: at - page, Home: 0, End: last,
+    };
+    if (event.key in moves) {
+      this.reveal(this.rows[Math.min(Math.max(moves[event.key], 0), last)]);
+    } else if (this.active && ["Enter", " ", "ArrowLeft", "ArrowRight"].includes(event.key)) {
+      const expanded = { ArrowLeft: false, ArrowRight: true }[event.key];
+      this.onOpen(this.active, expanded);
+    } else {
+      return;
+    }
+    event.preventDefault();
+  }
+}

@@ -1,0 +1,77 @@
+// The table of storages, sorted by the column whose head was pressed last.
+
+const PAGE = 50;
+
+class Storages {
+  constructor(root, { light }) {
+    this.light = light;
+    this.body = root.querySelector("#storages tbody");
+    this.more = root.querySelector("#more");
+    this.heads = [...root.querySelectorAll("#storages th")];
+    this.more.addEventListener("click", () => {
+      this.limit += PAGE;
+      this.draw();
+    });
+    for (const head of this.heads) head.firstElementChild.addEventListener("click", () => this.sort(head));
+    this.body.addEventListener("keydown", (event) => this.onKey(event));
+    for (const [kind, on] of [["pointerover", true], ["focusin", true], ["pointerleave", false], ["focusout", false]]) {
+      this.body.addEventListener(kind, (event) => this.point(on ? event.target.closest("tr") : null));
+    }
+  }
+
+  // Tab reaches the table once; from there on it is arrow keys.
+  onKey(event) {
+    const row = event.target.closest("tr");
+    const next = { ArrowDown: row?.nextElementSibling, ArrowUp: row?.previousElementSibling }[event.key];
+    if (next) {
+      row.tabIndex = -1;
+      next.tabIndex = 0;
+      next.focus();
+      event.preventDefault();
+    }
+  }
+
+  show(report) {
+    this.storages = [...report.storages];
+    this.limit = PAGE;
+    this.sort(this.heads.find((head) => head.dataset.key === "nbytes"), false);
+  }
+
+  // Numbers fall, names rise, and the same head again turns the order round.
+  sort(head, turn = true) {
+    const { key } = head.dataset;
+    const isText = key === "name" || key === "kind";
+    const was = turn ? head.getAttribute("aria-sort") : null;
+    const rises = was ? was === "descending" : isText;
+    for (const other of this.heads) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", rises ? "ascending" : "descending");
+    const compare = isText ? (a, b) => a[key].localeCompare(b[key], "en", { numeric: true }) : (a, b) => a[key] - b[key];
+    this.storages.sort(rises ? compare : (a, b) => compare(b, a));
+    this.draw();
+  }
+
+  draw() {
+    const shown = this.storages.slice(0, this.limit);
+    this.body.replaceChildren(...shown.map((storage, i) => this.row(storage, i)));
+    const left = this.storages.length - shown.length;
+    this.more.hidden = !left;
+    this.more.textContent = `Show ${Math.min(PAGE, left)} more of ${left}`;
+  }
+
+  row(storage, i) {
+    const row = document.createElement("tr");
+    row.tabIndex = i ? -1 : 0;
+    row.dataset.storage = i;
+    const texts = [
+      storage.name, storage.kind, formatBytes(storage.nbytes), storage.drops, storage.recomputes,
+      storage.cost ? formatSeconds(storage.cost) : "0",
+    ];
+    for (const text of texts) row.appendChild(document.createElement("td")).textContent = text;
+    return row;
+  }
+
+  point(row) {
+    const events = row ? this.storages[row.dataset.storage].events : [];
+    this.light(events, events.find((event) => event.kind === "drop"));
+  }
+}

@@ -1,0 +1,136 @@
+"""Two plans of one graph, and exactly the drops and recomputes in which they differ.
+
+Both plans run the graph's operators in the same order; what a plan adds lies between two of these. There the
+steps of both are aligned in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from dtr_fx.errors import CommandError
+from dtr_fx.inspect.diff import MARKS, name_of, reason_of
+from dtr_fx.inspect.text import BOLD, DIM, Ink, clip
+from dtr_fx.report import Event, Report
+from dtr_fx.units import format_bytes, format_count, format_percent
+
+
+@dataclass(frozen=True)
+class Change:
+    """A drop or a recompute of one plan that the other has not got there.
+
+    ``only_in`` is 0 for the first plan and 1 for the second; ``before`` names the operator of the graph that
+    comes next, none after the last.
+    """
+
+    only_in: int
+    before: str
+    event: Event
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Both plans, and their differences in execution order."""
+
+    plans: tuple[Report, Report]
+    changes: tuple[Change, ...]
+
+
+def difference(first: Report, second: Report) -> Difference:
+    """What one plan does that the other does not.
+
+    Raises
+    ------
+    CommandError
+        They are plans of different graphs.
+    """
+    places = _places(first), _places(second)
+    operators = [[name for name, _ in found] for found in places]
+    if operators[0] != operators[1]:
+        raise CommandError(f"these are plans of different graphs: {_first_difference(*operators)}")
+    changes = (
+        change for (before, steps), (_, others) in zip(*places) for change in _changes(before, steps, others)
+    )
+    return Difference((first, second), tuple(changes))
+
+
+def _places(report: Report) -> list[tuple[str, list[Event]]]:
+    """The operators of the graph in order, each with what the plan puts before it, then what comes last."""
+    original = {point.name for point in report.before}
+    places: list[tuple[str, list[Event]]] = []
+    steps: list[Event] = []
+    for event in report.events:
+        if event.kind == "compute" and event.origin in original:
+            places.append((event.origin, steps))
+            steps = []
+        elif event.kind in MARKS:
+            steps.append(event)
+    return [*places, ("", steps)]
+
+
+def _first_difference(first: Sequence[str], second: Sequence[str]) -> str:
+    for number, (one, other) in enumerate(zip(first, second)):
+        if one != other:
+            return f"operator {number} is {one or 'none'} in the first, {other or 'none'} in the second"
+    return f"{len(first) - 1} and {len(second) - 1} operators"
+
+
+def _changes(before: str, steps: Sequence[Event], others: Sequence[Event]) -> Iterator[Change]:
+    one, other = ([(event.kind, event.origin) for event in side] for side in (steps, others))
+    for tag, i, j, k, m in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+        if tag != "equal":
+            yield from (Change(0, before, event) for event in steps[i:j])
+            yield from (Change(1, before, event) for event in others[k:m])
+
+
+# As text
+
+
+def render_difference(found: Difference, *, width: int = 100, color: bool = False) -> str:
+    """Both verdicts, and a line for each change: ``-`` drops, ``+`` recomputes, A or B."""
+    ink = Ink(color)
+    lines = [
+        ink(BOLD, clip(f"{letter}  {plan.heuristic}: {plan.summary()}", width))
+        for letter, plan in zip("AB", found.plans)
+    ]
+    lines.append(_counts(found))
+    if found.changes:
+        lines += ["", ink(DIM, _row("", "operator", "bytes", "why (score)", "before", "live", width))]
+    lines += [ink(MARKS[change.event.kind][1], _line(change, width)) for change in found.changes]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _counts(found: Difference) -> str:
+    if not found.changes:
+        return "the same drops and recomputes"
+    sides = (_count(letter, found, side) for side, letter in enumerate("AB"))
+    a, b = found.plans
+    return f"{'; '.join(sides)}; overhead {format_percent(a.overhead)} → {format_percent(b.overhead)}"
+
+
+def _count(letter: str, found: Difference, side: int) -> str:
+    kinds = [change.event.kind for change in found.changes if change.only_in == side]
+    drops, recomputes = kinds.count("drop"), kinds.count("recompute")
+    return f"only in {letter}: {format_count(drops, 'drop')}, {format_count(recomputes, 'recompute')}"
+
+
+def _line(change: Change, width: int) -> str:
+    event = change.event
+    mark, _ = MARKS[event.kind]
+    return _row(
+        f"{'AB'[change.only_in]} {mark} {event.kind}",
+        name_of(event),
+        format_bytes(event.nbytes),
+        reason_of(event),
+        change.before or "(the end)",
+        format_bytes(event.live),
+        width,
+    )
+
+
+def _row(verb: str, name: str, size: str, why: str, before: str, live: str, width: int) -> str:
+    room = max(width - 40, 30) // 3
+    cells = f"{clip(name, room):{room}}  {size:>9}  {clip(why, room):{room}}  {clip(before, room):{room}}"
+    return f"{verb:13}  {cells}  {live:>9}"

@@ -1,0 +1,286 @@
+"""What is derived from reports: memory blocks, lives, overviews, the difference of two plans."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from random_graphs import BUILDS, Recipe, recipes
+from torch import nn
+
+import dtr_fx
+from dtr_fx.backend import plan_step
+from dtr_fx.blocks import blocks
+from dtr_fx.errors import CommandError, InfeasibleBudgetError
+from dtr_fx.inspect.difference import Difference, difference, render_difference
+from dtr_fx.inspect.life import life_of
+from dtr_fx.inspect.overview import overview
+from dtr_fx.inspect.show import render_overview
+from dtr_fx.inspect.why import render_life
+from dtr_fx.options import Options
+from dtr_fx.report import Event, Point, Report
+from dtr_fx.search import watch
+from dtr_fx.search.follow import follow
+from dtr_fx.simulate import networks
+from dtr_fx.units import format_bytes
+from dtr_fx.zoo import gpt
+
+
+def plan(**options: object) -> Report:
+    torch.manual_seed(0)
+    model, inputs = gpt(layers=1, width=32, batch=4, length=32)
+    (report,) = plan_step(model, inputs, Options.from_mapping({"budget": "60%", **options}))
+    return report
+
+
+@pytest.fixture(scope="module")
+def searched() -> Report:
+    return plan()
+
+
+@pytest.fixture(scope="module")
+def online() -> Report:
+    return plan(planner="online", heuristic="dtr-eq", budget="70%")
+
+
+def changes(report: Report) -> list[Event]:
+    return [event for event in report.events if event.kind in ("drop", "recompute")]
+
+
+# Memory blocks
+
+
+def live_by_blocks(report: Report) -> Iterator[tuple[int, Point]]:
+    """For every operator, the bytes in blocks that are there while it runs, and what verify found."""
+    found = blocks(report)
+    position = {event.name: at for at, event in enumerate(report.events)}
+    for point in report.after:
+        at = position[point.name]
+        there = (block for block in found if block.made_at <= at and (block.stays or at <= block.last_at))
+        yield sum(report.storages[block.storage].nbytes for block in there), point
+
+
+@pytest.mark.parametrize("name", ["searched", "online"])
+def test_blocks_add_up_to_the_live_bytes_at_every_operator(name: str, request: pytest.FixtureRequest) -> None:
+    report = request.getfixturevalue(name)
+    assert report.drops > 5
+    for nbytes, point in live_by_blocks(report):
+        assert nbytes + point.parts[-1] == point.live  # the last part is temporary
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    recipe=recipes,
+    build=st.sampled_from(list(BUILDS)),
+    budget=st.sampled_from(["100%", "90%", "75%"]),
+    planner=st.sampled_from(["search", "online"]),
+)
+def test_blocks_of_any_graph_add_up(recipe: Recipe, build: str, budget: str, planner: str) -> None:
+    case = BUILDS[build](recipe)
+    try:
+        _, report = dtr_fx.transform(
+            case.gm, budget, planner=planner, plan_seconds=0.01, example_inputs=case.example_inputs
+        )
+    except (InfeasibleBudgetError, dtr_fx.GraphError):
+        return
+    for nbytes, point in live_by_blocks(report):
+        assert nbytes + point.parts[-1] == point.live
+
+
+# The life of a value
+
+
+def test_a_life_in_order(online: Report) -> None:
+    name = next(event.origin for event in online.events if event.kind == "drop")
+    life = life_of(online, name)
+    kinds = [moment.kind for moment in life.moments if moment.kind != "read"]
+    assert kinds[0] == "computed"
+    assert kinds.count("dropped") == kinds.count("recomputed") == life.storage.drops == len(life.gaps)
+    assert kinds[1:] == ["dropped", "recomputed"] * life.storage.drops + ["freed"] * (kinds[-1] == "freed")
+    assert [moment.at for moment in life.moments] == sorted(moment.at for moment in life.moments)
+    for moment in life.moments:
+        assert online.events[moment.at].live == moment.live
+
+
+def test_what_keeping_a_value_would_take(searched: Report) -> None:
+    for event in changes(searched):
+        if event.kind == "drop":
+            for gap in life_of(searched, event.origin).gaps:
+                between = searched.events[gap.dropped_at + 1 : gap.recomputed_at]
+                most = max(step.live for step in between if step.kind != "drop")
+                assert gap.peak == most + event.nbytes
+                assert gap.operators == sum(step.kind != "drop" for step in between)
+
+
+def test_choices_say_who_went_instead() -> None:
+    options = {"planner": "online", "heuristic": "dtr-eq", "budget": "70%"}
+    dropped = [event for event in plan(**options).events if event.reason == "budget"]
+    name = max(dropped, key=lambda event: event.live).origin
+    report = plan(**options, watch=name)
+    went = [choice for choice in report.choices if choice.rank == 1]
+    assert {choice.chosen for choice in went} == {name}
+    evicted = [event.score for event in report.events if event.reason == "budget" and event.origin == name]
+    assert set(evicted) <= {choice.score for choice in went}
+    for choice in report.choices:
+        assert 1 <= choice.rank <= choice.candidates
+        assert report.events[choice.at].kind in ("compute", "recompute")
+        if choice.rank > 1:
+            assert choice.chosen != name
+            assert choice.score is None or choice.chosen_score is None or choice.score >= choice.chosen_score
+    text = render_life(life_of(report, name))
+    assert "it went" in text
+    assert text.count("weighed") == sum(moment.kind == "weighed" for moment in life_of(report, name).moments)
+
+
+def test_watching_changes_no_plan(online: Report) -> None:
+    watched = plan(planner="online", heuristic="dtr-eq", budget="70%", watch=changes(online)[0].origin)
+    assert watched.events == online.events
+
+
+def test_a_search_scores_nothing_and_says_so(searched: Report) -> None:
+    name = changes(searched)[0].origin
+    report = replace(searched, heuristic="search", choices=())
+    assert "--planner online" in render_life(life_of(report, name))
+    chain = networks.linear(3)
+    calls = list(chain.calls())
+    run = follow(chain, range(len(calls)), math.inf)
+    assert watch(chain, run, calls[0].outputs[0].tensor) == []
+
+
+def test_a_value_that_there_is_not(searched: Report) -> None:
+    name = searched.storages[-1].name
+    with pytest.raises(CommandError, match=f"did you mean '{name}'"):
+        life_of(searched, name + "_")
+
+
+def test_a_view_lives_in_its_storage(searched: Report) -> None:
+    view = next(event for event in searched.events if event.kind == "compute" and not event.storages)
+    assert life_of(searched, view.name).storage == searched.storages[view.uses[0]]
+
+
+def test_who_decided(online: Report) -> None:
+    assert online.heuristic == "dtr-eq"
+    assert plan(budget="100%").heuristic == "none"
+
+
+# A plan at a glance
+
+
+def test_the_tables_add_up(searched: Report) -> None:
+    found = overview(searched, top=1000)
+    extra = math.fsum(event.cost for event in changes(searched))
+    for groups in (found.operators, found.modules):
+        assert math.isclose(sum(group.recompute_cost for group in groups), extra)
+        assert sum(group.drops for group in groups) == searched.drops
+        assert sum(group.recomputes for group in groups) == searched.recomputes
+        costs = [group.recompute_cost for group in groups]
+        assert costs == sorted(costs, reverse=True)
+    assert sum(storage.drops for storage in found.by_drops) == searched.drops
+    assert found.by_bytes[0].nbytes == max(storage.nbytes for storage in searched.storages)
+
+
+def test_modules_are_those_of_the_model(searched: Report) -> None:
+    names = {group.name for group in overview(searched, depth=2).modules}
+    assert {"blocks.0", "head", "norm", "token"} <= names
+    deeper = {group.name for group in overview(searched, depth=4).modules}
+    assert "blocks.0.mlp.0" in deeper
+    backward = {event.module for event in searched.events if event.phase == "backward"}
+    assert "blocks.0.mlp.0" in backward
+
+
+def test_the_text_fits_a_narrow_terminal(searched: Report) -> None:
+    lines = render_overview(searched, overview(searched), width=60).splitlines()
+    assert max(map(len, lines)) <= 60
+
+
+# Two plans
+
+
+def applied(found: Difference, report: Report) -> Counter[tuple[str, str]]:
+    """The first plan's drops and recomputes, with the changes made to them."""
+    steps = Counter((event.kind, event.origin) for event in changes(report))
+    for change in found.changes:
+        steps[change.event.kind, change.event.origin] += 1 if change.only_in else -1
+    return +steps
+
+
+def test_a_plan_does_not_differ_from_itself(searched: Report) -> None:
+    found = difference(searched, searched)
+    assert found.changes == ()
+    assert "the same drops and recomputes" in render_difference(found)
+
+
+def test_two_plans_differ_in_what_only_one_of_them_does(searched: Report, online: Report) -> None:
+    found = difference(searched, online)
+    assert applied(found, searched) == Counter((event.kind, event.origin) for event in changes(online))
+    mirrored = difference(online, searched)
+    assert applied(mirrored, online) == Counter((event.kind, event.origin) for event in changes(searched))
+    text = render_difference(found)
+    assert sum(line.startswith(("A ", "B ")) and line[2] in "-+" for line in text.splitlines()) == len(
+        found.changes
+    )
+
+
+def test_plans_of_different_graphs(searched: Report) -> None:
+    (other,) = plan_step(nn.Linear(4, 4), torch.ones(2, 4), Options())
+    with pytest.raises(CommandError, match="different graphs"):
+        difference(searched, other)
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["drop", "recompute"]), st.sampled_from("abc")), max_size=4)
+OPERATORS = "pqrs"
+
+
+def report_of(places: list[list[tuple[str, str]]]) -> Report:
+    """A report whose plan puts these steps before each operator, and after the last."""
+    events = []
+    for number, steps in enumerate(places):
+        events += [Event(kind, f"{kind}_{name}", name, "", 1, 1.0, 1) for kind, name in steps]
+        if number < len(OPERATORS):
+            name = OPERATORS[number]
+            events.append(Event("compute", name, name, "", 1, 1.0, 1))
+    points = tuple(Point(1, name) for name in OPERATORS)
+    return Report(1, 1, 1, 1, 0, 1.0, 1.0, "lru", "cpu", tuple(events), points, points, (), {})
+
+
+PLANS = st.lists(STEPS, min_size=len(OPERATORS) + 1, max_size=len(OPERATORS) + 1)
+
+
+@settings(deadline=None)
+@given(first=PLANS, second=PLANS)
+def test_the_difference_is_exact_at_every_place(
+    first: list[list[tuple[str, str]]], second: list[list[tuple[str, str]]]
+) -> None:
+    found = difference(report_of(first), report_of(second))
+    for number, (steps, others) in enumerate(zip(first, second)):
+        before = [*OPERATORS, ""][number]
+        only = [
+            [
+                (c.event.kind, c.event.origin)
+                for c in found.changes
+                if c.before == before and c.only_in == side
+            ]
+            for side in (0, 1)
+        ]
+        if steps == others:
+            assert only == [[], []]
+        common = [list(each) for each in (steps, others)]
+        for side, gone in enumerate(only):
+            for step in gone:
+                common[side].remove(step)
+        assert Counter(common[0]) == Counter(common[1])  # what is left is in both
+        assert Counter(only[0]) - Counter(steps) == Counter(only[1]) - Counter(others) == Counter()
+
+
+def test_bytes_in_the_text_are_those_of_the_plan(searched: Report, online: Report) -> None:
+    found = difference(searched, online)
+    lines = [line for line in render_difference(found).splitlines() if line[2:3] in ("-", "+")]
+    for line, change in zip(lines, found.changes):
+        assert format_bytes(change.event.nbytes) in line
+        assert line.endswith(format_bytes(change.event.live))
