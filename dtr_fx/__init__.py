@@ -14,6 +14,7 @@ from typing import Any
 from .curve import Curve, CurvePoint, smallest_budget, sweep
 from .errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
 from .judge import Judgement, judge
+from .live import LivePlan, plans
 from .measure import measure_peak
 from .record import RecordError, record_log
 from .report import Report
@@ -29,6 +30,7 @@ __all__ = [
     "Heuristic",
     "InfeasibleBudgetError",
     "Judgement",
+    "LivePlan",
     "OptionError",
     "OverBudgetError",
     "Partitioner",
@@ -36,6 +38,7 @@ __all__ = [
     "Report",
     "judge",
     "measure_peak",
+    "plans",
     "record_log",
     "smallest_budget",
     "sweep",

@@ -129,6 +129,8 @@ class Options:
     executor:
         Who runs the two graphs of a step: ``"eager"``, operator by operator, bit for bit as unrewritten, or
         ``"inductor"``, which compiles them.
+    plans_kept:
+        For how many tuples of input sizes each graph keeps its compiled step, the last ones used.
     on_report:
         Called with the ``Report`` of every graph that was planned.
 
@@ -145,6 +147,7 @@ class Options:
     planner: Literal["search", "online"] = "search"
     plan_seconds: float | None = None
     executor: Literal["eager", "inductor"] = "eager"
+    plans_kept: int = 64
     on_report: Callable[[Report], None] | None = None
 
     def __post_init__(self) -> None:
@@ -160,6 +163,8 @@ class Options:
             raise OptionError(f"unknown executor {self.executor!r}{did_you_mean(self.executor, _EXECUTORS)}")
         if self.plan_seconds is not None and not _is_duration(self.plan_seconds):
             raise OptionError(f"plan_seconds={self.plan_seconds!r}: give seconds above 0, or None")
+        if not _is_count(self.plans_kept):
+            raise OptionError(f"plans_kept={self.plans_kept!r}: give an int of at least 1")
         if self.on_report is not None and not callable(self.on_report):
             raise OptionError(f"on_report={self.on_report!r} cannot be called: give a function of a Report")
 
@@ -199,6 +204,10 @@ def _parse_overhead(value: object) -> float:
 
 def _is_duration(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _check_heuristic(heuristic: Any) -> None:

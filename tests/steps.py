@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
-from torch._dynamo.exc import BackendCompilerFailed
 
 from dtr_fx import InfeasibleBudgetError, Report
 
@@ -114,13 +113,11 @@ def run_smallest(make: Make, *, dynamic: bool | None = None) -> Run:
     while True:
         try:
             return run(make, "dtr", dynamic=dynamic, budget=budget)
-        except BackendCompilerFailed as failure:
-            error = failure.inner_exception
-            if not isinstance(error, InfeasibleBudgetError):
-                raise
-            assert budget < error.smallest <= error.baseline_peak
-            assert error.lower_bound <= error.smallest
-            budget = error.smallest
+        except InfeasibleBudgetError as error:
+            told = error
+        assert budget < told.smallest <= told.baseline_peak
+        assert told.lower_bound <= told.smallest
+        budget = told.smallest
 
 
 def check(make: Make, *, reference: str = "aot_eager", dynamic: bool | None = None) -> tuple[Run, Run]:
