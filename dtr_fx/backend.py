@@ -21,11 +21,13 @@ from torch.fx import GraphModule
 
 from dtr_fx.dispatch import Dispatcher
 from dtr_fx.errors import DTRError, OptionError
+from dtr_fx.ledger import ledger_of
 from dtr_fx.loss import loss_of
 from dtr_fx.options import Options
 from dtr_fx.passes.drops import lower_drops
 from dtr_fx.passes.split import prepare, split
 from dtr_fx.report import Report
+from dtr_fx.retrace import Retracer
 from dtr_fx.transform import rewrite
 
 log = logging.getLogger(__name__)
@@ -56,7 +58,8 @@ def dtr(
     if mode not in (None, "default"):
         raise OptionError(f"mode={mode!r}: CUDA graphs keep memory that no budget counts; leave the mode out")
     chosen = Options.from_mapping(options)
-    return Dispatcher(gm, chosen, _COMPILE[chosen.executor])
+    retracer = Retracer(gm, chosen, _COMPILE[chosen.executor])
+    return Dispatcher(retracer, chosen.plans_kept, ledger_of(options, chosen))
 
 
 def _compile_eagerly(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:

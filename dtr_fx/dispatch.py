@@ -2,10 +2,11 @@
 
     Dispatcher(*arguments)
       ├─ known sizes   the step that was compiled for them: a dictionary look-up
-      └─ new sizes     the graph with the sizes in it (see ``dynamo``) is traced, planned and compiled
+      └─ new sizes     the graph is traced with them (see ``retrace``), planned and compiled
 
 Planning waits for the first call, where sizes are numbers.  Dynamo compiles once for all sizes, and its limit
-of recompilations is not met.
+of recompilations is not met.  Under a budget in bytes a step is planned for what other graphs leave of it,
+and planned anew when that was too much (see ``ledger``).
 """
 
 from __future__ import annotations
@@ -13,47 +14,22 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from numbers import Number
-from typing import Any, cast
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from torch import Tensor
-from torch._guards import CompileContext
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch._dynamo.convert_frame import compile_lock
 
-from dtr_fx.dynamo import (
-    bound,
-    compile_id,
-    copy_of_dynamos,
-    fakes,
-    float_inputs,
-    recompile_reason,
-    sized_inputs,
-    tracing_again,
-    without_numbers,
-)
-from dtr_fx.errors import DTRError, InfeasibleBudgetError, OverBudgetError
+from dtr_fx.dynamo import without_numbers
+from dtr_fx.errors import InfeasibleBudgetError
+from dtr_fx.ledger import Books, Ledger
 from dtr_fx.live import LivePlan, keep_in_sight
-from dtr_fx.options import Options
-from dtr_fx.report import Report
+from dtr_fx.options import BudgetSpec
+from dtr_fx.retrace import Retracer, Sizes, Step
+from dtr_fx.units import format_bytes
 
 log = logging.getLogger(__name__)
-
-Sizes = tuple[Any, ...]
-Compile = Callable[[GraphModule, Sequence[Any], Options], Callable[..., Any]]
-
-
-@dataclass(frozen=True)
-class _Step:
-    """What a tuple of sizes leads to: a compiled function, or the error of the plan."""
-
-    plan: LivePlan
-    run: Callable[..., Any] | None
 
 
 class Dispatcher:
@@ -61,116 +37,121 @@ class Dispatcher:
 
     Parameters
     ----------
-    gm:
-        The graph; where its inputs have symbolic sizes, those are what the steps are told apart by.
-    options:
-        Of the backend; ``plans_kept`` is how many steps are kept, the last ones used.
-    compile_step:
-        Traces, plans and compiles a graph without symbols, on fake inputs.
+    retracer:
+        The graph.
+    plans_kept:
+        How many steps are kept, the last ones used.
+    ledger:
+        Where the budget is shared with other graphs; None if it is this graph's own.
     """
 
-    def __init__(self, gm: GraphModule, options: Options, compile_step: Compile) -> None:
-        self._gm = copy_of_dynamos(gm)
-        self._options = options
-        self._compile_step = compile_step
-        self._sized = sized_inputs(gm)
-        self._floats = float_inputs(gm)
-        self._fixed: dict[int, str] = {}
-        self._context = CompileContext.try_get()
-        self._compile_id = compile_id()
-        self._reason = recompile_reason()
-        self._steps: OrderedDict[Sizes, _Step] = OrderedDict()
+    def __init__(self, retracer: Retracer, plans_kept: int, ledger: Ledger | None) -> None:
+        self._retracer = retracer
+        self._plans_kept = plans_kept
+        self._ledger = ledger
+        self._steps: OrderedDict[Sizes, Step] = OrderedDict()
         self._lock = threading.Lock()
         keep_in_sight(self)
 
     def __call__(self, *arguments: Any) -> Any:
-        step = self._step(arguments)
-        if step.run is None:
-            raise copy.copy(cast(DTRError, step.plan.error))
-        return step.run(*without_numbers(arguments))
+        if self._ledger is None:
+            return _run(self._known(arguments) or self._make(arguments), arguments)
+        books = self._ledger.books
+        books.begin()
+        step = self._known(arguments)
+        if step is None or not books.recall(step.need):
+            step = self._make_fit(step, arguments, books)
+        outputs = _run(step, arguments)
+        books.note(outputs)
+        return outputs
 
     def plans(self) -> list[LivePlan]:
         """Those that are kept, in the order of their last use."""
         with self._lock:
             return [step.plan for step in self._steps.values()]
 
-    def _step(self, arguments: Sequence[Any]) -> _Step:
-        sizes = self._sizes(arguments)
-        step = self._known(sizes)
-        if step is None:
-            with tracing_again(self._context, arguments) as mode:
-                step = self._known(sizes)  # another thread may have made it meanwhile
-                if step is None:
-                    step = self._compile(arguments, mode)
-                    self._keep(self._sizes(arguments), step)
-            log.info("%s", step.plan)
-        return step
-
-    def _sizes(self, arguments: Sequence[Any]) -> Sizes:
-        sizes = [_size(arguments[position]) for position in self._sized]
-        return (*sizes, *(arguments[position].item() for position in self._fixed))
-
-    def _known(self, sizes: Sizes) -> _Step | None:
+    def _known(self, arguments: Sequence[Any]) -> Step | None:
+        sizes = self._retracer.sizes(arguments)
         with self._lock:
             step = self._steps.get(sizes)
             if step is not None:
                 self._steps.move_to_end(sizes)
             return step
 
-    def _keep(self, sizes: Sizes, step: _Step) -> None:
+    def _keep(self, arguments: Sequence[Any], step: Step) -> None:
         with self._lock:
-            self._steps[sizes] = step
-            while len(self._steps) > self._options.plans_kept:
+            self._steps[self._retracer.sizes(arguments)] = step
+            while len(self._steps) > self._plans_kept:
                 self._steps.popitem(last=False)
+        log.info("%s", step.plan)
 
-    def _compile(self, arguments: Sequence[Any], mode: FakeTensorMode) -> _Step:
-        reports: list[Report] = []
-        options = replace(self._options, on_report=reports.append)
-        run = error = None
-        started = time.perf_counter()
-        try:
-            run = self._compile_for(arguments, mode, options)
-        except (InfeasibleBudgetError, OverBudgetError) as caught:
-            error = caught.with_traceback(None)
-        seconds = time.perf_counter() - started
-        for report in reports:
-            if self._options.on_report is not None:
-                self._options.on_report(report)
-        return _Step(self._plan(arguments, tuple(reports), error, seconds), run)
+    def _make(self, arguments: Sequence[Any]) -> Step:
+        with compile_lock:
+            step = self._known(arguments)  # another thread may have made it meanwhile
+            if step is None:
+                step = self._retracer.compile(arguments, self._key(arguments))
+                self._keep(arguments, step)
+            return step
 
-    def _compile_for(
-        self, arguments: Sequence[Any], mode: FakeTensorMode, options: Options
-    ) -> Callable[..., Any]:
-        """Floats are any, unless the graph does not trace so: then they are told apart, too."""
-        graph = bound(self._gm, arguments, self._fixed)
-        try:
-            return self._compile_step(graph, fakes(arguments, mode), options)
-        except GuardOnDataDependentSymNode:
-            if self._fixed or not self._floats:
-                raise
-        self._fixed = self._floats
-        return self._compile_for(arguments, mode, options)
+    def _make_fit(self, step: Step | None, arguments: Sequence[Any], books: Books) -> Step:
+        """A step that fits beside what other graphs hold."""
+        held = books.held(arguments)
+        left = max(1, books.budget - held)
+        if step is None or step.run is None:
+            step = self._plan(arguments, BudgetSpec("bytes", left), held, books)
+        if step.run is not None and not books.is_right(step.need, left):
+            step = self._plan(arguments, books.allowance(step.need, left), held, books, step.need.least)
+        if step.run is not None:
+            books.enter(step.need, arguments)
+        return step
 
     def _plan(
-        self, arguments: Sequence[Any], reports: tuple[Report, ...], error: DTRError | None, seconds: float
-    ) -> LivePlan:
-        known = self.plans()
-        names = (*self._sized.values(), *self._fixed.values())
-        named = _named(names, self._sizes(arguments))
-        reason = _changes(known[-1].sizes, named) if known else self._reason
-        return LivePlan(self._compile_id, reason, named, reports, error, seconds)
+        self, arguments: Sequence[Any], budget: BudgetSpec, held: int, books: Books, least: int = 0
+    ) -> Step:
+        key = self._key(arguments)
+        step = self._retracer.compile(arguments, key, budget, least)
+        error = step.plan.error
+        if isinstance(error, InfeasibleBudgetError) and budget.saved is not None:
+            return self._plan(arguments, _saving_more(budget), held, books, least)
+        if isinstance(error, InfeasibleBudgetError) and held:
+            if not books.may_exceed():
+                return replace(step, plan=replace(step.plan, error=_with_others(error, held)))
+            log.warning(_EXCEEDS, format_bytes(error.smallest + held), format_bytes(books.budget))
+            step = self._retracer.compile(arguments, key, BudgetSpec("bytes", error.smallest), error.smallest)
+        self._keep(arguments, step)
+        return step
+
+    def _key(self, arguments: Sequence[Any]) -> tuple[int, Sizes]:
+        return id(self), self._retracer.sizes(arguments)
 
 
-def _size(argument: Any) -> Any:
-    return (argument.shape, argument.stride()) if isinstance(argument, Tensor) else argument
+_EXCEEDS = (
+    "this step needs %s, the budget is %s: earlier graphs hold too much, and are planned for less from the "
+    "next step on"
+)
 
 
-def _named(names: Iterable[str], sizes: Sizes) -> dict[str, Any]:
-    """The numbers that a graph takes; without any, the shapes."""
-    told = {name: size if isinstance(size, Number) else tuple(size[0]) for name, size in zip(names, sizes)}
-    numbers = {name: size for name, size in told.items() if isinstance(size, Number)}
-    return numbers or told
+def _run(step: Step, arguments: Sequence[Any]) -> Any:
+    if step.run is None:
+        assert step.plan.error is not None
+        raise copy.copy(step.plan.error)
+    return step.run(*without_numbers(arguments))
 
 
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}: {before[name]} → {now[name]}" for name in now if before[name] != now[name])
+def _saving_more(budget: BudgetSpec) -> BudgetSpec:
+    """For a graph that cannot do with saving so little."""
+    assert budget.saved is not None
+    more = 2 * budget.saved + 1
+    return replace(budget, saved=more if more < budget.value else None)
+
+
+def _with_others(error: InfeasibleBudgetError, held: int) -> InfeasibleBudgetError:
+    """The error in terms of the budget that the graphs of a step share."""
+    return replace(
+        error,
+        asked=error.asked + held,
+        smallest=error.smallest + held,
+        lower_bound=error.lower_bound + held,
+        baseline_peak=error.baseline_peak + held,
+        pinned={**error.pinned, "other graphs": held},
+    )

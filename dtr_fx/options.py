@@ -32,10 +32,15 @@ _EXECUTORS = ("eager", "inductor")
 
 @dataclass(frozen=True)
 class BudgetSpec:
-    """A budget as asked for: ``value`` is a fraction in (0, 1], bytes, or 0 for ``"auto"``."""
+    """A budget as asked for: ``value`` is a fraction in (0, 1], bytes, or 0 for ``"auto"``.
+
+    ``saved`` are the bytes, of a budget that graphs share, that this one may leave from its forward to its
+    backward pass, besides inputs and outputs.
+    """
 
     kind: Literal["fraction", "bytes", "auto"]
     value: float
+    saved: int | None = None
 
 
 def parse_budget(value: object) -> BudgetSpec:
@@ -57,10 +62,12 @@ def parse_budget(value: object) -> BudgetSpec:
     Examples
     --------
     >>> parse_budget("60%")
-    BudgetSpec(kind='fraction', value=0.6)
+    BudgetSpec(kind='fraction', value=0.6, saved=None)
     >>> parse_budget("512MiB")
-    BudgetSpec(kind='bytes', value=536870912)
+    BudgetSpec(kind='bytes', value=536870912, saved=None)
     """
+    if isinstance(value, BudgetSpec):
+        return value
     if isinstance(value, str):
         return _from_text(value)
     if isinstance(value, bool):
@@ -140,7 +147,7 @@ class Options:
         A value that cannot be understood.
     """
 
-    budget: float | int | str = 1.0
+    budget: float | int | str | BudgetSpec = 1.0
     max_overhead: float | str | None = None
     heuristic: str | Any = "next-use"
     costs: Any = "roofline"

@@ -11,6 +11,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -94,16 +95,37 @@ class Program:
     def schedule(self) -> Schedule:
         """The program for the runtime: a call for each step, a tensor for each value."""
         steps: list[schedules.Step] = [Constant(value, self.values[value].nbytes) for value in self.constants]
-        backward = None
-        for number, step in enumerate(self.steps):
-            if backward is None and is_backward(step.node):
-                backward = number
+        for step in self.steps:
             outputs = tuple(map(self._output, step.outputs))
             workspace = step.workspace + step.replay_workspace
             steps.append(Call(step.node.name, step.inputs, outputs, step.cost, workspace, step.recomputable))
             steps += map(Keep, step.pins)
             steps += map(Release, step.releases)
-        return Schedule(self.steps[0].node.graph.owning_module.__class__.__name__, tuple(steps), backward)
+        return Schedule(
+            self.steps[0].node.graph.owning_module.__class__.__name__, tuple(steps), self.boundary
+        )
+
+    @cached_property
+    def boundary(self) -> int | None:
+        """The number of the first step of the backward pass."""
+        return next((i for i, step in enumerate(self.steps) if is_backward(step.node)), None)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that the forward pass makes for the backward pass, besides its outputs."""
+        forward, backward = self.steps[: self.boundary], self.steps[self.boundary :]
+        made = {self.storage(value) for step in forward for value in step.outputs}
+        read = {self.storage(value) for step in backward for value in step.inputs}
+        kept = {self.storage(value) for step in forward for value in step.pins}
+        return sum(self.values[storage].nbytes for storage in (made & read) - kept)
+
+    @property
+    def held_between_passes(self) -> int:
+        """Bytes of what any plan holds between the passes: inputs, outputs, and the first tangent."""
+        steps = self.steps[: self.boundary]
+        pins = {self.storage(value) for step in steps for value in step.pins}
+        arriving = self.steps[self.boundary].outputs if self.boundary is not None else ()
+        return self.constant_bytes + sum(self.values[value].nbytes for value in {*pins, *arriving})
 
     def _output(self, value: int) -> Output:
         described = self.values[value]
