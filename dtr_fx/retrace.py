@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -87,7 +88,7 @@ class Retracer:
             with tracing_again(self._context, arguments) as mode:
                 run = self._compile(arguments, mode, options)
         except (InfeasibleBudgetError, OverBudgetError) as caught:
-            error = caught.with_traceback(None)
+            error = copy.copy(caught)  # without the frames that it came through
         seconds = time.perf_counter() - started
         if self._options.on_report is not None:
             for report in reports:
