@@ -21,7 +21,7 @@ from torch.fx import Graph, GraphModule, Node
 from dtr_fx.simulate import schedule as schedules
 from dtr_fx.simulate.schedule import Call, Constant, Keep, Output, Release, Schedule
 
-from . import rng
+from . import rng, subgraphs
 
 COMPUTE = "compute"  # an operator of the graph
 ARRIVE = "arrive"  # an input that comes late: a tangent, when the backward pass starts
@@ -296,8 +296,10 @@ def may_run_twice(node: Node) -> bool:
     if isinstance(target, torch._ops.OpOverload):
         writes = target._schema.is_mutable or bool(undeclared_writes(target, node.args, node.kwargs))
         return not (writes or node.is_impure(impure_random=False) or target.namespace in _COLLECTIVES)
-    if isinstance(target, torch._ops.HigherOrderOperator):
-        return False
+    if subgraphs.is_higher_order(node):
+        operators = subgraphs.operators_of(node)
+        repeats = not any(map(rng.is_random, operators)) and all(map(may_run_twice, operators))
+        return subgraphs.is_pure(node) and repeats
     inside = getattr(target, "graph", None)
     if isinstance(inside, Graph):  # operators as one, see kernels
         return all(may_run_twice(inner) for inner in inside.nodes if inner.op.startswith("call"))

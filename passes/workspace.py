@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from dtr_fx.measure import cpu_peaks
 
 from .alone import Maker, known, outside_of_tracing, sizes
-from .storages import hint, storage_key, tensors_of
+from .storages import graph_device, hint, storage_bytes, storage_key, tensors_of
+from .subgraphs import graphs_of, is_higher_order
+from .verify import liveness
 
 log = logging.getLogger(__name__)
 aten = torch.ops.aten
@@ -36,13 +38,29 @@ def workspaces(nodes: Iterable[Node]) -> dict[Node, int]:
 
     What an executor has reported to need besides, in ``meta["dtr_besides"]``, is added.
     """
-    known = {node: _known(node) for node in nodes}
+    known = {node: _inside(node) if is_higher_order(node) else _known(node) for node in nodes}
     unknown = [node for node, nbytes in known.items() if nbytes is None]
     _measure(unknown)
     return {
         node: (_measured[_key(node)] if nbytes is None else nbytes) + node.meta.get("dtr_besides", 0)
         for node, nbytes in known.items()
     }
+
+
+def _inside(node: Node) -> int:
+    """What the largest of its graphs holds beside its inputs, and where it is a branch its outputs."""
+    made = sum(_fresh(node).values()) if node.target is torch.ops.higher_order.cond else 0
+    return max(0, *(_peak_above_inputs(gm) - made for gm in graphs_of(node)))
+
+
+def _peak_above_inputs(gm: GraphModule) -> int:
+    device = graph_device(gm)
+    own = workspaces(node for node in gm.graph.nodes if node.op.startswith("call"))
+    timeline = liveness(gm, {node.name: nbytes for node, nbytes in own.items()}, device)
+    read = [node for node in gm.graph.find_nodes(op="placeholder") if node.users]
+    inputs = {storage_key(tensor): tensor for node in read for tensor in _outputs(node)}
+    given = sum(storage_bytes(tensor, device) for tensor in inputs.values())
+    return max((point.live for point in timeline), default=given) - given
 
 
 def _measure(nodes: Iterable[Node]) -> None:

@@ -52,6 +52,18 @@ class Between(nn.Module):
         return pytree.tree_map(lambda y: chain(y) if _learns(y) else y, self.module(*args, **kwargs))
 
 
+class Function(nn.Module):
+    """A function of tensors and of modules, as one module."""
+
+    def __init__(self, function: Callable[..., Any], *modules: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        self.parts = nn.ModuleList(modules)
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args, *self.parts)
+
+
 def chain(x: Tensor) -> Tensor:
     """Operators that each save what they read; the result may be written in place."""
     return (x.sin().cos() * 1.5).sin().cos()
