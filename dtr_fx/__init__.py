@@ -13,6 +13,7 @@ from typing import Any
 
 from .curve import Curve, CurvePoint, smallest_budget, sweep
 from .errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
+from .interpreter import DTRInterpreter
 from .judge import Judgement, judge
 from .live import LivePlan, plans
 from .measure import measure_peak
@@ -26,6 +27,7 @@ __all__ = [
     "Curve",
     "CurvePoint",
     "DTRError",
+    "DTRInterpreter",
     "GraphError",
     "Heuristic",
     "InfeasibleBudgetError",

@@ -1,4 +1,4 @@
-"""A ``Report`` from a rewritten graph and the interpreter that rewrote it."""
+"""A ``Report`` from a rewritten graph and the rewriter that rewrote it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from dtr_fx.passes import storages
-from dtr_fx.passes.interpreter import DTRInterpreter
+from dtr_fx.passes.rewriter import Rewriter
 from dtr_fx.passes.storages import Program
 from dtr_fx.report import Event, Point, Report, StorageStats
 from dtr_fx.runtime import events as kinds
@@ -19,7 +19,7 @@ from dtr_fx.runtime import events as kinds
 def make_report(
     gm: GraphModule,
     program: Program,
-    interpreter: DTRInterpreter | None,
+    rewriter: Rewriter | None,
     *,
     budget: int,
     heuristic: str,
@@ -28,7 +28,7 @@ def make_report(
     after: Sequence[Point],
     seconds: dict[str, float],
 ) -> Report:
-    """Put together what the passes know; ``interpreter`` is None where the graph fitted as it was."""
+    """Put together what the passes know; ``rewriter`` is None where the graph fitted as it was."""
     events = _events(gm, program, after)
     return Report(
         budget=budget,
@@ -43,7 +43,7 @@ def make_report(
         events=events,
         before=tuple(before),
         after=tuple(after),
-        storages=_storage_stats(program, interpreter),
+        storages=_storage_stats(program, rewriter),
         seconds=seconds,
     )
 
@@ -113,14 +113,14 @@ def _bytes_made(node: Node, program: Program) -> int:
     return sum(storages.storage_bytes(tensor, program.device) for tensor in tensors)
 
 
-def _storage_stats(program: Program, interpreter: DTRInterpreter | None) -> tuple[StorageStats, ...]:
+def _storage_stats(program: Program, rewriter: Rewriter | None) -> tuple[StorageStats, ...]:
     drops: dict[int, int] = {}
     recomputes: dict[int, int] = {}
     costs: dict[int, float] = {}
-    for event in interpreter.run.runtime.events if interpreter else ():
+    for event in rewriter.run.runtime.events if rewriter else ():
         if event.kind == kinds.DROP:
-            assert interpreter is not None
-            value = interpreter.value_of_storage[event.storage]
+            assert rewriter is not None
+            value = rewriter.value_of_storage[event.storage]
             drops[value] = drops.get(value, 0) + 1
         elif event.kind == kinds.RECOMPUTE:
             step = program.steps[event.op]

@@ -109,9 +109,9 @@ def test_what_no_division_makes_fit_is_an_error_that_counts_the_other_graphs(mod
     x = torch.randn(ROWS, WIDTH)
     options = {"budget": constants(model, x) + 8 * x.nbytes, "planner": "online"}
     forward = torch.compile(model, backend="dtr", options=options)
+    gradients(model, forward, x)  # documented: the first step may exceed the budget
     with pytest.raises(dtr_fx.InfeasibleBudgetError) as caught:
-        for _ in range(3):
-            gradients(model, forward, x)
+        gradients(model, forward, x)
     assert caught.value.asked == options["budget"]
     assert caught.value.pinned["other graphs"] > 0
     assert caught.value.smallest > options["budget"]
