@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import models
 import torch
 import torch.nn.functional as F
 from tabulate import tabulate
@@ -260,6 +261,59 @@ def compile_experts(model: nn.Module, options: dict[str, Any]) -> None:
 def experts(count: int, *, width: int = 32, tile: int = 64) -> Task:
     steps = (Step("512 tokens", (torch.randn(512, width),)) for _ in range(count))
     return Task(Experts(width, 4, tile), compile_experts, steps, 0.8)
+
+
+# --- batches for dtr-fx bench dynamic ----------------------------------------------------------------------
+
+Batches = tuple[nn.Module, list[tuple[Any, ...]]]
+
+
+def batches_of(task: Task) -> Batches:
+    return task.model, [step.arguments for step in task.steps]
+
+
+def gpt_batches(count: int = 40) -> Batches:
+    """A GPT of 4 layers, and sequences of 40 lengths from 64 to 25, the longest first."""
+    model, (tokens, targets) = models.gpt(layers=4, length=64)
+    return model, [
+        (tokens[:, :n].contiguous(), targets[:, :n].contiguous()) for n in range(64, 64 - count, -1)
+    ]
+
+
+class Broken(nn.Module):
+    """Four parts with graph breaks between them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(
+            nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(4)))
+            for _ in range(4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, third, fourth = self.parts
+        x = first(x).sin()
+        torch._dynamo.graph_break()
+        x = second(x).sin()
+        torch._dynamo.graph_break()
+        x = third(x).sin()
+        torch._dynamo.graph_break()
+        return fourth(x).sin().square().mean()
+
+
+def broken_batches() -> Batches:
+    return Broken(64), [(torch.randn(1024, 64),)]
+
+
+def tree_batches(count: int = 100) -> Batches:
+    """Trees of 15 to 255 nodes, the largest first."""
+    choose = random.Random(0)
+    leaves = [128, *(choose.randrange(8, 129) for _ in range(count - 1))]
+    return TreeLSTM(32), [(random_tree(n, choose), torch.randn(n, 16, 32)) for n in leaves]
+
+
+def path_batches(count: int = 100) -> Batches:
+    return batches_of(supernet(count))
 
 
 # --- training ----------------------------------------------------------------------------------------------
