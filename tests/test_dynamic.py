@@ -197,3 +197,15 @@ def test_a_gpt_on_sequences_of_many_lengths() -> None:
     assert compilations() == 2
     assert len(reports) == len(lengths) + 1  # the first length, fixed and as one of many
     assert max(report.baseline_peak for report in reports) > 1.3 * budget
+
+
+def test_a_new_shape_under_a_profiler() -> None:
+    """Operators are measured under a profile, of which there can be but one."""
+    model = nn.Sequential(nn.Conv1d(3, 5, 3), nn.GELU())
+    forward = compiled(model, dynamic=True)
+    for length in (20, 30):
+        x = torch.randn(2, 3, length)
+        with torch.profiler.profile(profile_memory=True) as profiler:
+            ours = step(model, forward, x)
+        assert all(map(torch.equal, ours, step(model, model, x)))
+        assert any(event.key == "aten::gelu_backward" for event in profiler.key_averages())

@@ -89,7 +89,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         self, gm: GraphModule, joint_inputs: Sequence[object], facts: Mapping[str, Any]
     ) -> tuple[GraphModule, GraphModule] | None:
         """The graphs of PyTorch's own partitioner, if they fit."""
-        if self._options.max_overhead is not None:
+        if self._options.max_overhead is not None or parse_budget(self._options.budget).saved is not None:
             return None
         with torch.no_grad(), _mode_of(gm):
             joint = copy_of(gm)
@@ -115,7 +115,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
             kernels.contract(gm.graph)
             options = self._options
             if options.max_overhead is None:
-                options = replace(options, budget=self._budget_of(gm))
+                spec = parse_budget(options.budget)
+                options = replace(options, budget=BudgetSpec("bytes", self._budget_of(gm), spec.saved))
             for node in gm.graph.nodes:
                 node.meta["dtr_besides"] = self._besides.get(node.name, 0)
             self.report = rewrite(gm, options)
