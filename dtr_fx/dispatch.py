@@ -12,6 +12,7 @@ and planned anew when that was too much (see ``ledger``).
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import threading
 from collections import OrderedDict
@@ -51,6 +52,7 @@ class Dispatcher:
         self._ledger = ledger
         self._steps: OrderedDict[Sizes, Step] = OrderedDict()
         self._lock = threading.Lock()
+        self._number = next(_NUMBERS)
         keep_in_sight(self)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -122,9 +124,10 @@ class Dispatcher:
         return step
 
     def _key(self, arguments: Sequence[Any]) -> tuple[int, Sizes]:
-        return id(self), self._retracer.sizes(arguments)
+        return self._number, self._retracer.sizes(arguments)
 
 
+_NUMBERS = itertools.count()
 _EXCEEDS = (
     "this step needs %s, the budget is %s: earlier graphs hold too much, and are planned for less from the "
     "next step on"

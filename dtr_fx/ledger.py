@@ -120,6 +120,7 @@ class Books:
         self._saved: list[weakref.ref[Any]] = []
         self._parameters: dict[StorageWeakRef, int] = {}
         self._course: list[_Entry] = []
+        self._learned: list[_Entry] = []
         self._known: dict[tuple[Hashable, ...], _Entry] = {}
         self._shares: dict[Hashable, float] = {}
         self._divided: dict[Hashable, float] = {}
@@ -173,8 +174,8 @@ class Books:
         parameters = given.keys() & self._parameters.keys()
         carried = sum(given.values()) - shared - sum(given[reference] for reference in parameters)
         entry = _Entry(need, shared, carried, sum(self._parameters[reference] for reference in parameters))
-        if len(self._known) > _MOST_KNOWN:
-            self._known.clear()
+        if max(len(self._known), len(self._shares), len(self._divided)) > _MOST_KNOWN:
+            self._forget()
         self._known[self._path(need)] = entry
         self._course.append(entry)
 
@@ -200,10 +201,16 @@ class Books:
                 [(reference, nbytes)] = _storages([argument], device).items()
                 self._parameters[reference] = nbytes * (2 if argument.requires_grad else 1)
 
+    def _forget(self) -> None:
+        self._known.clear()
+        self._shares.clear()
+        self._divided.clear()
+
     def _divide(self) -> None:
         """Learn from the course that ended which share its graphs may have."""
-        if len(self._course) < 2:
+        if len(self._course) < 2 or self._course == self._learned:
             return
+        self._learned = self._course
         start = self._course[0].need.key
         share = _largest_share(self._course, self.budget, sum(self._parameters.values()))
         if share < self._shares.get(start, 1.0):
