@@ -62,7 +62,7 @@ def roofline(device: torch.device) -> Cost:
     figures = device_figures(device)
 
     def cost(node: Node) -> float:
-        if subgraphs.is_higher_order(node):
+        if subgraphs.is_higher_order(node) and subgraphs.graphs_of(node):
             return figures.launch + subgraphs.cost_inside(node, cost)
         written = tensors_of(node.meta.get("val"))
         read = [tensor for used in node.all_input_nodes for tensor in tensors_of(used.meta.get("val"))]

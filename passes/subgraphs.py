@@ -45,8 +45,6 @@ def cost_inside(node: Node, cost: Callable[[Node], float]) -> float:
     costs = [
         sum(cost(inner) for inner in gm.graph.nodes if inner.op.startswith("call")) for gm in graphs_of(node)
     ]
-    if not costs:
-        return 0.0
     return max(costs) if node.target is torch.ops.higher_order.cond else _turns(node) * sum(costs)
 
 

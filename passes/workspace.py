@@ -54,7 +54,7 @@ def workspaces(nodes: Iterable[Node]) -> dict[Node, int]:
 def _inside(node: Node) -> int:
     """What the largest of its graphs holds beside its inputs, and where it is a branch its outputs."""
     made = sum(_fresh(node).values()) if node.target is torch.ops.higher_order.cond else 0
-    return max(0, *(_peak_above_inputs(gm) - made for gm in graphs_of(node)))
+    return max([0, *(_peak_above_inputs(gm) - made for gm in graphs_of(node))])
 
 
 def _peak_above_inputs(gm: GraphModule) -> int:

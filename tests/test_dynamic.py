@@ -165,11 +165,11 @@ def test_a_known_shape_costs_a_look_up() -> None:
 def test_random_shapes_leave_nothing_behind_beyond_the_plans_kept() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
     forward = compiled(model, dynamic=True, plans_kept=3, budget=10**6)
-    sizes = torch.randint(2, 60, (200,), generator=torch.Generator().manual_seed(0)).tolist()
+    sizes = torch.randint(2, 60, (120,), generator=torch.Generator().manual_seed(0)).tolist()
     counts = []
     for number, rows in enumerate(sizes):
         step(model, forward, torch.randn(rows, 8))
-        if number in (99, 199):
+        if number in (59, 119):
             counts.append(_objects())
     # What torch keeps by shape is a few hundred objects each time; a plan has thousands.
     assert counts[1] < 1.05 * counts[0]
@@ -183,7 +183,7 @@ def _objects() -> int:
 def test_a_gpt_on_sequences_of_many_lengths() -> None:
     torch.manual_seed(0)
     model, (tokens, targets) = models.gpt(layers=2, length=64)
-    lengths = [64, 17, 50, 33]
+    lengths = [64, 17, 50]
     reports: list[Report] = []
     budget = 10_000_000
     forward = compiled(model, budget=budget, on_report=reports.append)
