@@ -11,7 +11,7 @@ Requires: ``meta["val"]`` on every node.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -41,12 +41,9 @@ def workspaces(nodes: Iterable[Node]) -> dict[Node, int]:
     """
     known = {node: _inside(node) if is_higher_order(node) else _known(node) for node in nodes}
     unknown = [node for node, nbytes in known.items() if nbytes is None]
-    if torch.autograd._profiler_enabled():  # which no other profile can run beside
-        guessed = {node: sum(_fresh(node).values()) for node in unknown}
-        return {node: guessed[node] if nbytes is None else nbytes for node, nbytes in known.items()}
-    _measure(unknown)
+    found = _guess(unknown) if torch.autograd._profiler_enabled() else _measure(unknown)
     return {
-        node: (_measured[_key(node)] if nbytes is None else nbytes) + node.meta.get("dtr_besides", 0)
+        node: (found[node] if nbytes is None else nbytes) + node.meta.get("dtr_besides", 0)
         for node, nbytes in known.items()
     }
 
@@ -67,18 +64,23 @@ def _peak_above_inputs(gm: GraphModule) -> int:
     return max((point.live for point in timeline), default=given) - given
 
 
-def _measure(nodes: Iterable[Node]) -> None:
-    """Fill the cache for all of ``nodes`` under one profile: much cheaper than one by one."""
-    cases = {_key(node): _Case(node) for node in nodes}
-    if not cases:
-        return
-    with outside_of_tracing(torch.device("cpu")):
-        peaks = cpu_peaks(case.prepared() for case in cases.values())
-    for (key, case), peak in zip(cases.items(), peaks):
-        # Where made-up inputs do not do, as much again as the outputs: a grad or a contiguous copy.
-        _measured[key] = case.fresh_bytes if case.error is not None else max(0, peak - case.fresh_bytes)
-        if case.error is not None:
-            log.debug("workspace of %s could not be measured: %s", case.node.target, case.error)
+def _guess(nodes: Iterable[Node]) -> dict[Node, int]:
+    """As much again as the outputs: beside a running profiler no other can measure."""
+    return {node: sum(_fresh(node).values()) for node in nodes}
+
+
+def _measure(nodes: Sequence[Node]) -> dict[Node, int]:
+    """From the cache, filled for all of ``nodes`` under one profile: much cheaper than one by one."""
+    cases = {_key(node): _Case(node) for node in nodes if _key(node) not in _measured}
+    if cases:
+        with outside_of_tracing(torch.device("cpu")):
+            peaks = cpu_peaks(case.prepared() for case in cases.values())
+        for (key, case), peak in zip(cases.items(), peaks):
+            # Where made-up inputs do not do, as much again as the outputs: a grad or a contiguous copy.
+            _measured[key] = case.fresh_bytes if case.error is not None else max(0, peak - case.fresh_bytes)
+            if case.error is not None:
+                log.debug("workspace of %s could not be measured: %s", case.node.target, case.error)
+    return {node: _measured[_key(node)] for node in nodes}
 
 
 def _known(node: Node) -> int | None:
