@@ -59,8 +59,8 @@ class DTRInterpreter:
     Examples
     --------
     >>> import torch, dtr_fx
-    >>> gm = torch.fx.symbolic_trace(lambda x: (x.sin().cos() + x.exp()).sum())
-    >>> interpreter = dtr_fx.DTRInterpreter(gm, "80%")
+    >>> gm = torch.fx.symbolic_trace(lambda x: ((y := x.sin()).cos().exp().sum() + y.sum()))
+    >>> interpreter = dtr_fx.DTRInterpreter(gm, "90%")
     >>> x = torch.ones(1024)
     >>> bool(interpreter.run(x) == gm(x))
     True
