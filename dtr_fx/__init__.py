@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from .errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
     from .explanation import Reports, explain
     from .inductor import Partitioner
+    from .interpreter import DTRInterpreter
     from .judge import Judgement, judge
+    from .live import LivePlan, plans
     from .measure import measure_peak
     from .record import RecordError, record_log
     from .report import Report
@@ -33,10 +35,12 @@ __all__ = [
     "Curve",
     "CurvePoint",
     "DTRError",
+    "DTRInterpreter",
     "GraphError",
     "Heuristic",
     "InfeasibleBudgetError",
     "Judgement",
+    "LivePlan",
     "OptionError",
     "OverBudgetError",
     "Partitioner",
@@ -46,6 +50,7 @@ __all__ = [
     "explain",
     "judge",
     "measure_peak",
+    "plans",
     "record_log",
     "smallest_budget",
     "sweep",
@@ -57,7 +62,9 @@ _NAMES = {
     "errors": ("DTRError", "GraphError", "InfeasibleBudgetError", "OptionError", "OverBudgetError"),
     "explanation": ("Reports", "explain"),
     "inductor": ("Partitioner",),
+    "interpreter": ("DTRInterpreter",),
     "judge": ("Judgement", "judge"),
+    "live": ("LivePlan", "plans"),
     "measure": ("measure_peak",),
     "record": ("RecordError", "record_log"),
     "report": ("Report",),

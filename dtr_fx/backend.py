@@ -1,8 +1,9 @@
 """``torch.compile(model, backend="dtr", options={"budget": "60%"})``.
 
-AOTAutograd traces the joint graph; it is rewritten first and split afterwards, so that recomputation
-stands where the plan put it.  The two graphs run eagerly, boxed, so that saved activations are freed as
-the backward pass reads them for the last time; or Inductor compiles them (see ``inductor``).
+Each graph of Dynamo's becomes a ``Dispatcher``, which compiles a step for every tuple of sizes.  AOTAutograd
+traces the joint graph; it is rewritten first and split afterwards, so that recomputation stands where the
+plan put it.  The two graphs run eagerly, boxed, so that saved activations are freed as the backward pass
+reads them for the last time; or Inductor compiles them (see ``inductor``).
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.fx import GraphModule
 
+from dtr_fx.dispatch import Dispatcher
 from dtr_fx.errors import DTRError, OptionError
 from dtr_fx.inputs import Inputs, call
+from dtr_fx.ledger import ledger_of
 from dtr_fx.loss import loss_of
 from dtr_fx.options import Options
 from dtr_fx.passes.drops import lower_drops
 from dtr_fx.passes.split import prepare, split
-from dtr_fx.publish import publish
 from dtr_fx.report import Report
+from dtr_fx.retrace import Retracer
 from dtr_fx.transform import rewrite
 
 log = logging.getLogger(__name__)
@@ -45,28 +48,42 @@ def dtr(
     ------
     OptionError
         An unknown option or a value that cannot be understood, before anything is traced; a ``mode``.
+        Dynamo wraps it, its message ends with ours.
+
+    The function that it returns raises, when it is called with sizes that are new to it:
+
     InfeasibleBudgetError
-        No plan fits; Dynamo wraps it, its message ends with ours.
+        No plan fits.
     OverBudgetError
-        Plans fit, but not what Inductor makes of them; wrapped, too.
+        Plans fit, but not what Inductor makes of them.
     """
     if mode not in (None, "default"):
         raise OptionError(f"mode={mode!r}: CUDA graphs keep memory that no budget counts; leave the mode out")
     chosen = Options.from_mapping(options)
-    if chosen.executor == "inductor":
-        # Importing Inductor's scheduler takes a second, which other executors do without.
-        from dtr_fx.inductor import compile_step
+    retracer = Retracer(gm, chosen, _COMPILE[chosen.executor])
+    return Dispatcher(retracer, chosen.plans_kept, ledger_of(options, chosen))
 
-        return compile_step(gm, example_inputs, chosen)
+
+def _compile_eagerly(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     compiler = aot_autograd(
         fw_compiler=run_boxed,
         bw_compiler=run_boxed,
-        inference_compiler=functools.partial(_compile_inference, options=chosen),
-        partition_fn=functools.partial(_partition, options=chosen),
+        inference_compiler=functools.partial(_compile_inference, options=options),
+        partition_fn=functools.partial(_partition, options=options),
         keep_inference_input_mutations=True,
     )
-    compiled: Callable[..., Any] = compiler(gm, example_inputs)
+    compiled: Callable[..., Any] = compiler(gm, inputs)
     return compiled
+
+
+def _compile_with_inductor(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+    # Importing Inductor's scheduler takes a second, which other executors do without.
+    from dtr_fx.inductor import compile_step
+
+    return compile_step(gm, inputs, options)
+
+
+_COMPILE = {"eager": _compile_eagerly, "inductor": _compile_with_inductor}
 
 
 def plan_step(model: Callable[..., Any], inputs: Inputs, options: Options) -> list[Report]:
@@ -166,4 +183,5 @@ def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool = False) 
     report = rewrite(gm, options, saves_nothing=saves_nothing)
     lower_drops(gm.graph)
     gm.recompile()
-    publish(report, options)
+    if options.on_report is not None:
+        options.on_report(report)

@@ -178,8 +178,8 @@ def measure(trainee: Trainee, options: Options, *, repeats: int = 0) -> Measurem
     ------
     GraphError
         Not one graph was traced but several, or none: their peaks cannot be told apart from outside.
-    BackendCompilerFailed
-        From Dynamo, around whatever ``dtr`` raises.
+    DTRError
+        As ``dtr`` does.
     """
     forward, reports = compile_step(trainee, options)
     trainee.restart()

@@ -34,10 +34,15 @@ _EXECUTORS = ("eager", "inductor")
 
 @dataclass(frozen=True)
 class BudgetSpec:
-    """A budget as asked for: ``value`` is a fraction in (0, 1], bytes, or 0 for ``"auto"``."""
+    """A budget as asked for: ``value`` is a fraction in (0, 1], bytes, or 0 for ``"auto"``.
+
+    ``saved`` are the bytes, of a budget that graphs share, that this one may leave from its forward to its
+    backward pass, besides inputs and outputs.
+    """
 
     kind: Literal["fraction", "bytes", "auto"]
     value: float
+    saved: int | None = None
 
 
 def parse_budget(value: object) -> BudgetSpec:
@@ -59,10 +64,12 @@ def parse_budget(value: object) -> BudgetSpec:
     Examples
     --------
     >>> parse_budget("60%")
-    BudgetSpec(kind='fraction', value=0.6)
+    BudgetSpec(kind='fraction', value=0.6, saved=None)
     >>> parse_budget("512MiB")
-    BudgetSpec(kind='bytes', value=536870912)
+    BudgetSpec(kind='bytes', value=536870912, saved=None)
     """
+    if isinstance(value, BudgetSpec):
+        return value
     if isinstance(value, str):
         return _from_text(value)
     if isinstance(value, bool):
@@ -137,6 +144,8 @@ class Options:
     report:
         A file, ``.html`` or ``.json``, for the reports of all graphs planned in this process; it is written
         anew with each of them.  The environment variable ``DTR_REPORT`` names a folder for both.
+    plans_kept:
+        For how many tuples of input sizes each graph keeps its compiled step, the last ones used.
     on_report:
         Called with the ``Report`` of every graph that was planned.
 
@@ -146,7 +155,7 @@ class Options:
         A value that cannot be understood.
     """
 
-    budget: float | int | str = 1.0
+    budget: float | int | str | BudgetSpec = 1.0
     max_overhead: float | str | None = None
     heuristic: str | Any = "next-use"
     costs: Any = "roofline"
@@ -155,6 +164,7 @@ class Options:
     executor: Literal["eager", "inductor"] = "eager"
     watch: str | None = None
     report: str | os.PathLike[str] | None = None
+    plans_kept: int = 64
     on_report: Callable[[Report], None] | None = None
 
     def __post_init__(self) -> None:
@@ -172,6 +182,8 @@ class Options:
             raise OptionError(f"plan_seconds={self.plan_seconds!r}: give seconds above 0, or None")
         if self.report is not None:
             _check_report(self.report)
+        if not _is_count(self.plans_kept):
+            raise OptionError(f"plans_kept={self.plans_kept!r}: give an int of at least 1")
         if self.on_report is not None and not callable(self.on_report):
             raise OptionError(f"on_report={self.on_report!r} cannot be called: give a function of a Report")
 
@@ -219,6 +231,10 @@ def _check_report(report: object) -> None:
 
 def _is_duration(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _check_heuristic(heuristic: Any) -> None:

@@ -48,6 +48,7 @@ class Planning:
         as_it_is = {node.name: nbytes for node, nbytes in temporary.items()}
         self.before = verify.liveness(gm, as_it_is, self.program.device)
         self.baseline_peak = max(point.live for point in self.before)
+        self._must_save_less = self._limit_saved()
         self.need = lower_bound(self.program)
         self.planner = Planner(self.program.schedule, options, self.need.nbytes)
 
@@ -74,7 +75,21 @@ class Planning:
         Infeasible
             None was found.
         """
-        return self.planner.plan(budget) if budget < self.baseline_peak else None
+        fits = budget >= self.baseline_peak and not self._must_save_less
+        return None if fits else self.planner.plan(budget)
+
+    def _limit_saved(self) -> bool:
+        """Keep plans from saving more than they may; whether the graph as it is would.
+
+        Between the passes they have as much less memory as if an operator took it there for itself.
+        """
+        boundary = self.program.boundary
+        if self.asked.saved is None or boundary is None:
+            return False
+        step = self.program.steps[boundary]
+        room = self.budget - self.program.held_between_passes - self.asked.saved
+        step.workspace = max(0, room)
+        return self.program.saved_bytes > self.asked.saved
 
     def least_memory(self) -> Run | None:
         """The plan of the lowest peak with at most the options' overhead; None for the graph as it is."""

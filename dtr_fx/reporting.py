@@ -1,4 +1,4 @@
-"""A ``Report`` from a rewritten graph and the interpreter that rewrote it."""
+"""A ``Report`` from a rewritten graph and the rewriter that rewrote it."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from dtr_fx.options import Options
 from dtr_fx.passes import costs as cost_model
 from dtr_fx.passes import verify
 from dtr_fx.passes.drops import lower_drops
-from dtr_fx.passes.interpreter import DTRInterpreter
 from dtr_fx.passes.propagate import propagate
 from dtr_fx.passes.rematerialize import Infeasible
+from dtr_fx.passes.rewriter import Rewriter
 from dtr_fx.passes.storages import COMPUTE
 from dtr_fx.planning import Planning
 from dtr_fx.report import Choice, Report
@@ -149,20 +149,25 @@ def without_guards(gm: GraphModule) -> contextlib.AbstractContextManager[None]:
 
 
 def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool) -> Report:
-    laps = _Laps()
+    laps = Laps()
     planning = Planning(gm, options)
     laps.take("analysis")
     budget, run = _plan(planning, saves_nothing=saves_nothing)
-    interpreter = None if run is None else DTRInterpreter(planning.program, run)
+    return carry_out(gm, planning, budget, run, laps)
+
+
+def carry_out(gm: GraphModule, planning: Planning, budget: int, run: Run | None, laps: Laps) -> Report:
+    """Write a run into the graph, verify the graph and report on it; None leaves it as it is."""
+    rewriter = None if run is None else Rewriter(planning.program, run)
     laps.take("plan")
-    if interpreter is not None:
-        interpreter.emit()
+    if rewriter is not None:
+        rewriter.emit()
     laps.take("emit")
-    if interpreter is not None:
+    if rewriter is not None:
         verify.verify(gm)
     laps.take("verify")
     after = verify.liveness(gm, planning.workspace_of, planning.program.device)
-    if interpreter is not None:
+    if rewriter is not None:
         verify.check_budget(after, budget)
     laps.take("liveness")
     report = make_report(
@@ -175,8 +180,9 @@ def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool) -> Repor
         after=after,
         seconds=laps.seconds,
     )
-    if run is not None and options.watch is not None:
-        report = replace(report, choices=_choices(planning, run, options.watch, report))
+    watch = planning.options.watch
+    if run is not None and watch is not None:
+        report = replace(report, choices=_choices(planning, run, watch, report))
     log.info("%s", report.summary())
     return report
 
@@ -207,7 +213,7 @@ def _plan(planning: Planning, *, saves_nothing: bool) -> tuple[int, Run | None]:
         raise planning.error(budget, infeasible.smallest) from None
 
 
-class _Laps:
+class Laps:
     """Seconds by what they were spent on."""
 
     def __init__(self) -> None:

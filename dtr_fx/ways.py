@@ -130,7 +130,7 @@ def attempt(
             step()
             peak = held + measure_peak(step, device=device)
             seconds = statistics.median(_seconds(step, device) for _ in range(_STEPS))
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, InfeasibleBudgetError, OverBudgetError):
         return None
     except BackendCompilerFailed as failure:
         if isinstance(failure.inner_exception, (InfeasibleBudgetError, OverBudgetError)):

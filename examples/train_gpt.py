@@ -34,7 +34,6 @@ import torch
 from models import GPT
 from tabulate import tabulate
 from torch import Tensor, nn
-from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.checkpoint import checkpoint
 
 from dtr_fx import DTRError, Report, measure_peak
@@ -245,10 +244,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ways = [Way("eager", eager), Way("checkpoint per block", checkpoint_per_block), dtr("100%"), *ways]
     try:
         trainings = train(ways, text, settings)
-    except BackendCompilerFailed as failure:
-        if isinstance(failure.inner_exception, DTRError):
-            sys.exit(f"train_gpt.py: {failure.inner_exception}")
-        raise
+    except DTRError as error:
+        sys.exit(f"train_gpt.py: {error}")
     last = trainings[-1]
     print(f"{settings.steps} steps of {settings.batch} × {settings.length} characters, CPU")
     print(f"{table(trainings)}\n")

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from dtr_fx.errors import OptionError
 
-from . import kernels
+from . import kernels, subgraphs
 from .profile import Profile
 from .storages import hint, nbytes_of, tensors_of
 
@@ -62,6 +62,8 @@ def roofline(device: torch.device) -> Cost:
     figures = device_figures(device)
 
     def cost(node: Node) -> float:
+        if subgraphs.is_higher_order(node) and subgraphs.graphs_of(node):
+            return figures.launch + subgraphs.cost_inside(node, cost)
         written = tensors_of(node.meta.get("val"))
         read = [tensor for used in node.all_input_nodes for tensor in tensors_of(used.meta.get("val"))]
         moved = sum(nbytes_of(tensor) for tensor in (*read, *written))

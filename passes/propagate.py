@@ -48,7 +48,7 @@ def propagate(gm: GraphModule, example_inputs: Sequence[Any] | None) -> FakeTens
         if _show_storages(gm):
             return fake_mode_of(gm)
         example_inputs = _inputs_of(gm)
-    mode = fake_mode_of_values(example_inputs) or _new_mode()
+    mode = fake_mode_of_values(example_inputs) or static_mode()
     interpreter = _Propagation(gm, mode)
     with mode, torch.no_grad():
         inputs = pytree.tree_map_only(torch.Tensor, mode.from_tensor, tuple(example_inputs))
@@ -98,7 +98,7 @@ def _inputs_of(gm: GraphModule) -> list[Any]:
     values = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
     if len({id(value.fake_mode) for value in values if isinstance(value, FakeTensor)}) <= 1:
         return values
-    with _new_mode():
+    with static_mode():
         return [
             torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
             if isinstance(value, FakeTensor)
@@ -107,7 +107,7 @@ def _inputs_of(gm: GraphModule) -> list[Any]:
         ]
 
 
-def _new_mode() -> FakeTensorMode:
+def static_mode() -> FakeTensorMode:
     """Sizes are as given; a number that an operator reads from a tensor is a symbol."""
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
 

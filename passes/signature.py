@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from . import rng
 from .alone import known, sizes
 from .storages import may_run_twice
+from .subgraphs import is_higher_order
 
 _PLAIN = (
     bool, int, float, complex, str, type(None), type(...),
@@ -62,6 +63,8 @@ def call(node: Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         return torch.ops.aten.clone.default, (node,), {}
     if not may_run_twice(node):
         raise CannotRunAlone("it may not run twice")
+    if is_higher_order(node):
+        raise CannotRunAlone("it runs graphs of its own")
     return node.target, node.args, node.kwargs
 
 

@@ -11,6 +11,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch.fx import Graph, GraphModule, Node
 from dtr_fx.simulate import schedule as schedules
 from dtr_fx.simulate.schedule import Call, Constant, Keep, Output, Release, Schedule
 
-from . import rng
+from . import rng, subgraphs
 
 COMPUTE = "compute"  # an operator of the graph
 ARRIVE = "arrive"  # an input that comes late: a tangent, when the backward pass starts
@@ -94,16 +95,37 @@ class Program:
     def schedule(self) -> Schedule:
         """The program for the runtime: a call for each step, a tensor for each value."""
         steps: list[schedules.Step] = [Constant(value, self.values[value].nbytes) for value in self.constants]
-        backward = None
-        for number, step in enumerate(self.steps):
-            if backward is None and is_backward(step.node):
-                backward = number
+        for step in self.steps:
             outputs = tuple(map(self._output, step.outputs))
             workspace = step.workspace + step.replay_workspace
             steps.append(Call(step.node.name, step.inputs, outputs, step.cost, workspace, step.recomputable))
             steps += map(Keep, step.pins)
             steps += map(Release, step.releases)
-        return Schedule(self.steps[0].node.graph.owning_module.__class__.__name__, tuple(steps), backward)
+        return Schedule(
+            self.steps[0].node.graph.owning_module.__class__.__name__, tuple(steps), self.boundary
+        )
+
+    @cached_property
+    def boundary(self) -> int | None:
+        """The number of the first step of the backward pass."""
+        return next((i for i, step in enumerate(self.steps) if is_backward(step.node)), None)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that the forward pass makes for the backward pass, besides its outputs."""
+        forward, backward = self.steps[: self.boundary], self.steps[self.boundary :]
+        made = {self.storage(value) for step in forward for value in step.outputs}
+        read = {self.storage(value) for step in backward for value in step.inputs}
+        kept = {self.storage(value) for step in forward for value in step.pins}
+        return sum(self.values[storage].nbytes for storage in (made & read) - kept)
+
+    @property
+    def held_between_passes(self) -> int:
+        """Bytes of what any plan holds between the passes: inputs, outputs, and the first tangent."""
+        steps = self.steps[: self.boundary]
+        pins = {self.storage(value) for step in steps for value in step.pins}
+        arriving = self.steps[self.boundary].outputs if self.boundary is not None else ()
+        return self.constant_bytes + sum(self.values[value].nbytes for value in {*pins, *arriving})
 
     def _output(self, value: int) -> Output:
         described = self.values[value]
@@ -274,8 +296,10 @@ def may_run_twice(node: Node) -> bool:
     if isinstance(target, torch._ops.OpOverload):
         writes = target._schema.is_mutable or bool(undeclared_writes(target, node.args, node.kwargs))
         return not (writes or node.is_impure(impure_random=False) or target.namespace in _COLLECTIVES)
-    if isinstance(target, torch._ops.HigherOrderOperator):
-        return False
+    if subgraphs.is_higher_order(node):
+        operators = subgraphs.operators_of(node)
+        repeats = not any(map(rng.is_random, operators)) and all(map(may_run_twice, operators))
+        return subgraphs.is_pure(node) and repeats
     inside = getattr(target, "graph", None)
     if isinstance(inside, Graph):  # operators as one, see kernels
         return all(may_run_twice(inner) for inner in inside.nodes if inner.op.startswith("call"))

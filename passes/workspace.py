@@ -2,7 +2,8 @@
 
 No graph shows them, but the allocator's peak has them. A rule says how many there are (``_RULES``: mostly
 none, else a formula read off the kernel); what no rule covers is run once, alone, on inputs of the same
-shapes, strides and types. Checked on torch 2.13, CPU.
+shapes, strides and types. While a profiler runs it is taken to need as much again as its outputs. Checked on
+torch 2.13, CPU.
 
 Requires: ``meta["val"]`` on every node.
 """
@@ -10,17 +11,19 @@ Requires: ``meta["val"]`` on every node.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from dtr_fx.measure import cpu_peaks
 
 from .alone import Maker, known, outside_of_tracing, sizes
-from .storages import hint, storage_key, tensors_of
+from .storages import graph_device, hint, storage_bytes, storage_key, tensors_of
+from .subgraphs import graphs_of, is_higher_order
+from .verify import liveness
 
 log = logging.getLogger(__name__)
 aten = torch.ops.aten
@@ -33,24 +36,45 @@ _measured: dict[Any, int] = {}
 
 def workspaces(nodes: Iterable[Node]) -> dict[Node, int]:
     """Hidden temporary bytes of each operator, those of other devices than the CPU taken as none."""
-    known = {node: _known(node) for node in nodes}
+    known = {node: _inside(node) if is_higher_order(node) else _known(node) for node in nodes}
     unknown = [node for node, nbytes in known.items() if nbytes is None]
-    _measure(unknown)
-    return {node: _measured[_key(node)] if nbytes is None else nbytes for node, nbytes in known.items()}
+    found = _guess(unknown) if torch.autograd._profiler_enabled() else _measure(unknown)
+    return {node: found[node] if nbytes is None else nbytes for node, nbytes in known.items()}
 
 
-def _measure(nodes: Iterable[Node]) -> None:
-    """Fill the cache for all of ``nodes`` under one profile: much cheaper than one by one."""
-    cases = {_key(node): _Case(node) for node in nodes}
-    if not cases:
-        return
-    with outside_of_tracing(torch.device("cpu")):
-        peaks = cpu_peaks(case.prepared() for case in cases.values())
-    for (key, case), peak in zip(cases.items(), peaks):
-        # Where made-up inputs do not do, as much again as the outputs: a grad or a contiguous copy.
-        _measured[key] = case.fresh_bytes if case.error is not None else max(0, peak - case.fresh_bytes)
-        if case.error is not None:
-            log.debug("workspace of %s could not be measured: %s", case.node.target, case.error)
+def _inside(node: Node) -> int:
+    """What the largest of its graphs holds beside its inputs, and where it is a branch its outputs."""
+    made = sum(_fresh(node).values()) if node.target is torch.ops.higher_order.cond else 0
+    return max([0, *(_peak_above_inputs(gm) - made for gm in graphs_of(node))])
+
+
+def _peak_above_inputs(gm: GraphModule) -> int:
+    device = graph_device(gm)
+    own = workspaces(node for node in gm.graph.nodes if node.op.startswith("call"))
+    timeline = liveness(gm, {node.name: nbytes for node, nbytes in own.items()}, device)
+    read = [node for node in gm.graph.find_nodes(op="placeholder") if node.users]
+    inputs = {storage_key(tensor): tensor for node in read for tensor in _outputs(node)}
+    given = sum(storage_bytes(tensor, device) for tensor in inputs.values())
+    return max((point.live for point in timeline), default=given) - given
+
+
+def _guess(nodes: Iterable[Node]) -> dict[Node, int]:
+    """As much again as the outputs: beside a running profiler no other can measure."""
+    return {node: sum(_fresh(node).values()) for node in nodes}
+
+
+def _measure(nodes: Sequence[Node]) -> dict[Node, int]:
+    """From the cache, filled for all of ``nodes`` under one profile: much cheaper than one by one."""
+    cases = {_key(node): _Case(node) for node in nodes if _key(node) not in _measured}
+    if cases:
+        with outside_of_tracing(torch.device("cpu")):
+            peaks = cpu_peaks(case.prepared() for case in cases.values())
+        for (key, case), peak in zip(cases.items(), peaks):
+            # Where made-up inputs do not do, as much again as the outputs: a grad or a contiguous copy.
+            _measured[key] = case.fresh_bytes if case.error is not None else max(0, peak - case.fresh_bytes)
+            if case.error is not None:
+                log.debug("workspace of %s could not be measured: %s", case.node.target, case.error)
+    return {node: _measured[_key(node)] for node in nodes}
 
 
 def _known(node: Node) -> int | None:

@@ -12,23 +12,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from steps import Between, Job, Make, between, chain, check, job
+from steps import Between, Function, Job, Make, between, chain, check, job
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 WIDTH = 32
-
-
-class Function(nn.Module):
-    """A function of tensors and of modules, as one module."""
-
-    def __init__(self, function: Callable[..., Any], *modules: nn.Module) -> None:
-        super().__init__()
-        self.function = function
-        self.parts = nn.ModuleList(modules)
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args, *self.parts)
 
 
 def linear() -> nn.Linear:

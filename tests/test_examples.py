@@ -8,6 +8,7 @@ import re
 import sys
 
 import custom_pass
+import dynamic
 import pytest
 import torch
 import train_gpt
@@ -145,3 +146,21 @@ def test_remove_identities() -> None:
     ]
     assert torch.equal(result.graph_module(x), x.sin().view(6))
     assert not custom_pass.remove_identities(gm).modified
+
+
+# dynamic.py
+
+
+@pytest.mark.parametrize("task", dynamic.TASKS)
+def test_a_dynamic_model_trains_inside_its_budget(task: str) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    rows = dynamic.train(dynamic.TASKS[task](4))
+    assert all(row.peak <= row.budget for row in rows)
+    assert rows[0].plans > 0
+    assert all(0 < row.loss < 10 for row in rows)
+
+
+def test_dynamic_prints_a_row_for_each_step(capsys: pytest.CaptureFixture[str]) -> None:
+    dynamic.main(["supernet", "--steps", "2"])
+    assert [row[0].split()[0] for row in rows_of(capsys.readouterr().out)] == ["path", "path"]

@@ -166,9 +166,8 @@ def test_at_its_own_peak_a_step_is_plain_inductors():
 def test_what_does_not_fit_is_an_error_and_leaves_no_setting_behind():
     model, x, _ = made(norm_and_matmul)
     before = torch._inductor.config.get_config_copy()
-    with pytest.raises(BackendCompilerFailed) as caught:
+    with pytest.raises(InfeasibleBudgetError):
         step_of(model, torch.compile(model, backend="dtr", options={"budget": 1, "executor": "inductor"}), x)
-    assert isinstance(caught.value.inner_exception, InfeasibleBudgetError)
     assert torch._inductor.config.get_config_copy() == before
 
 
@@ -274,4 +273,4 @@ def test_sizes_that_vary():
     for rows in (1024, 768):
         x = torch.randn(rows, WIDTH)
         torch.testing.assert_close(step_of(model, step, x), step_of(model, model, x))
-    assert [report.recomputes > 0 for report in reports] == [True]
+    assert [report.recomputes > 0 for report in reports] == [True, True]

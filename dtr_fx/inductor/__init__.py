@@ -22,9 +22,9 @@ from torch._inductor.compile_fx import compile_fx
 from torch._inductor.virtualized import V
 from torch.fx import GraphModule
 
+from dtr_fx.dynamo import copy_of_dynamos
 from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
 from dtr_fx.options import Options
-from dtr_fx.transform import copy_of
 from dtr_fx.units import format_bytes
 
 from .partition import AsItIs, Partitioner, Planned, TooMuch
@@ -88,22 +88,9 @@ def _compile(gm: GraphModule, example_inputs: Sequence[Any], partitioner: Partit
         V.set_choices_handler(Fusion(partitioner)),
         contextlib.nullcontext() if partitioner.is_free else kernel_by_kernel(),
     ):
-        compiled = compile_fx(_copy_of_dynamos(gm), example_inputs, config_patches=settings)
+        compiled = compile_fx(copy_of_dynamos(gm), example_inputs, config_patches=settings)
     partitioner.tell()
     return cast(Callable[..., Any], compiled)
-
-
-def _copy_of_dynamos(gm: GraphModule) -> GraphModule:
-    """A copy, with what tells AOTAutograd which inputs are parameters (private; torch 2.11 and 2.13)."""
-    copied = copy_of(gm)
-    copied.meta = dict(gm.meta)
-    if hasattr(gm, "_param_name_to_source"):
-        copied._param_name_to_source = gm._param_name_to_source
-    inputs = (graph.find_nodes(op="placeholder") for graph in (gm.graph, copied.graph))
-    for ours, theirs in zip(*inputs):
-        if hasattr(ours, "_dynamo_source"):
-            theirs._dynamo_source = ours._dynamo_source
-    return copied
 
 
 def _cause(error: BaseException | None, kind: type[_Error]) -> _Error | None:

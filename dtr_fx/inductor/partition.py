@@ -69,13 +69,14 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any
     ) -> tuple[GraphModule, GraphModule]:
         pair = self._as_it_is(gm, joint_inputs, facts) or self._planned(gm, joint_inputs, facts)
-        self.tell()
+        if self.report is not None:
+            publish(self.report, self._options)
         return pair
 
     def tell(self) -> None:
         """Hand the report on to whom the options name; a graph without a backward pass has none."""
-        if self.report is not None:
-            publish(self.report, self._options)
+        if self._options.on_report is not None and self.report is not None:
+            self._options.on_report(self.report)
 
     @property
     def is_free(self) -> bool:
@@ -98,7 +99,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         self, gm: GraphModule, joint_inputs: Sequence[object], facts: Mapping[str, Any]
     ) -> tuple[GraphModule, GraphModule] | None:
         """The graphs of PyTorch's own partitioner, if they fit."""
-        if self._options.max_overhead is not None:
+        if self._options.max_overhead is not None or parse_budget(self._options.budget).saved is not None:
             return None
         with torch.no_grad(), _mode_of(gm):
             joint = copy_of(gm)
@@ -124,7 +125,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
             kernels.contract(gm.graph)
             options = self._options
             if options.max_overhead is None:
-                options = replace(options, budget=self._budget_of(gm))
+                spec = parse_budget(options.budget)
+                options = replace(options, budget=BudgetSpec("bytes", self._budget_of(gm), spec.saved))
             for node in gm.graph.nodes:
                 self._step_of.update(dict.fromkeys(kernels.members(node), node.name))
                 node.meta["dtr_besides"] = self._besides.get(node.name, 0) + self._besides.get(_ANY, 0)

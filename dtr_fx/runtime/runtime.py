@@ -14,7 +14,7 @@ by banishing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeAlias
 
 from . import events
@@ -85,6 +85,9 @@ class Runtime:
         ``"program"`` order, all that is missing at once and each operator of it once.
     max_recompute:
         Cost of rematerialized operators above which a run gives up with ``Thrash``.
+    execute:
+        Runs an operator, each time right after room was made for it, and returns what it cost; the first time
+        counts.  None where nothing is run and costs are as given.
 
     Examples
     --------
@@ -107,6 +110,7 @@ class Runtime:
         keep_passed: bool = True,
         order: Order = "depth first",
         max_recompute: float = math.inf,
+        execute: Callable[[Operator], float] | None = None,
     ) -> None:
         self.budget = budget
         self.heuristic = resolve(heuristic)
@@ -114,6 +118,7 @@ class Runtime:
         self.keep_passed = keep_passed
         self.order = order
         self.max_recompute = max_recompute
+        self.execute = execute
         self.clock = 0.0
         self.base_cost = 0.0
         self.now = 0.0
@@ -353,6 +358,8 @@ class Runtime:
 
     def _execute(self, op: Operator) -> None:
         self._allocate_buffer(op)
+        if self.execute is not None:
+            self._take_time(op, self.execute(op))
         self.used += op.allocates
         if self.used > self.peak:
             self.peak = self.used
@@ -378,6 +385,14 @@ class Runtime:
             self._drop_unneeded((tensor.storage for tensor in op.outputs), op, events.DUPLICATE)
         if self.recompute_cost > self.max_recompute:
             raise Thrash(f"rematerialization costs more than {self.max_recompute}")
+
+    def _take_time(self, op: Operator, cost: float) -> None:
+        """What the operator costs is known now: also of the storages that were linked to it before."""
+        if op.runs == 0:
+            for tensor in op.outputs:
+                if tensor is tensor.storage.root:
+                    tensor.storage.cost += cost - op.cost
+            op.cost = cost
 
     def _enter(self, storage: Storage, *, first: bool) -> None:
         """A storage's buffer is filled, by its first computation or by a rematerialization."""

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tabulate import tabulate
 from torch import Tensor
-from torch._dynamo.exc import BackendCompilerFailed
 
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import load_target
@@ -128,10 +127,8 @@ def measured_step(target: str, asked: str, options: Options, pairs: int) -> tupl
     plain_results, plain_peak = _measure(trainee, plain)
     try:
         results, peak = _measure(trainee, ours)
-    except BackendCompilerFailed as failure:
-        if isinstance(failure.inner_exception, DTRError):
-            raise CommandError(f"{target} at {asked}: {failure.inner_exception}") from None
-        raise
+    except DTRError as error:
+        raise CommandError(f"{target} at {asked}: {error}") from None
     if len(reports) != 1:
         raise CommandError(
             f"{target}: {len(reports)} graphs were traced; only the step of a single one can be measured"

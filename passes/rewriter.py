@@ -1,8 +1,8 @@
-"""The DTR interpreter: an FX graph, run in execution order under a byte budget, as a new FX graph.
+"""What the runtime did with an FX graph, as a new FX graph.
 
     Program.schedule()       the graph's operators, for the runtime
-      └─ a run of the runtime     which storages to drop, when, and what to recompute; no tensor is touched
-    DTRInterpreter.emit()    writes down what the runtime did
+      └─ a run of the runtime     which storages to drop, when, and what to recompute
+    Rewriter.emit()          writes down what the runtime did
       ├─ compute             the node, as it was
       ├─ recompute           a copy of it, reading what is resident now
       └─ drop                a Drop node, where a storage goes that comes back later
@@ -32,7 +32,7 @@ from .propagate import fake_mode_of_values
 from .storages import Program, Step, is_backward, storage_key, tensors_of, view_like
 
 
-class DTRInterpreter:
+class Rewriter:
     """A graph's program and what the runtime did with it, as a new graph.
 
     Parameters
@@ -62,10 +62,10 @@ class DTRInterpreter:
 class _Emitter:
     """Edits a graph so that it does what a planned runtime did."""
 
-    def __init__(self, interpreter: DTRInterpreter) -> None:
-        self._program = interpreter.program
-        self._events = interpreter.run.runtime.events
-        self._value_of_storage = interpreter.value_of_storage
+    def __init__(self, rewriter: Rewriter) -> None:
+        self._program = rewriter.program
+        self._events = rewriter.run.runtime.events
+        self._value_of_storage = rewriter.value_of_storage
         self._steps = self._program.steps
         self._graph = self._steps[0].node.graph
         self._mode = fake_mode_of_values(node.meta.get("val") for node in self._graph.nodes)

@@ -1,0 +1,214 @@
+"""Sizes that vary: a plan for each, one compilation for all, and what it costs to find the plan again."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from typing import Any
+
+import models
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dtr_fx
+from dtr_fx import InfeasibleBudgetError, Report, measure_peak
+
+FAST = {"planner": "online"}
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(32, 32), nn.GELU())])
+
+
+def compiled(model: nn.Module, *, dynamic: bool | None = None, **options: Any) -> Any:
+    torch._dynamo.reset()
+    gc.collect()  # plans of models before
+    torch._dynamo.utils.counters.clear()
+    return torch.compile(model, backend="dtr", dynamic=dynamic, options={**FAST, **options})
+
+
+def step(model: nn.Module, forward: Any, x: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    loss = forward(x).square().sum()
+    loss.backward()
+    return [loss.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+def compilations() -> int:
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize(("dynamic", "graphs", "plans"), [(None, 2, 5), (True, 1, 4), (False, 4, 4)])
+def test_each_shape_has_its_own_plan(dynamic: bool | None, graphs: int, plans: int) -> None:
+    model, reports = mlp(), []
+    forward = compiled(model, dynamic=dynamic, budget="80%", on_report=reports.append)
+    for rows in (64, 200, 80, 120, 64, 200):
+        x = torch.randn(rows, 32)
+        assert all(map(torch.equal, step(model, forward, x), step(model, model, x)))
+    assert compilations() == graphs
+    assert len(reports) == plans  # by default, one more for the first shape when sizes have become symbols
+    assert len({report.baseline_peak for report in reports}) == 4
+    for report in reports:
+        assert report.planned_peak <= report.budget == int(0.8 * report.baseline_peak)
+        assert report.recomputes
+
+
+def test_a_size_that_the_user_marks() -> None:
+    model, reports = mlp(), []
+    forward = compiled(model, budget="80%", on_report=reports.append)
+    for rows in (64, 200, 80):
+        x = torch.randn(rows, 32)
+        torch._dynamo.mark_dynamic(x, 0)
+        assert all(map(torch.equal, step(model, forward, x), step(model, model, x)))
+    assert compilations() == 1
+    assert len(reports) == 3
+
+
+def test_the_same_sizes_in_another_layout_have_a_plan_of_their_own() -> None:
+    model = nn.Linear(8, 8)
+    forward = compiled(model, dynamic=True)
+    for rows in (6, 7):
+        plain = torch.randn(rows, 8)
+        strided = torch.randn(rows, 16)[:, ::2]
+        for x in (plain, strided, plain):
+            assert all(map(torch.equal, step(model, forward, x), step(model, model, x)))
+
+
+def test_floats_that_vary_need_no_plan_of_their_own() -> None:
+    layer = nn.Linear(8, 8)
+    reports: list[Report] = []
+
+    def scaled(x: Tensor, temperature: float) -> Tensor:
+        return (layer(x).sin() * temperature).cos()
+
+    forward = compiled(scaled, on_report=reports.append)
+    for temperature in (0.5, 0.6, 0.7, 0.8):
+        x = torch.randn(6, 8, requires_grad=True)
+        ours = torch.autograd.grad(forward(x, temperature).sum(), x)
+        assert torch.equal(*ours, *torch.autograd.grad(scaled(x, temperature).sum(), x))
+    assert len(reports) == 2
+
+
+def test_a_shape_that_does_not_fit_leaves_the_others_working() -> None:
+    model = mlp()
+    forward = compiled(model, dynamic=True, budget=350_000)
+    for _ in range(2):
+        for rows in (64, 128, 2000, 100):
+            x = torch.randn(rows, 32)
+            if rows == 2000:
+                with pytest.raises(InfeasibleBudgetError) as caught:
+                    forward(x)
+                assert caught.value.asked == 350_000 < caught.value.smallest
+            else:
+                assert all(map(torch.equal, step(model, forward, x), step(model, model, x)))
+    assert compilations() == 1
+
+
+def test_the_last_plans_used_are_kept() -> None:
+    model, reports = mlp(), []
+    forward = compiled(model, dynamic=True, plans_kept=2, on_report=reports.append)
+    made = []
+    for rows in (10, 20, 10, 30, 10, 20):
+        forward(torch.randn(rows, 32))
+        made.append(len(reports))
+    assert made == [1, 2, 2, 3, 3, 4]
+    kept = [plan for plan in dtr_fx.plans() if any(report in reports for report in plan.reports)]
+    assert [list(plan.sizes.values()) for plan in kept] == [[10], [20]]
+
+
+def test_what_is_alive_is_listed_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    model = mlp()
+    forward = compiled(model)
+    before = {id(plan) for plan in dtr_fx.plans()}  # what tests before have left in Dynamo
+    with caplog.at_level(logging.INFO, logger="dtr_fx.dispatch"):
+        for rows in (10, 20, 30):
+            step(model, forward, torch.randn(rows, 32))
+    told = [record.getMessage() for record in caplog.records if record.name == "dtr_fx.dispatch"]
+    static, first, second = told
+    assert "[0/0] all sizes fixed: fits: peak" in static
+    assert "[0/1]" in first
+    assert "size mismatch at index 0. expected 10, actual 20" in first
+    assert "20 → 30" in second
+    alive = [plan for plan in dtr_fx.plans() if id(plan) not in before]
+    assert sorted(told) == sorted(map(str, alive))
+    del alive
+    del forward
+    torch._dynamo.reset()
+    gc.collect()
+    assert {id(plan) for plan in dtr_fx.plans()} <= before
+
+
+def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    model = mlp()
+    forward = compiled(model, dynamic=True)
+    for rows in (10, 20):
+        step(model, forward, torch.randn(rows, 32))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_known_shape_costs_a_look_up() -> None:
+    layer = nn.Linear(2, 2)
+    ours = compiled(layer, dynamic=True, budget=10**6)
+    plain = torch.compile(layer, backend="aot_eager", dynamic=True)
+    inputs = [torch.randn(rows, 2) for rows in (3, 4, 5)]
+    seconds: dict[Any, list[float]] = {ours: [], plain: []}
+    for _ in range(200):
+        for forward, times in seconds.items():
+            for x in inputs:
+                started = time.perf_counter()
+                forward(x)
+                times.append(time.perf_counter() - started)
+    fastest = {forward: sorted(times)[len(times) // 4] for forward, times in seconds.items()}
+    assert fastest[ours] - fastest[plain] < 50e-6
+
+
+def test_random_shapes_leave_nothing_behind_beyond_the_plans_kept() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+    forward = compiled(model, dynamic=True, plans_kept=3, budget=10**6)
+    sizes = torch.randint(2, 60, (120,), generator=torch.Generator().manual_seed(0)).tolist()
+    counts = []
+    for number, rows in enumerate(sizes):
+        step(model, forward, torch.randn(rows, 8))
+        if number in (59, 119):
+            counts.append(_objects())
+    # What torch keeps by shape is a few hundred objects each time; a plan has thousands.
+    assert counts[1] < 1.05 * counts[0]
+
+
+def _objects() -> int:
+    gc.collect()
+    return len(gc.get_objects())
+
+
+def test_a_gpt_on_sequences_of_many_lengths() -> None:
+    torch.manual_seed(0)
+    model, (tokens, targets) = models.gpt(layers=2, length=64)
+    lengths = [64, 17, 50]
+    reports: list[Report] = []
+    budget = 10_000_000
+    forward = compiled(model, budget=budget, on_report=reports.append)
+    constants = sum(parameter.nbytes for parameter in model.parameters())
+    for length in (*lengths, *lengths):
+        batch = tokens[:, :length].contiguous(), targets[:, :length].contiguous()
+        model.zero_grad()
+        torch.manual_seed(length)
+        peak = measure_peak(lambda batch=batch: forward(*batch).backward())
+        assert peak + constants + sum(x.nbytes for x in batch) <= budget
+    assert compilations() == 2
+    assert len(reports) == len(lengths) + 1  # the first length, fixed and as one of many
+    assert max(report.baseline_peak for report in reports) > 1.3 * budget
+
+
+def test_a_new_shape_under_a_profiler() -> None:
+    """Operators are measured under a profile, of which there can be but one."""
+    model = nn.Sequential(nn.Conv1d(3, 5, 3), nn.GELU())
+    forward = compiled(model, dynamic=True)
+    for length in (20, 30):
+        x = torch.randn(2, 3, length)
+        with torch.profiler.profile(profile_memory=True) as profiler:
+            ours = step(model, forward, x)
+        assert all(map(torch.equal, ours, step(model, model, x)))
+        assert any(event.key == "aten::gelu_backward" for event in profiler.key_averages())
