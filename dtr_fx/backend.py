@@ -13,15 +13,18 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.fx import GraphModule
+from torch.utils._triton import has_triton
 
 from dtr_fx.dispatch import Dispatcher
-from dtr_fx.errors import DTRError, OptionError
+from dtr_fx.dynamo import sized_inputs
+from dtr_fx.errors import DTRError, InfeasibleBudgetError, OptionError, OverBudgetError
 from dtr_fx.inputs import Inputs, call
 from dtr_fx.ledger import ledger_of
 from dtr_fx.loss import loss_of
@@ -60,7 +63,7 @@ def dtr(
     if mode not in (None, "default"):
         raise OptionError(f"mode={mode!r}: CUDA graphs keep memory that no budget counts; leave the mode out")
     chosen = Options.from_mapping(options)
-    retracer = Retracer(gm, chosen, _COMPILE[chosen.executor])
+    retracer = Retracer(gm, chosen, _COMPILE[chosen.executor or _default_executor(gm, example_inputs)])
     return Dispatcher(retracer, chosen.plans_kept, ledger_of(options, chosen))
 
 
@@ -76,6 +79,12 @@ def _compile_eagerly(gm: GraphModule, inputs: Sequence[Any], options: Options) -
     return compiled
 
 
+def _default_executor(gm: GraphModule, inputs: Sequence[Any]) -> str:
+    """Inductor compiles for as long as dozens of eager steps take: too long for each of many sizes."""
+    on_gpu = any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in inputs)
+    return "inductor if it fits" if on_gpu and has_triton() and not sized_inputs(gm) else "eager"
+
+
 def _compile_with_inductor(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     # Importing Inductor's scheduler takes a second, which other executors do without.
     from dtr_fx.inductor import compile_step
@@ -83,7 +92,19 @@ def _compile_with_inductor(gm: GraphModule, inputs: Sequence[Any], options: Opti
     return compile_step(gm, inputs, options)
 
 
-_COMPILE = {"eager": _compile_eagerly, "inductor": _compile_with_inductor}
+def _compile_as_it_fits(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+    try:
+        return _compile_with_inductor(gm, inputs, replace(options, executor="inductor"))
+    except (InfeasibleBudgetError, OverBudgetError) as error:
+        log.warning("runs eagerly, as Inductor's kernels do not fit: %s", str(error).partition("\n")[0])
+        return _compile_eagerly(gm, inputs, options)
+
+
+_COMPILE = {
+    "eager": _compile_eagerly,
+    "inductor": _compile_with_inductor,
+    "inductor if it fits": _compile_as_it_fits,
+}
 
 
 def plan_step(model: Callable[..., Any], inputs: Inputs, options: Options) -> list[Report]:
@@ -98,7 +119,7 @@ def plan_step(model: Callable[..., Any], inputs: Inputs, options: Options) -> li
         As ``dtr`` does.
     """
     reports: list[Report] = []
-    given = {**vars(options), "on_report": reports.append}
+    given = {**vars(options), "executor": options.executor or "eager", "on_report": reports.append}
     compiled = torch.compile(model, backend=functools.partial(dtr, options=given))
     try:
         with _left_alone(model), _numbers_left_alone(), _compiled_as_often_as_asked():

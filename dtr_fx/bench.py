@@ -167,7 +167,7 @@ def compile_step(trainee: Trainee, options: Options) -> tuple[Callable[..., Any]
     """
     reports: list[Report] = []
     torch._dynamo.reset()
-    given = {**vars(options), "on_report": reports.append}
+    given = {**vars(options), "executor": options.executor or "eager", "on_report": reports.append}
     return torch.compile(trainee.model, backend=functools.partial(dtr, options=given)), reports
 
 

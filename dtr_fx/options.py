@@ -137,7 +137,8 @@ class Options:
         proportion.
     executor:
         Who runs the two graphs of a step: ``"eager"``, operator by operator, bit for bit as unrewritten, or
-        ``"inductor"``, which compiles them.
+        ``"inductor"``, which compiles them.  None: on a GPU that Triton compiles for, Inductor where sizes
+        are fixed and its kernels fit; else eager.
     watch:
         The name of a value, as ``dtr-fx diff`` prints it, whose life is of interest: ``Report.choices`` then
         says each time that a heuristic weighed it.
@@ -161,7 +162,7 @@ class Options:
     costs: Any = "roofline"
     planner: Literal["search", "online"] = "search"
     plan_seconds: float | None = None
-    executor: Literal["eager", "inductor"] = "eager"
+    executor: Literal["eager", "inductor"] | None = None
     watch: str | None = None
     report: str | os.PathLike[str] | None = None
     plans_kept: int = 64
@@ -176,7 +177,7 @@ class Options:
         _check_heuristic(self.heuristic)
         if self.planner not in _PLANNERS:
             raise OptionError(f"unknown planner {self.planner!r}{did_you_mean(self.planner, _PLANNERS)}")
-        if self.executor not in _EXECUTORS:
+        if self.executor not in (None, *_EXECUTORS):
             raise OptionError(f"unknown executor {self.executor!r}{did_you_mean(self.executor, _EXECUTORS)}")
         if self.plan_seconds is not None and not _is_duration(self.plan_seconds):
             raise OptionError(f"plan_seconds={self.plan_seconds!r}: give seconds above 0, or None")

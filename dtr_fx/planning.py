@@ -43,7 +43,8 @@ class Planning:
         temporary = workspaces(calls)
         workspace = {node: nbytes + node.meta.get("dtr_besides", 0) for node, nbytes in temporary.items()}
         self.options = options
-        self.program = storages.analyze(gm, cost, workspace, replays_randomness=options.executor == "eager")
+        replays_randomness = options.executor != "inductor"
+        self.program = storages.analyze(gm, cost, workspace, replays_randomness=replays_randomness)
         self.workspace_of = {node.name: nbytes for node, nbytes in workspace.items()}
         as_it_is = {node.name: nbytes for node, nbytes in temporary.items()}
         self.before = verify.liveness(gm, as_it_is, self.program.device)

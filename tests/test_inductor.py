@@ -18,7 +18,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.utils import fresh_cache
 
 import dtr_fx
-from dtr_fx import InfeasibleBudgetError, OptionError, Report, measure_peak
+from dtr_fx import InfeasibleBudgetError, OptionError, Report, backend, measure_peak
 from dtr_fx.cli import main
 
 WIDTH = 256
@@ -169,6 +169,24 @@ def test_what_does_not_fit_is_an_error_and_leaves_no_setting_behind():
     with pytest.raises(InfeasibleBudgetError):
         step_of(model, torch.compile(model, backend="dtr", options={"budget": 1, "executor": "inductor"}), x)
     assert torch._inductor.config.get_config_copy() == before
+
+
+def test_by_default_inductor_compiles_where_it_can_and_its_kernels_fit(monkeypatch, caplog):
+    monkeypatch.setattr(backend, "_default_executor", lambda gm, inputs: "inductor if it fits")
+    model, x, expected = made(norm_and_matmul)
+    found = step_of(model, torch.compile(model, backend="dtr", options={"budget": "60%"}), x)
+    torch.testing.assert_close(found, expected)
+    assert not caplog.records or "runs eagerly" not in caplog.text
+    torch._dynamo.reset()
+    smallest = dtr_fx.explain(model, (x,), budget="60%")[0].lower_bound
+    with pytest.raises(InfeasibleBudgetError):
+        step_of(model, torch.compile(model, backend="dtr", options={"budget": smallest // 2}), x)
+    assert "runs eagerly" in caplog.text
+
+
+def test_on_a_cpu_a_step_runs_eagerly():
+    gm = torch.fx.symbolic_trace(lambda x: x.sin())
+    assert backend._default_executor(gm, [torch.ones(2)]) == "eager"
 
 
 def test_a_partitioner_for_the_stock_backend():
