@@ -8,6 +8,7 @@ import io
 import math
 import re
 import sys
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,7 @@ from operator_logs import write_chain
 from torch import nn
 
 from dtr_fx.cli import figures as command
-from dtr_fx.cli.progress import progress
+from dtr_fx.cli.progress import progress, waiting
 from dtr_fx.errors import CommandError, DTRError
 from dtr_fx.planners import OperatorGraph, training_chain
 from dtr_fx.runtime import parameterized, random
@@ -495,6 +496,15 @@ def test_progress_on_a_terminal(monkeypatch):
         watch(8)
     assert "replays" in shown
     assert "0/8" in shown
+    assert terminal.getvalue().endswith("\r\033[K")
+
+
+def test_waiting_on_a_terminal(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    with waiting("planning"):
+        time.sleep(0.3)
+    assert "planning … 0:00" in terminal.getvalue()
     assert terminal.getvalue().endswith("\r\033[K")
 
 

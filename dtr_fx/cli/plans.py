@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 
 from dtr_fx.cli.arguments import read, seconds
 from dtr_fx.cli.output import Screen, check_output, screen, write_text
+from dtr_fx.cli.progress import waiting
 from dtr_fx.cli.targets import load_target, one_line
 from dtr_fx.errors import CommandError
 from dtr_fx.options import Options, did_you_mean
@@ -223,7 +224,8 @@ def planner_of(target: str, settings: Mapping[str, Any]) -> Planner:
     from dtr_fx.backend import plan_step
 
     def plan(options: Options) -> list[Report]:
-        reports = plan_step(model, inputs, options)
+        with waiting(f"tracing and planning {target}"):
+            reports = plan_step(model, inputs, options)
         if not reports:
             raise CommandError(f"{target}: no graph was traced, so there is nothing to plan")
         return reports

@@ -1,8 +1,9 @@
-"""A progress bar on stderr, for a person who waits at a terminal; nothing elsewhere."""
+"""How far a command has come, on stderr, for a person who waits at a terminal; nothing elsewhere."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,7 +39,34 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
         print(_CLEAR, end="", file=sys.stderr, flush=True)
 
 
+@contextmanager
+def waiting(label: str) -> Iterator[None]:
+    """Show the time that has gone by in something without steps, until the block ends."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    start, ended = time.monotonic(), threading.Event()
+
+    def show() -> None:
+        while not ended.wait(_INTERVAL):
+            seconds = time.monotonic() - start
+            print(f"{_CLEAR}{label} … {_clock(seconds)}", end="", file=sys.stderr, flush=True)
+
+    clock = threading.Thread(target=show, daemon=True)
+    clock.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        clock.join()
+        print(_CLEAR, end="", file=sys.stderr, flush=True)
+
+
 def _bar(label: str, done: int, total: int, seconds: float) -> str:
     filled = _WIDTH * done // max(total, 1)
+    return f"{label} {'█' * filled}{'░' * (_WIDTH - filled)} {done}/{total}  {_clock(seconds)}"
+
+
+def _clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
-    return f"{label} {'█' * filled}{'░' * (_WIDTH - filled)} {done}/{total}  {minutes}:{rest:02d}"
+    return f"{minutes}:{rest:02d}"

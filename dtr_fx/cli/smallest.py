@@ -22,6 +22,7 @@ from typing import Any
 from dtr_fx.cli import plans
 from dtr_fx.cli.arguments import read, seconds
 from dtr_fx.cli.output import Screen, check_output
+from dtr_fx.cli.progress import waiting
 from dtr_fx.errors import CommandError
 from dtr_fx.options import Options
 from dtr_fx.report import Report
@@ -45,7 +46,8 @@ def run(arguments: argparse.Namespace) -> None:
     """
     check_output(arguments.output, force=arguments.force)
     options = Options(max_overhead=arguments.max_overhead, plan_seconds=arguments.plan_seconds)
-    report = _smallest(arguments.target, dict(arguments.arg), options)
+    with waiting(f"smallest budget of {arguments.target}"):
+        report = _smallest(arguments.target, dict(arguments.arg), options)
     plans.print_views(arguments, [partial(_text, arguments.target, report)], lambda: _data(report))
 
 
