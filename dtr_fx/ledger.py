@@ -180,8 +180,8 @@ class Books:
         self._course.append(entry)
 
     def note(self, outputs: Any) -> None:
-        """The graph ran: remember what it saved."""
-        node = _compiled_node(outputs)
+        """The graph ran: remember what it saved, unless somebody else keeps that."""
+        node = None if _are_saved_elsewhere() else _compiled_node(outputs)
         if node is not None:
             self._saved.append(weakref.ref(node))
 
@@ -256,6 +256,11 @@ def _device_of(arguments: Iterable[Any]) -> torch.device:
 
 
 # What AOTAutograd's function keeps for the backward pass is private: checked on torch 2.11 and 2.13.
+
+
+def _are_saved_elsewhere() -> bool:
+    """Whether hooks take what is saved: to look at it would make a checkpoint's region run again."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def _compiled_node(outputs: Any) -> Any:

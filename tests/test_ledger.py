@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import dtr_fx
 from dtr_fx import Report, measure_peak
@@ -211,3 +212,28 @@ def test_two_threads_train_as_each_would_alone() -> None:
     alone, beside = outcomes
     for seed in budgets:
         assert all(map(torch.equal, alone[seed], beside[seed]))
+
+
+def test_checkpoints_around_compiled_graphs_run_again_in_the_backward_pass_only() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    parts, x = [Part(), Part()], torch.randn(ROWS, WIDTH, requires_grad=True)
+    options = {"budget": "64MiB", "planner": "online"}
+    runs = []
+
+    def region(forward: Any, x: Tensor) -> Tensor:
+        runs.append(forward)
+        return forward(x)
+
+    def step(forwards: list[Any]) -> Tensor:
+        runs.clear()
+        y = x
+        for forward in forwards:
+            y = checkpoint(region, forward, y, use_reentrant=False)
+        assert runs == forwards
+        return torch.autograd.grad(y.sum(), x)[0]
+
+    expected = step(parts)
+    found = step([torch.compile(part, backend="dtr", options=options) for part in parts])
+    assert len(runs) == 4
+    torch.testing.assert_close(found, expected)
