@@ -24,7 +24,7 @@ from torch.utils._triton import has_triton
 
 from dtr_fx.dispatch import Dispatcher
 from dtr_fx.dynamo import sized_inputs
-from dtr_fx.errors import DTRError, InfeasibleBudgetError, OptionError, OverBudgetError
+from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
 from dtr_fx.inputs import Inputs, call
 from dtr_fx.ledger import ledger_of
 from dtr_fx.loss import loss_of
@@ -128,7 +128,16 @@ def plan_step(model: Callable[..., Any], inputs: Inputs, options: Options) -> li
         if isinstance(error.inner_exception, DTRError):
             raise error.inner_exception from None
         raise
+    finally:
+        _forget(model)
     return reports
+
+
+def _forget(model: Callable[..., Any]) -> None:
+    """Dynamo runs what it compiled eight times uncompiled: plans that are only looked at must not count."""
+    function = type(model).forward if isinstance(model, torch.nn.Module) else model
+    if hasattr(function, "__code__"):
+        torch._dynamo.reset_code(function.__code__)
 
 
 def _step(model: Callable[..., Any], inputs: Inputs) -> None:
@@ -186,9 +195,26 @@ def run_boxed(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[
 def _partition(
     joint: GraphModule, inputs: Any, *, options: Options, **facts: Any
 ) -> tuple[GraphModule, GraphModule]:
+    if options.limits:
+        _check_regions(joint)
     prepare(joint, facts.get("static_lifetime_input_indices") or ())
     _rewrite(joint, options)
     return split(joint, inputs, **facts)
+
+
+def _check_regions(joint: GraphModule) -> None:
+    """AOTAutograd splits a nested region by itself: what it saves is in no plan.
+
+    Raises
+    ------
+    GraphError
+        There is one.
+    """
+    if joint.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph):
+        raise GraphError(
+            "a nested_compile_region saves values that no budget counts: take the decorator off, or leave "
+            "the budget out"
+        )
 
 
 def _compile_inference(

@@ -64,7 +64,7 @@ class Dispatcher:
         if step is None or not books.recall(step.need):
             step = self._make_fit(step, arguments, books)
         outputs = _run(step, arguments)
-        books.note(outputs)
+        books.note(outputs, arguments)
         return outputs
 
     def plans(self) -> list[LivePlan]:
@@ -92,7 +92,8 @@ class Dispatcher:
             step = self._known(arguments)  # another thread may have made it meanwhile
             if step is None:
                 step = self._retracer.compile(arguments, self._key(arguments))
-                self._keep(arguments, step)
+                if step.run is not None or not self._retracer.asks_the_device:
+                    self._keep(arguments, step)
             return step
 
     def _make_fit(self, step: Step | None, arguments: Sequence[Any], books: Books) -> Step:

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import SymFloat, SymInt, Tensor
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.utils import get_metrics_context
@@ -101,6 +102,8 @@ def recompile_reason() -> str:
     """The guard that failed, if this is a recompilation; else nothing."""
     metrics = getattr(get_metrics_context(), "_metrics", {})
     first_line = str(metrics.get("recompile_reason") or "").partition("\n")[0]
+    if "BACKEND_MATCH" in first_line:  # the same graph, compiled by another backend or with other options
+        return ""
     return first_line.partition(" # ")[0].strip()
 
 
@@ -116,6 +119,8 @@ def tracing_again(context: CompileContext | None, arguments: Sequence[Any]) -> I
         _disable_current_modes(),
         compile_context(context or CompileContext(None)),
         tracing(TracingContext(mode)),
+        # Another thread may call a compiled function meanwhile: that FX traces is known of the whole process.
+        torch._dynamo.config.patch(force_compile_during_fx_trace=True),
     ):
         yield mode
 

@@ -115,6 +115,8 @@ class DTRInterpreter:
                 tensors = drive(runtime, planning.program.schedule())
         except OutOfBudget:
             raise planning.error(budget, planning.planner.smallest.runtime.peak) from None
+        finally:
+            runtime.execute = None  # a cycle, which would keep the tensors
         machine.follow(runtime)
         outputs = machine.outputs()
         machine.tell_costs()
@@ -155,7 +157,7 @@ class _Machine:
         self._synchronize()
         started = time.perf_counter()
         if step.role == storages.SAVE_RNG:
-            self._tensors[step.outputs[0]] = rng.save_state(self._program.device.type)
+            self._tensors[step.outputs[0]] = rng.save_state(str(self._program.device))
         elif step.role == storages.KEEP:
             self._tensors[step.outputs[0]] = self._read(step.node).clone()
         elif step.role == storages.COMPUTE:
@@ -194,7 +196,7 @@ class _Machine:
         if not (again and states):
             return getattr(self._calls, node.op)(node.target, args, kwargs)
         return rng.replay(
-            self._tensors[states[0]], self._program.device.type, self._replayed(node), *args, **kwargs
+            self._tensors[states[0]], str(self._program.device), self._replayed(node), *args, **kwargs
         )
 
     def _replayed(self, node: Node) -> Any:

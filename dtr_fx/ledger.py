@@ -33,6 +33,7 @@ from dtr_fx.options import BudgetSpec, Options, parse_budget
 from dtr_fx.passes.storages import storage_bytes
 
 _HALVINGS = 30
+_LONGEST = 256  # graphs in a course, after which it counts as ended
 _MOST_KNOWN = 4096  # courses, after which all are forgotten and learned again
 
 
@@ -102,13 +103,14 @@ def ledger_of(given: Mapping[str, Any] | None, options: Options) -> Ledger | Non
     if spec.kind != "bytes":
         return None
     with _LOCK:
-        ledger = _LEDGERS.get(id(given))
+        key = id(given), int(spec.value)
+        ledger = _LEDGERS.get(key)
         if ledger is None:
-            ledger = _LEDGERS[id(given)] = Ledger(int(spec.value), given)
+            ledger = _LEDGERS[key] = Ledger(int(spec.value), given)
         return ledger
 
 
-_LEDGERS: weakref.WeakValueDictionary[int, Ledger] = weakref.WeakValueDictionary()
+_LEDGERS: weakref.WeakValueDictionary[tuple[int, int], Ledger] = weakref.WeakValueDictionary()
 _LOCK = threading.Lock()
 
 
@@ -130,6 +132,7 @@ class Books:
         self._saved = [reference for reference in self._saved if _saved_by(reference())]
         if not self._saved:
             self._divide()
+        if not self._saved or len(self._course) >= _LONGEST:
             self._course = []
 
     def recall(self, need: Need) -> bool:
@@ -179,9 +182,9 @@ class Books:
         self._known[self._path(need)] = entry
         self._course.append(entry)
 
-    def note(self, outputs: Any) -> None:
+    def note(self, outputs: Any, arguments: Sequence[Any]) -> None:
         """The graph ran: remember what it saved, unless somebody else keeps that."""
-        node = None if _are_saved_elsewhere() else _compiled_node(outputs)
+        node = None if _are_saved_elsewhere() else _compiled_node(outputs, arguments)
         if node is not None:
             self._saved.append(weakref.ref(node))
 
@@ -196,10 +199,13 @@ class Books:
         """Parameters, and as much again for the gradient of each."""
         self._parameters = {ref: size for ref, size in self._parameters.items() if not ref.expired()}
         device = _device_of(arguments)
+        before = sum(self._parameters.values())
         for argument in arguments:
             if isinstance(argument, nn.Parameter):
                 [(reference, nbytes)] = _storages([argument], device).items()
                 self._parameters[reference] = nbytes * (2 if argument.requires_grad else 1)
+        if sum(self._parameters.values()) > before:
+            self._known.clear()  # plans were right beside fewer
 
     def _forget(self) -> None:
         self._known.clear()
@@ -263,14 +269,19 @@ def _are_saved_elsewhere() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-def _compiled_node(outputs: Any) -> Any:
+def _compiled_node(outputs: Any, arguments: Sequence[Any]) -> Any:
     """The node of a compiled step in autograd's graph; None where it has no backward pass."""
-    for output in tree_leaves(outputs):
-        if isinstance(output, Tensor) and output.grad_fn is not None:
-            for node in _ancestors(output.grad_fn):
-                if hasattr(getattr(node, "_forward_cls", None), "_aot_id"):
-                    return node
+    earlier = {node for made in _made(arguments) for node in _ancestors(made)}
+    for made in _made(tree_leaves(outputs)):
+        for node in _ancestors(made):
+            if node not in earlier and hasattr(getattr(node, "_forward_cls", None), "_aot_id"):
+                return node
     return None
+
+
+def _made(values: Iterable[Any]) -> Iterator[Any]:
+    """What made the tensors, by autograd."""
+    return (value.grad_fn for value in values if isinstance(value, Tensor) and value.grad_fn is not None)
 
 
 def _ancestors(node: Any) -> Iterator[Any]:

@@ -210,7 +210,8 @@ def free_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.memory_reserved(device)
-        allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total) - reserved
+        number = torch.cuda.current_device() if device.index is None else device.index
+        allowed = int(torch.cuda.get_per_process_memory_fraction(number) * total) - reserved
         return min(free, allowed) + reserved - torch.cuda.memory_allocated(device)
     return _free_on_linux() or _free_pages() if device.type == "cpu" else None
 

@@ -188,6 +188,11 @@ class Options:
         if self.on_report is not None and not callable(self.on_report):
             raise OptionError(f"on_report={self.on_report!r} cannot be called: give a function of a Report")
 
+    @property
+    def limits(self) -> bool:
+        """Whether a graph may have to take less memory than it does as it is."""
+        return self.max_overhead is not None or parse_budget(self.budget) != BudgetSpec("fraction", 1.0)
+
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any] | None) -> Options:
         """Options from the dictionary that a compiler backend is given.
@@ -219,6 +224,10 @@ def _parse_overhead(value: object) -> float:
         share = math.nan
     if isinstance(value, bool) or not 0 <= share < math.inf:
         raise OptionError(f"max_overhead={value!r}: write a share of the graph's own compute, 0.1 or '10%'")
+    if share > 1 and "%" not in str(value):
+        raise OptionError(
+            f"max_overhead={value!r} is {share:.0%} more compute: if that is meant, write '{share:.0%}'"
+        )
     return share
 
 

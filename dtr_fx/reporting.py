@@ -90,7 +90,7 @@ def _events(gm: GraphModule, program: Program, after: Sequence[Point]) -> tuple[
                 kind=role if role in _KINDS else kinds.COMPUTE,
                 name=node.name,
                 origin=node.name if is_save else origin,  # a save is no node of the original graph
-                phase=str(node.meta.get("partitioner_tag", "")).removeprefix("is_"),
+                phase=_phase(node),
                 nbytes=nbytes,
                 cost=step.cost if step is not None and not is_drop else 0.0,
                 live=live,
@@ -167,6 +167,11 @@ def _plain_path(path: str) -> str:
 
 _KINDS = (kinds.COMPUTE, kinds.RECOMPUTE, kinds.DROP, kinds.BANISH)
 _SAVES = (storages.SAVE_RNG, storages.KEEP)
+
+
+def _phase(node: Node) -> str:
+    tag = str(node.meta.get("partitioner_tag", ""))
+    return tag.removeprefix("is_").removeprefix("must_be_in_")
 
 
 def _storages(program: Program) -> list[int]:

@@ -28,7 +28,7 @@ from dtr_fx.dynamo import (
 from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
 from dtr_fx.ledger import Need
 from dtr_fx.live import LivePlan
-from dtr_fx.options import BudgetSpec, Options
+from dtr_fx.options import BudgetSpec, Options, parse_budget
 from dtr_fx.publish import publish
 from dtr_fx.report import Report
 
@@ -69,6 +69,11 @@ class Retracer:
         self._compile_id = compile_id()
         self._reason = recompile_reason()
         self._last: Mapping[str, Any] | None = None
+
+    @property
+    def asks_the_device(self) -> bool:
+        """Whether the budget is what is free at the time, so that what did not fit may fit later."""
+        return parse_budget(self._options.budget).kind == "auto"
 
     def sizes(self, arguments: Sequence[Any]) -> Sizes:
         """What the compiled steps are told apart by."""

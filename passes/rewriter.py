@@ -159,7 +159,7 @@ class _Emitter:
     def _save(self, step: Step) -> Node:
         with self._graph.inserting_before(self._anchor):
             if step.role == storages.SAVE_RNG:
-                node = self._graph.call_function(rng.save_state, (self._program.device.type,))
+                node = self._graph.call_function(rng.save_state, (str(self._program.device),))
                 node.meta["val"] = self._own_storage(rng.state_like(self._program.device))
             else:
                 node = self._graph.call_function(torch.ops.aten.clone.default, (step.node,))
@@ -197,7 +197,7 @@ class _Emitter:
             target = self._graph.get_attr(str(origin.target))
         args, kwargs = map_arg((origin.args, origin.kwargs), newest)
         node = self._graph.call_function(
-            rng.replay, (state, self._program.device.type, target, *args), dict(kwargs)
+            rng.replay, (state, str(self._program.device), target, *args), dict(kwargs)
         )
         node.meta = dict(origin.meta)
         return node

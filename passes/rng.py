@@ -68,7 +68,7 @@ def reference(node: Node) -> Any:
 
 def state_like(device: torch.device) -> torch.Tensor:
     """A tensor like the generator's state, which always lies on the CPU."""
-    return _generator_state(device.type)
+    return _generator_state(str(device))
 
 
 def save_state(device: str) -> torch.Tensor:
@@ -96,11 +96,19 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _generator_state(device: str) -> torch.Tensor:
-    return torch.get_rng_state() if device == "cpu" else getattr(torch, device).get_rng_state()
+    if device == "cpu":
+        return torch.get_rng_state()
+    state: torch.Tensor = _module(device).get_rng_state(device)
+    return state
 
 
 def _set_generator_state(device: str, state: torch.Tensor) -> None:
     if device == "cpu":
         torch.set_rng_state(state)
     else:
-        getattr(torch, device).set_rng_state(state)
+        _module(device).set_rng_state(state, device)
+
+
+def _module(device: str) -> Any:
+    """``torch.cuda`` of ``"cuda:1"``."""
+    return getattr(torch, torch.device(device).type)

@@ -38,7 +38,7 @@ def workspaces(nodes: Iterable[Node]) -> dict[Node, int]:
     """Hidden temporary bytes of each operator, those of other devices than the CPU taken as none."""
     known = {node: _inside(node) if is_higher_order(node) else _known(node) for node in nodes}
     unknown = [node for node, nbytes in known.items() if nbytes is None]
-    found = _guess(unknown) if torch.autograd._profiler_enabled() else _measure(unknown)
+    found = _guess(unknown) if _is_profiled() else _measure(unknown)
     return {node: found[node] if nbytes is None else nbytes for node, nbytes in known.items()}
 
 
@@ -56,6 +56,11 @@ def _peak_above_inputs(gm: GraphModule) -> int:
     inputs = {storage_key(tensor): tensor for node in read for tensor in _outputs(node)}
     given = sum(storage_bytes(tensor, device) for tensor in inputs.values())
     return max((point.live for point in timeline), default=given) - given
+
+
+def _is_profiled() -> bool:
+    """Whether a profiler runs, in this thread or another."""
+    return torch.autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled
 
 
 def _guess(nodes: Iterable[Node]) -> dict[Node, int]:

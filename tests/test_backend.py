@@ -16,6 +16,8 @@ from steps import Between, Function, Job, Make, between, chain, check, job
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from dtr_fx import GraphError
+
 WIDTH = 32
 
 
@@ -166,11 +168,6 @@ def conditional() -> Job:
     return between(Function(function, linear()), rows())
 
 
-def nested_region() -> Job:
-    region = torch.compiler.nested_compile_region(lambda x, weight: chain(x @ weight).tanh())
-    return between(Function(lambda x, layer: region(region(x, layer.weight), layer.weight), linear()), rows())
-
-
 def block() -> nn.Module:
     return nn.Sequential(linear(), nn.GELU(), nn.BatchNorm1d(WIDTH), nn.Dropout(0.3), linear())
 
@@ -219,7 +216,6 @@ def sized_by_data() -> Job:
 
 FLOW: dict[str, Make] = {
     "cond": conditional,
-    "nested region": nested_region,
     "checkpoint": functools.partial(checkpointed, use_reentrant=False),
     "reentrant checkpoint": functools.partial(checkpointed, use_reentrant=True),
     "selective checkpoint": selectively_checkpointed,
@@ -679,3 +675,16 @@ def test_sizes_that_are_symbols_change_nothing(make: Make) -> None:
     full, small = check(make, dynamic=True)
     assert full.reports
     assert small.recomputes > 0
+
+
+def test_a_nested_region_has_no_budget() -> None:
+    region = torch.compiler.nested_compile_region(lambda x, weight: chain(x @ weight).tanh())
+    layer, x = linear(), rows()
+
+    def function(x: Tensor) -> Tensor:
+        return region(region(x, layer.weight), layer.weight).sum()
+
+    torch.compile(function, backend="dtr")(x).backward()
+    torch._dynamo.reset()
+    with pytest.raises(GraphError, match="take the decorator off"):
+        torch.compile(function, backend="dtr", options={"budget": "90%"})(x)

@@ -292,3 +292,39 @@ def test_sizes_that_vary():
         x = torch.randn(rows, WIDTH)
         torch.testing.assert_close(step_of(model, step, x), step_of(model, model, x))
     assert [report.recomputes > 0 for report in reports] == [True, True]
+
+
+class Counting(nn.Module):
+    """Scales by a buffer, which it then changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)))
+        self.scale: Tensor
+        self.register_buffer("scale", torch.ones(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled = (x * self.scale.cos()).sin()
+        with torch.no_grad():
+            self.scale.mul_(3)
+        return self.layers(scaled).square().mean()
+
+
+@pytest.mark.parametrize("budget", ["100%", "70%"])
+def test_a_buffer_that_the_step_changes_is_read_as_it_was(budget):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model, x = Counting(), torch.randn(512, 64, requires_grad=True)
+    expected = torch.autograd.grad(copy.deepcopy(model)(x), x)
+    step = torch.compile(model, backend="dtr", options={"budget": budget, "executor": "inductor"})
+    torch.testing.assert_close(torch.autograd.grad(step(x), x), expected)
+
+
+@torch._functorch.config.patch(donated_buffer=False)
+def test_two_backward_passes_through_one_graph():
+    model, x, expected = made(gelu_mlp)
+    model.zero_grad()
+    loss = torch.compile(model, backend="dtr", options={"budget": "60%", "executor": "inductor"})(x)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    torch.testing.assert_close([parameter.grad / 2 for parameter in model.parameters()], expected[1:])

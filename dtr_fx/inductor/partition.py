@@ -27,6 +27,7 @@ from dtr_fx.passes.storages import tensors_of
 from dtr_fx.passes.workspace import workspaces
 from dtr_fx.publish import publish
 from dtr_fx.report import Report
+from dtr_fx.rivals import activation_memory_budget
 from dtr_fx.transform import copy_of, rewrite
 
 # Stands for every step of a plan.
@@ -81,8 +82,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
     @property
     def is_free(self) -> bool:
         """At 100% of its peak a graph may be as it would be without a budget."""
-        whole = parse_budget(self._options.budget) == BudgetSpec("fraction", 1.0)
-        return whole and self._options.max_overhead is None
+        return not self._options.limits
 
     def steps_of(self, operators: Iterable[str]) -> set[str]:
         """The steps of the plan to which operators of its two graphs belong; if they are unknown, any."""
@@ -101,11 +101,13 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         """The graphs of PyTorch's own partitioner, if they fit."""
         if self._options.max_overhead is not None or parse_budget(self._options.budget).saved is not None:
             return None
-        with torch.no_grad(), _mode_of(gm):
+        with torch.no_grad(), _mode_of(gm), activation_memory_budget(1.0):
             joint = copy_of(gm)
             pair: tuple[GraphModule, GraphModule] = min_cut_rematerialization_partition(
                 joint, joint_inputs, **facts
             )
+            if _reads_what_it_changes(pair[0]):
+                return None
             step = join(*pair)
             kernels.contract(step.graph)
             whole = copy_of(gm)
@@ -201,6 +203,18 @@ class Planned(Partitioner):
 def _sources() -> tuple[str, ...]:
     folders = [path for package in (dtr_fx, dtr_fx.passes) for path in map(Path, package.__path__)]
     return tuple(sorted(str(path) for folder in folders for path in folder.rglob("*.py")))
+
+
+def _reads_what_it_changes(forward: GraphModule) -> bool:
+    """Whether the backward graph is given an input that the forward graph changes.
+
+    It would compute from the new value what the forward graph computed from the old one (pytorch#197039).
+    """
+    written = storages.last_writes(forward.graph)
+    returned = forward.graph.output_node().all_input_nodes
+    return any(
+        key in written for node in returned if node.op == "placeholder" for key in storages.storage_keys(node)
+    )
 
 
 def _views_of_inputs(forward: GraphModule) -> set[str]:

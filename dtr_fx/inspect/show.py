@@ -59,7 +59,9 @@ def _group_table(groups: Sequence[Group], report: Report) -> str:
     rows = [_group_row(group, report) for group in groups[:_MOST]]
     table = _table(rows, ("left", *["right"] * 6))
     rest = len(groups) - _MOST
-    return f"{table}\n… and {rest} more without more extra compute (--json has all)" if rest > 0 else table
+    return (
+        f"{table}\n… and {rest} more with less extra compute or none (--json has all)" if rest > 0 else table
+    )
 
 
 def _group_row(group: Group, report: Report) -> dict[str, object]:

@@ -23,7 +23,7 @@ _COOLING = 1 / 20
 _MOVE, _LOOK, _CHANGE, _CHANGE_PER_OPERATOR = 4e-6, 20e-6, 1.8e-6, 1e-9
 # How many moves go by before the price of bytes is corrected, and the factors.
 _ROUND = 100
-_DEARER, _CHEAPER = 1.1, 0.95
+_DEARER, _CHEAPER, _DEAREST = 1.1, 0.95, 1e100
 # How far a run is moved: the standard deviation, in runs.
 _FAR = 6.0
 # How often something is made again long before it is read, while what it is made from is there.
@@ -112,7 +112,7 @@ class _Walk:
                 line.undo()
             if self._moves % _ROUND == 0:
                 line.spread_if_dense()
-                self._price *= _DEARER if line.over else _CHEAPER
+                self._price = min(self._price * (_DEARER if line.over else _CHEAPER), _DEAREST)
                 energy = self._energy()
         return self._best
 

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = _device()
     cap = _bytes(arguments.cap or _CAPS[device.type])
     subjects = _chosen(arguments.models, device)
     facts = {"device": _name(device), "torch": torch.__version__, "cap": cap}
@@ -74,7 +74,8 @@ def run(arguments: argparse.Namespace) -> None:
         for number, (subject, kind, way) in enumerate(todo, start=1):
             if time.monotonic() > until:
                 break
-            if (subject.name, kind, way) not in cells:
+            known = cells.get((subject.name, kind, way))
+            if known is None or known.failure:
                 cells[subject.name, kind, way] = _cell(subject, kind, way, device, cap, cells)
                 _write(arguments.output, facts, cells)
             watch(number)
@@ -102,6 +103,12 @@ def _bytes(text: str) -> int:
         return parse_bytes(text)
     except ValueError as error:
         raise CommandError(f"--cap {text}: {error}") from None
+
+
+def _device() -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())  # a limit of memory wants the number
+    return torch.device("cpu")
 
 
 def _name(device: torch.device) -> str:
