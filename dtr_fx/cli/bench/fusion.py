@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from tabulate import tabulate
 
-from dtr_fx.cli.bench.inductor import bytes_of, measured_step, whole_step
+from dtr_fx.cli.bench.inductor import add_step_arguments, bytes_of, measured_step, whole_step
 from dtr_fx.cli.progress import progress
 from dtr_fx.options import Options
 from dtr_fx.passes.costs import apart, of_kernels, roofline
@@ -47,16 +47,7 @@ class Plan:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "targets", nargs="+", metavar="TARGET", help="package.module:factory or path/to/file.py:factory"
-    )
-    parser.add_argument(
-        "--budgets", nargs="+", default=_BUDGETS, metavar="BUDGET", help="default: %(default)s"
-    )
-    parser.add_argument(
-        "--pairs", type=int, default=41, metavar="N", help="steps timed (default: %(default)s)"
-    )
-    parser.add_argument("--json", action="store_true", help="print a JSON object with plans for each target")
+    add_step_arguments(parser, _BUDGETS, pairs=41)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ import argparse
 import functools
 import json
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -61,14 +61,19 @@ class Row:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_step_arguments(parser, _BUDGETS, pairs=21)
+
+
+def add_step_arguments(parser: argparse.ArgumentParser, budgets: Sequence[str], *, pairs: int) -> None:
+    """Whose steps are measured, under which budgets, and how often."""
     parser.add_argument(
         "targets", nargs="+", metavar="TARGET", help="package.module:factory or path/to/file.py:factory"
     )
     parser.add_argument(
-        "--budgets", nargs="+", default=_BUDGETS, metavar="BUDGET", help="default: %(default)s"
+        "--budgets", nargs="+", default=budgets, metavar="BUDGET", help="default: %(default)s"
     )
     parser.add_argument(
-        "--pairs", type=int, default=21, metavar="N", help="steps timed (default: %(default)s)"
+        "--pairs", type=int, default=pairs, metavar="N", help="steps timed (default: %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object with rows for each target")
 
