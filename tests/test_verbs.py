@@ -428,3 +428,10 @@ def test_a_narrow_terminal(
         lines = printed(capsys, verb, folder / "a.json").splitlines()
         assert max(map(len, lines[2:])) <= 72
         assert lines[0].startswith("fits")
+
+
+def test_a_model_that_fails_on_its_inputs(tmp_path, capsys):
+    path = tmp_path / "model.py"
+    path.write_text("import torch\n\n\ndef make():\n    return torch.nn.Linear(4, 4), torch.randn(3, 5)\n")
+    assert main(["diff", f"{path}:make", "--budget", "60%"]) == 2
+    assert "the model fails on its example inputs" in capsys.readouterr().err

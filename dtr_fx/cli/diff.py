@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -81,7 +81,11 @@ def _compare(arguments: argparse.Namespace) -> None:
     plans.print_views(
         arguments, [partial(_text_of_both, each) for each in found], lambda: list(map(_data, found))
     )
-    plans.write_page(arguments, [*first, *second])
+    plans.write_page(arguments, [*_called("plan A", first), *_called("plan B", second)])
+
+
+def _called(name: str, reports: Sequence[Report]) -> list[Report]:
+    return [replace(report, trigger=", ".join(filter(None, (name, report.trigger)))) for report in reports]
 
 
 def _both(arguments: argparse.Namespace) -> tuple[Sequence[Report], Sequence[Report]]:

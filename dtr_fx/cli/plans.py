@@ -18,7 +18,7 @@ from dtr_fx.cli.arguments import read, seconds
 from dtr_fx.cli.output import Screen, check_output, screen, write_text
 from dtr_fx.cli.progress import waiting
 from dtr_fx.cli.targets import load_target, one_line
-from dtr_fx.errors import CommandError
+from dtr_fx.errors import CommandError, DTRError
 from dtr_fx.options import Options, did_you_mean
 from dtr_fx.report import Report
 from dtr_fx.runtime import HEURISTICS
@@ -221,11 +221,18 @@ def planner_of(target: str, settings: Mapping[str, Any]) -> Planner:
     model, inputs = load_target(target, **settings)
 
     # Compilation machinery takes seconds to import, which --help and a mistyped option need not wait for.
+    from torch._dynamo.exc import TorchDynamoException
+
     from dtr_fx.backend import plan_step
 
     def plan(options: Options) -> list[Report]:
         with waiting(f"tracing and planning {target}"):
-            reports = plan_step(model, inputs, options)
+            try:
+                reports = plan_step(model, inputs, options)
+            except (RuntimeError, TypeError, ValueError, TorchDynamoException) as error:
+                if isinstance(error, DTRError):
+                    raise
+                raise CommandError(f"{target}: the model fails on its example inputs: {error}") from error
         if not reports:
             raise CommandError(f"{target}: no graph was traced, so there is nothing to plan")
         return reports

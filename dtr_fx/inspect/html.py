@@ -70,7 +70,7 @@ def _traces(reports: Sequence[Report]) -> Iterator[str]:
     yield "</table></section>"
 
 
-_TRACE_HEADS = ("", "traced because", "peak", "budget", "drops", "recomputes", "overhead")
+_TRACE_HEADS = ("", "why", "peak", "budget", "drops", "recomputes", "overhead")
 
 
 def _legend_entry(kind: str) -> str:
