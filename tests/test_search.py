@@ -365,7 +365,7 @@ def test_the_runtime_carries_out_what_a_walk_finds(schedule, share, seed):
     operators = Operators.of(schedule)
     plain = Timeline(operators, range(len(operators.makes)), 0)
     room = int(share * max(plain.used))
-    order = walked(operators, range(len(operators.makes)), room, 500, seed=seed)
+    order = walked(operators, range(len(operators.makes)), room, 0.02, seed=seed)
     if order is None:
         return
     run = follow(schedule, order, room + schedule.constants)
@@ -426,7 +426,7 @@ def test_a_view_that_runs_once_keeps_its_base():
     read = Call("read", (1,), (Output(3, 1),), 1.0)
     steps = (big("base", makes=0), view, big("wide", makes=2), Release(2), read, Keep(3))
     schedule = Schedule("once", steps)
-    assert walked(Operators.of(schedule), range(4), 5, 500) is None
+    assert walked(Operators.of(schedule), range(4), 5, 0.02) is None
     check_run(schedule, follow(schedule, range(4), 8), 8)
 
 
@@ -457,7 +457,7 @@ def test_what_runs_once_is_never_dropped():
     )
     operators = Operators.of(schedule)
     assert operators.repeats == (False, True, True)
-    assert walked(operators, range(3), 7, 500) is None
+    assert walked(operators, range(3), 7, 0.02) is None
     check_run(schedule, follow(schedule, range(3), 8), 8)
     with pytest.raises(RunFailed):
         follow(schedule, range(3), 7)
@@ -465,7 +465,7 @@ def test_what_runs_once_is_never_dropped():
 
 def test_a_result_is_made_again_for_the_end_if_it_is_kept_then():
     schedule = program(big("result", makes=0), big("wide", makes=1), big("wider", 1, makes=2), keep=(0,))
-    order = walked(Operators.of(schedule), range(3), 8, 500, temperature=2)
+    order = walked(Operators.of(schedule), range(3), 8, 0.02, temperature=2)
     run = follow(schedule, order, 8)
     check_run(schedule, run, 8)
     assert kinds(run) == "C0 C1 C2 R0"
@@ -474,7 +474,7 @@ def test_a_result_is_made_again_for_the_end_if_it_is_kept_then():
 def test_a_result_that_is_kept_before_the_end_stays():
     steps = (big("result", makes=0), Keep(0), big("wide", makes=1), big("wider", 1, makes=2))
     schedule = Schedule("kept", steps)
-    assert walked(Operators.of(schedule), range(3), 11, 500) is None
+    assert walked(Operators.of(schedule), range(3), 11, 0.02) is None
     check_run(schedule, follow(schedule, range(3), 12), 12)
 
 
