@@ -212,3 +212,12 @@ def test_a_new_shape_under_a_profiler() -> None:
             ours = step(model, forward, x)
         assert all(map(torch.equal, ours, step(model, model, x)))
         assert any(event.key == "aten::gelu_backward" for event in profiler.key_averages())
+
+
+def test_reports_say_which_size_changed() -> None:
+    reports: list[Report] = []
+    forward = compiled(mlp(), on_report=reports.append, dynamic=True)
+    for rows in (10, 20):
+        forward(torch.randn(rows, 32)).sum().backward()
+    assert reports[0].trigger == ""
+    assert reports[1].trigger.endswith("10 → 20")
