@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import json
 import math
 import re
 import sys
@@ -100,6 +101,14 @@ def test_files_hold_what_replays_give(log, tmp_path):
 def test_formats(tmp_path, suffix, start):
     run(5, "-o", tmp_path, "--format", suffix)
     assert (tmp_path / f"figure5.{suffix}").read_bytes().startswith(start)
+
+
+def test_the_numbers_as_json(tmp_path):
+    run(5, "-o", tmp_path, "--json")
+    rows = json.loads((tmp_path / "figure5.json").read_text())
+    with (tmp_path / "figure5.csv").open() as lines:
+        expected = list(csv.DictReader(lines))
+    assert [{name: str(value) for name, value in row.items()} for row in rows] == expected
 
 
 def test_no_log_is_needed_for_the_linear_network(tmp_path):

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -70,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="png",
         help="of the pictures (default: %(default)s)",
     )
+    parser.add_argument("--json", action="store_true", help="write the numbers as JSON, too")
     add_jobs(parser)
 
 
@@ -86,7 +88,7 @@ def run(arguments: argparse.Namespace) -> None:
     _check_libraries(numbers)
     folder = _folder(arguments.output)
     for number in numbers:
-        for suffix in (arguments.format, "csv"):
+        for suffix in (arguments.format, "csv", *(["json"] if arguments.json else [])):
             check_output(folder / f"figure{number}.{suffix}", force=arguments.force)
     schedules = _schedules(arguments, numbers)
     study = Study(schedules, numbers)
@@ -100,6 +102,9 @@ def run(arguments: argparse.Namespace) -> None:
         else:
             drawing = draw_linear(trace_linear())
         _write(drawing, folder, arguments.format, force=arguments.force)
+        if arguments.json:
+            path = folder / f"figure{number}.json"
+            write_text(path, json.dumps(drawing.rows) + "\n", force=arguments.force)
 
 
 def _check_numbers(numbers: Collection[int]) -> None:
