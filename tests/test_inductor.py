@@ -176,7 +176,7 @@ def test_by_default_inductor_compiles_where_it_can_and_its_kernels_fit(monkeypat
     model, x, expected = made(norm_and_matmul)
     found = step_of(model, torch.compile(model, backend="dtr", options={"budget": "60%"}), x)
     torch.testing.assert_close(found, expected)
-    assert not caplog.records or "runs eagerly" not in caplog.text
+    assert "runs eagerly" not in caplog.text
     torch._dynamo.reset()
     smallest = dtr_fx.explain(model, (x,), budget="60%")[0].lower_bound
     with pytest.raises(InfeasibleBudgetError):

@@ -302,6 +302,23 @@ def graph_of(target: str, settings: Mapping[str, Any]) -> GraphModule:
 # Printing
 
 
+def print_plans(
+    arguments: argparse.Namespace,
+    reports: Sequence[Report],
+    views: Sequence[Callable[[Screen], str]],
+    data: Callable[[], object],
+) -> None:
+    """Print each plan as ``print_views`` does, under why its graph was traced; write the page.
+
+    Raises
+    ------
+    CommandError
+        A file cannot be written.
+    """
+    print_views(arguments, views, data, [report.trigger for report in reports])
+    write_page(arguments, reports)
+
+
 def print_views(
     arguments: argparse.Namespace,
     views: Sequence[Callable[[Screen], str]],

@@ -49,13 +49,8 @@ def run(arguments: argparse.Namespace) -> None:
     plans.check(arguments)
     reports = plans.reports_of(arguments)
     found = [overview(report, top=arguments.top, depth=arguments.depth) for report in reports]
-    plans.print_views(
-        arguments,
-        [partial(_text, report, each) for report, each in zip(reports, found)],
-        lambda: list(map(asdict, found)),
-        [report.trigger for report in reports],
-    )
-    plans.write_page(arguments, reports)
+    views = [partial(_text, report, each) for report, each in zip(reports, found)]
+    plans.print_plans(arguments, reports, views, lambda: list(map(asdict, found)))
 
 
 def _text(report: Report, found: Overview, on: Screen) -> str:

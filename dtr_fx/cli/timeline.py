@@ -45,13 +45,8 @@ def run(arguments: argparse.Namespace) -> None:
     """
     plans.check(arguments)
     reports = plans.reports_of(arguments)
-    plans.print_views(
-        arguments,
-        [partial(_text, report) for report in reports],
-        lambda: list(map(_data, reports)),
-        [report.trigger for report in reports],
-    )
-    plans.write_page(arguments, reports)
+    views = [partial(_text, report) for report in reports]
+    plans.print_plans(arguments, reports, views, lambda: list(map(_data, reports)))
 
 
 def _text(report: Report, on: Screen) -> str:
