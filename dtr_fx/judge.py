@@ -110,7 +110,7 @@ def judge(
     device = storages.graph_device(step)
     workspace = workspaces(node for node in operators if "dtr" not in node.meta)
     cost = _as_the_origin(step, cost_model.resolve(costs, device))
-    program = storages.analyze(step, cost, workspace)
+    program = storages.analyze(step, device, cost, workspace)
     workspace_of = {node.name: nbytes for node, nbytes in workspace.items()}
     peak = max(verify.liveness(step, workspace_of, device), key=lambda point: point.live)
     # Analysis adds what a plan would save or keep; this graph runs only its own nodes.

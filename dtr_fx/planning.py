@@ -44,10 +44,10 @@ class Planning:
         workspace = {node: nbytes + node.meta.get("dtr_besides", 0) for node, nbytes in temporary.items()}
         self.options = options
         replays_randomness = options.executor != "inductor"
-        self.program = storages.analyze(gm, cost, workspace, replays_randomness=replays_randomness)
+        self.program = storages.analyze(gm, device, cost, workspace, replays_randomness=replays_randomness)
         self.workspace_of = {node.name: nbytes for node, nbytes in workspace.items()}
         as_it_is = {node.name: nbytes for node, nbytes in temporary.items()}
-        self.before = verify.liveness(gm, as_it_is, self.program.device)
+        self.before = verify.liveness(gm, as_it_is, device)
         self.baseline_peak = max(point.live for point in self.before)
         self._must_save_less = self._limit_saved()
         self.need = lower_bound(self.program)

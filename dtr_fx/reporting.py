@@ -121,17 +121,27 @@ class _Values:
         self._saved = {
             (step.role, step.node.name): step.outputs for step in program.steps if step.role in _SAVES
         }
+        self._storages: dict[Node, list[int]] = {}
 
     def read_by(self, node: Node) -> list[int]:
         """Those that stand for the storages that the node reads."""
-        return [self._program.storage(value) for used in node.all_input_nodes for value in self._of(used)]
+        return [storage for used in node.all_input_nodes for storage in self._storages_of(used)]
+
+    def _storages_of(self, node: Node) -> list[int]:
+        if node not in self._storages:
+            self._storages[node] = [self._program.storage(value) for value in self._of(node)]
+        return self._storages[node]
 
     def _of(self, node: Node) -> Sequence[int]:
         facts = _facts(node)
         if facts["role"] in _SAVES:
             return self._saved[facts["role"], facts["origin"]]
         tree = self._program.values_of.get(self._nodes.get(facts["origin"], node), ())
-        return [value for value in pytree.tree_leaves(tree) if value is not None]
+        return (
+            [tree]
+            if isinstance(tree, int)
+            else [value for value in pytree.tree_leaves(tree) if value is not None]
+        )
 
 
 def _maker(node: Node) -> Node:
@@ -155,7 +165,7 @@ def module_path(node: Node) -> str:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return ""
-    path, _ = list(stack.values())[-1]
+    path, _ = next(reversed(stack.values()))
     return _plain_path(str(path))
 
 
@@ -190,11 +200,11 @@ def _storage_stats(program: Program, events: Sequence[Event]) -> tuple[StorageSt
 
 def _storage_kinds(program: Program) -> list[str]:
     """The kind of each value, as a report has it."""
-    results = {program.storage(value) for step in program.steps for value in step.pins}
     constants = set(program.constants)
+    results = {program.storage(value) for step in program.steps for value in step.pins} - constants
 
     def kind(number: int, value: Value) -> str:
-        if number in results - constants:
+        if number in results:
             return "output"
         return "unused" if value.kind in ("input", "parameter") and number not in constants else value.kind
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch.fx import Graph, Node
 from torch.fx.node import has_side_effect
 
-from .storages import is_backward, storage_key, tensors_of
+from .storages import is_backward, storage_keys
 
 
 @has_side_effect
@@ -26,16 +26,18 @@ def hoist_drops(graph: Graph) -> None:
     Requires: ``meta["val"]``.  Ensures: the graph as it stands frees what its lowered form frees.
     """
     last_reader: dict[int, Node] = {}
+    keys_of: dict[Node, list[int]] = {}
     for node in list(graph.nodes):
         if node.target is drop:
-            value = node.all_input_nodes[0]
-            reader = last_reader[storage_key(tensors_of(value.meta["val"])[0])]
+            reader = last_reader[keys_of[node.all_input_nodes[0]][0]]
             reader.append(node)
             if "partitioner_tag" in node.meta:
                 node.meta["partitioner_tag"] = "is_backward" if is_backward(reader) else "is_forward"
         else:
+            keys_of[node] = storage_keys(node)
             for used in (node, *node.all_input_nodes):
-                last_reader.update((storage_key(tensor), node) for tensor in tensors_of(used.meta.get("val")))
+                for key in keys_of[used]:
+                    last_reader[key] = node
 
 
 def lower_drops(graph: Graph) -> None:

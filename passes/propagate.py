@@ -117,10 +117,9 @@ def fake_mode_of(gm: GraphModule) -> FakeTensorMode | None:
 
 
 def fake_mode_of_values(values: Any) -> FakeTensorMode | None:
-    for leaf in pytree.tree_leaves(list(values)):
-        if isinstance(leaf, FakeTensor):
-            return leaf.fake_mode
-    return None
+    fakes = (leaf for value in values for leaf in tensors_of(value) if isinstance(leaf, FakeTensor))
+    fake = next(fakes, None)
+    return None if fake is None else fake.fake_mode
 
 
 def _check_has_values(gm: GraphModule) -> None:

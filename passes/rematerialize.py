@@ -38,21 +38,28 @@ class Need:
 def lower_bound(program: Program) -> Need:
     """What any plan holds at once, at some time; see ``_Bounds``."""
     bounds = _Bounds(program)
-    numbers = range(len(program.steps))
-    needs = filter(None, (*map(bounds.alone, numbers), *map(bounds.joint, numbers)))
-    return max([Need(program.constant_bytes, 0), *needs], key=lambda need: need.nbytes)
+    need = max([Need(program.constant_bytes, 0), *bounds.alone], key=_nbytes)
+    for number in range(len(program.steps)):
+        need = max(need, bounds.joint(number, need), key=_nbytes)
+    return need
+
+
+def _nbytes(need: Need) -> int:
+    return need.nbytes
 
 
 class _Bounds:
     """What plans cannot do without.
 
-    A step runs with the constants, the results pinned by then, and its own inputs and outputs.  Before it
-    does, the last of those that make its inputs has run, and the others' were there meanwhile; whichever of
-    them that was, a plan holds at least the least of these sums.
+    A step runs with the constants, the results pinned by then, and its own inputs and outputs: ``alone`` says
+    how much that is.  Before it does, the last of those that make its inputs has run, and the others' were
+    there meanwhile; whichever of them that was, a plan holds at least the least of these sums.
     """
 
     def __init__(self, program: Program) -> None:
-        self._program = program
+        self._steps = program.steps
+        self._size = [value.nbytes for value in program.values]
+        self._reads = [_storages(program, step.inputs) for step in program.steps]
         self._held: list[frozenset[int]] = []
         self._held_bytes: list[int] = []
         self._maker: dict[int, int] = {}
@@ -68,31 +75,35 @@ class _Bounds:
                 nbytes += self._bytes(pinned)
                 known = frozenset(held)
             self._maker.update((v, number) for v in step.outputs if program.is_storage(v))
+        self._touches = [
+            reads.union(_storages(program, step.outputs)) for reads, step in zip(self._reads, program.steps)
+        ]
+        self.alone = [self._while_running(number, set()) for number in range(len(program.steps))]
 
-    def alone(self, number: int) -> Need | None:
-        """While a step runs."""
-        return self._while_running(number, set())
-
-    def joint(self, number: int) -> Need | None:
-        """While the last of those runs that make a step's inputs."""
-        inputs = self._storages(self._program.steps[number].inputs)
+    def joint(self, number: int, known: Need) -> Need:
+        """While the last of those runs that make a step's inputs; what is ``known`` if this is no more."""
+        inputs = self._reads[number]
         makers = {self._maker[storage] for storage in inputs if storage in self._maker}
-        needs = [need for maker in makers if (need := self._while_running(maker, inputs)) is not None]
-        return min(needs, key=lambda need: need.nbytes, default=None)
+        at_most = min((self.alone[maker].nbytes for maker in makers), default=0) + self._bytes(inputs)
+        if not makers or at_most <= known.nbytes:
+            return known
+        return min((self._while_running(maker, inputs) for maker in makers), key=_nbytes)
 
-    def _while_running(self, number: int, besides: set[int]) -> Need | None:
-        step = self._program.steps[number]
+    def _while_running(self, number: int, besides: set[int]) -> Need:
+        step = self._steps[number]
         if step.role in (SAVE_RNG, KEEP):
-            return None
-        there = (self._storages((*step.inputs, *step.outputs)) | besides) - self._held[number]
+            return Need(0, number)
+        there = self._touches[number].union(besides) - self._held[number]
         return Need(self._held_bytes[number] + self._bytes(there) + step.workspace, number)
 
-    def _storages(self, values: Iterable[int]) -> set[int]:
-        storages = {self._program.storage(value) for value in values}
-        return {value for value in storages if self._program.values[value].kind not in _ONLY_TO_RECOMPUTE}
-
     def _bytes(self, storages: Iterable[int]) -> int:
-        return sum(self._program.values[storage].nbytes for storage in storages)
+        return sum(map(self._size.__getitem__, storages))
+
+
+def _storages(program: Program, values: Iterable[int]) -> set[int]:
+    """The values' storages that any plan has."""
+    storages = map(program.storage, values)
+    return {value for value in storages if program.values[value].kind not in _ONLY_TO_RECOMPUTE}
 
 
 # A plan that does not recompute their readers does without them.

@@ -29,7 +29,7 @@ from dtr_fx.search import Run
 from . import rng, storages
 from .drops import drop, hoist_drops
 from .propagate import fake_mode_of_values
-from .storages import Program, Step, is_backward, storage_key, tensors_of, view_like
+from .storages import Program, Step, empty_like, is_backward, storage_key, tensors_of, view_like
 
 
 class Rewriter:
@@ -86,7 +86,7 @@ class _Emitter:
         returning = self._drops_that_return()
         anchors = self._anchors()
         self._anchor = next(anchors)
-        with torch.no_grad(), self._mode or contextlib.nullcontext():
+        with torch.no_grad():
             for position, event in enumerate(self._events):
                 if event.kind == COMPUTE:
                     step = self._steps[event.op]
@@ -160,10 +160,12 @@ class _Emitter:
         with self._graph.inserting_before(self._anchor):
             if step.role == storages.SAVE_RNG:
                 node = self._graph.call_function(rng.save_state, (str(self._program.device),))
-                node.meta["val"] = self._own_storage(rng.state_like(self._program.device))
+                state = rng.state_like(self._program.device)
+                with self._mode or contextlib.nullcontext():
+                    node.meta["val"] = torch.empty(state.shape, dtype=state.dtype)
             else:
                 node = self._graph.call_function(torch.ops.aten.clone.default, (step.node,))
-                node.meta["val"] = self._own_storage(step.node.meta["val"])
+                node.meta["val"] = empty_like(step.node.meta["val"])
         self._describe(node, role=step.role, origin=step.node.name)
         return node
 
@@ -255,11 +257,6 @@ class _Emitter:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
             base = bases.get(storage_key(leaf))
-            return self._own_storage(leaf) if base is None else view_like(leaf, base)
+            return empty_like(leaf) if base is None else view_like(leaf, base)
 
-        return pytree.tree_map(again, value)
-
-    def _own_storage(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.layout is not torch.strided:
-            return torch.empty_like(tensor)
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        return again(value) if isinstance(value, torch.Tensor) else pytree.tree_map(again, value)

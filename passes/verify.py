@@ -176,7 +176,7 @@ def liveness(gm: GraphModule, workspace: Mapping[str, int], device: torch.device
     operator on, outputs from when they are made to the end.
     """
     lives = _lives(gm)
-    memory = _Memory(device, lives.kept)
+    memory = _Memory(device, lives)
     memory.add("parameter", sum(storage_bytes(tensor, device) for _, tensor in module_state(gm)))
     tangents: list[Node] = []
     points: list[Point] = []
@@ -207,21 +207,22 @@ def liveness(gm: GraphModule, workspace: Mapping[str, int], device: torch.device
 class _Memory:
     """The bytes live on a device, by kind."""
 
-    def __init__(self, device: torch.device, kept: set[int]) -> None:
+    def __init__(self, device: torch.device, lives: _Lives) -> None:
         self._device = device
-        self._kept = kept
-        self._live = dict.fromkeys(KINDS, 0)
+        self._lives = lives
+        self._parts = dict.fromkeys(KINDS, 0)
+        self._live = 0
         self._held: dict[int, tuple[str, int]] = {}
 
     def add(self, kind: str, nbytes: int) -> None:
-        self._live[kind] += nbytes
+        self._parts[kind] += nbytes
+        self._live += nbytes
 
     def allocate(self, node: Node) -> None:
         """The storages of a node that are not there yet."""
-        for tensor in tensors_of(node.meta.get("val")):
-            key = storage_key(tensor)
+        for key, tensor in zip(self._lives.keys_of[node], tensors_of(node.meta.get("val"))):
             if key not in self._held:
-                kind = _kind(node, is_output=key in self._kept)
+                kind = _kind(node, is_output=key in self._lives.kept)
                 self._held[key] = kind, storage_bytes(tensor, self._device)
                 self.add(*self._held[key])
 
@@ -231,8 +232,8 @@ class _Memory:
             self.add(kind, -nbytes)
 
     def point(self, name: str, temporary: int) -> Point:
-        parts = tuple((self._live | {"temporary": temporary}).values())
-        return Point(sum(parts), name, parts)
+        self._parts["temporary"] = temporary
+        return Point(self._live + temporary, name, tuple(self._parts.values()))
 
 
 def _kind(node: Node, *, is_output: bool) -> str:
@@ -257,10 +258,11 @@ def check_budget(points: Sequence[Point], budget: int) -> None:
 
 @dataclass(frozen=True)
 class _Lives:
-    """For every node, the storages that it is the last to read; those ``kept`` stay to the end."""
+    """For every node, its storages and those that it is the last to read; those ``kept`` stay to the end."""
 
     dies_at: dict[Node, list[int]]
     kept: set[int]
+    keys_of: dict[Node, list[int]]
 
 
 def _lives(gm: GraphModule) -> _Lives:
@@ -281,7 +283,7 @@ def _lives(gm: GraphModule) -> _Lives:
     for key, node in last_reader.items():
         if key not in kept:
             dies_at.setdefault(node, []).append(key)
-    return _Lives(dies_at, kept)
+    return _Lives(dies_at, kept, keys_of)
 
 
 def _role(node: Node) -> str:

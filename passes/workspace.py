@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 from dtr_fx.measure import cpu_peaks
 
 from .alone import Maker, known, outside_of_tracing, sizes
-from .storages import graph_device, hint, storage_bytes, storage_key, tensors_of
+from .storages import graph_device, hint, storage_bytes, storage_key, storage_keys, tensors_of
 from .subgraphs import graphs_of, is_higher_order
 from .verify import liveness
 
@@ -83,13 +83,14 @@ def _measure(nodes: Sequence[Node]) -> dict[Node, int]:
 
 
 def _known(node: Node) -> int | None:
-    if not isinstance(node.target, torch._ops.OpOverload) or _device_type(node) != "cpu":
-        return 0
-    if node.target.namespace != "aten":
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return 0  # a custom operator or a collective is not run for the sake of a figure
-    if not _fresh(node):
-        return SCALARS if node.target._schema.is_mutable else 0
-    rule = _RULES.get(node.target.overloadpacket)
+    if _device_type(node) != "cpu":
+        return 0
+    if not set(storage_keys(node)).difference(*map(storage_keys, node.all_input_nodes)):
+        return SCALARS if target._schema.is_mutable else 0
+    rule = _RULES.get(target.overloadpacket)
     answer = rule(node) if rule is not None else None
     return answer if answer is not None else _measured.get(_key(node))
 
@@ -110,8 +111,8 @@ def _arg(node: Node, index: int) -> Tensor:
 
 
 def _device_type(node: Node) -> str:
-    tensors = _outputs(node) or _inputs(node)
-    return tensors[0].device.type if tensors else "cpu"
+    tensor = next(iter(_outputs(node) or _inputs(node)), None)
+    return "cpu" if tensor is None else tensor.device.type
 
 
 def _fresh(node: Node) -> dict[int, int]:
