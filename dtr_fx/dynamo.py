@@ -5,21 +5,16 @@ Dynamo's own attributes of graphs, sources and metrics are private: checked on t
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-import torch
 from torch import SymFloat, SymInt, Tensor
-from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.utils import get_metrics_context
-from torch._guards import CompileContext, TracingContext, compile_context, tracing
+from torch._guards import CompileContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
-from torch.utils._python_dispatch import _disable_current_modes
 
-from dtr_fx.passes.propagate import fake_mode_of_values, static_mode
 from dtr_fx.transform import copy_of
 
 
@@ -105,24 +100,6 @@ def recompile_reason() -> str:
     if "BACKEND_MATCH" in first_line:  # the same graph, compiled by another backend or with other options
         return ""
     return first_line.partition(" # ")[0].strip()
-
-
-@contextlib.contextmanager
-def tracing_again(context: CompileContext | None, arguments: Sequence[Any]) -> Iterator[FakeTensorMode]:
-    """As in a compilation by Dynamo, at any time; sizes are as they are, and what only data tell a symbol.
-
-    One at a time, and not while Dynamo itself compiles in another thread.
-    """
-    mode = fake_mode_of_values(arguments) or static_mode()
-    with (
-        compile_lock,
-        _disable_current_modes(),
-        compile_context(context or CompileContext(None)),
-        tracing(TracingContext(mode)),
-        # Another thread may call a compiled function meanwhile: that FX traces is known of the whole process.
-        torch._dynamo.config.patch(force_compile_during_fx_trace=True),
-    ):
-        yield mode
 
 
 def fakes(arguments: Sequence[Any], mode: FakeTensorMode) -> list[Any]:

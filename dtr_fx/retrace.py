@@ -23,7 +23,6 @@ from dtr_fx.dynamo import (
     float_inputs,
     recompile_reason,
     sized_inputs,
-    tracing_again,
 )
 from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
 from dtr_fx.ledger import Need
@@ -31,6 +30,7 @@ from dtr_fx.live import LivePlan
 from dtr_fx.options import BudgetSpec, Options, parse_budget
 from dtr_fx.publish import publish
 from dtr_fx.report import Report
+from dtr_fx.tracing import forget_with, stores_watched, tracing_again
 
 Sizes = tuple[Any, ...]
 Compile = Callable[[GraphModule, Sequence[Any], Options], Callable[..., Any]]
@@ -91,7 +91,7 @@ class Retracer:
         run = error = None
         started = time.perf_counter()
         try:
-            with tracing_again(self._context, arguments) as mode:
+            with tracing_again(self._context, arguments) as mode, stores_watched() as sources:
                 run = self._compile(arguments, mode, options)
         except (InfeasibleBudgetError, OverBudgetError) as caught:
             error = copy.copy(caught)  # without the frames that it came through
@@ -103,7 +103,9 @@ class Retracer:
         for report in told:
             publish(report, self._options)
         plan = LivePlan(self._compile_id, reason, named, told, error, seconds)
-        return Step(plan, _need(key, reports, least), run)
+        step = Step(plan, _need(key, reports, least), run)
+        forget_with(step, sources)
+        return step
 
     def _compile(
         self, arguments: Sequence[Any], mode: FakeTensorMode, options: Options

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from typing import Any
+import tracemalloc
+from typing import Any, NamedTuple
 
 import models
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import dtr_fx
 from dtr_fx import InfeasibleBudgetError, Report, measure_peak
@@ -165,22 +167,56 @@ def test_a_known_shape_costs_a_look_up() -> None:
     assert fastest[ours] - fastest[plain] < 50e-6
 
 
-def test_random_shapes_leave_nothing_behind_beyond_the_plans_kept() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+def test_random_shapes_leave_nothing_behind_beyond_the_plans_kept(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="dtr_fx")  # pytest keeps each record, and with it a plan
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU())
     forward = compiled(model, dynamic=True, plans_kept=3, budget=10**6)
-    sizes = torch.randint(2, 60, (120,), generator=torch.Generator().manual_seed(0)).tolist()
-    counts = []
+    sizes = torch.randint(2, 30, (200,), generator=torch.Generator().manual_seed(0)).tolist()
+    held = []
     for number, rows in enumerate(sizes):
+        if number == 120:  # what torch keeps of the last compilations and of each size is there by now
+            tracemalloc.start()
         step(model, forward, torch.randn(rows, 8))
-        if number in (59, 119):
-            counts.append(_objects())
-    # What torch keeps by shape is a few hundred objects each time; a plan has thousands.
-    assert counts[1] < 1.05 * counts[0]
+        if number in (150, 199):
+            held.append(_held())
+    tracemalloc.stop()
+    before, after = held
+    assert after.objects < before.objects + 500
+    # Torch keeps timings of each compilation, and tracemalloc the name of each file.
+    assert after.python < before.python + 200_000
+    assert after.tensors == before.tensors
 
 
-def _objects() -> int:
+class Held(NamedTuple):
+    """Objects, and bytes of Python's and of tensors."""
+
+    objects: int
+    python: int
+    tensors: int
+
+
+def test_sizes_without_end_leave_no_more_than_some_results_of_operators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dtr_fx.tracing._MOST_RESULTS", 100)
+    layer = nn.Linear(8, 8)
+    forward = compiled(layer, dynamic=True, plans_kept=1)
+    known = []
+    for rows in range(2, 32):
+        step(layer, forward, torch.randn(rows, 8))
+        known.append(FakeTensorMode.cache_info().size)
+    assert max(known[1:]) < 200
+
+
+def _held() -> Held:
     gc.collect()
-    return len(gc.get_objects())
+    everything = gc.get_objects()
+    tensors = (
+        value for value in everything if issubclass(type(value), Tensor) and type(value) is not FakeTensor
+    )
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    sizes = {storage._cdata: storage.nbytes() for storage in storages}
+    return Held(len(everything), tracemalloc.get_traced_memory()[0], sum(sizes.values()))
 
 
 def test_a_gpt_on_sequences_of_many_lengths() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -169,49 +170,50 @@ def test_models_have_books_of_their_own() -> None:
     del held
 
 
+class Pair(nn.Module):
+    """Two parts with a graph break between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Part(), Part()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(x).square().mean()
+
+
 def test_two_threads_train_as_each_would_alone() -> None:
-    def train(seed: int, budget: int, results: dict[int, list[Tensor]]) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        model, forward = made[seed], compiled[seed]
+    """New sizes come to one thread while the other trains with those that it knows, in turn."""
+    sizes, budgets = (64, 48, 80, 32, 96), (650_000, 700_000)
+
+    def train(number: int, forward: Any, model: nn.Module, both_are_there: threading.Barrier) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(number)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-        def step() -> None:
+        for step in range(50):
+            rows = sizes[(step + 2 * number) // 4 % len(sizes)]
+            if step % 4 == 0:
+                both_are_there.wait(timeout=60)
             optimizer.zero_grad()
-            forward(torch.randn(64, WIDTH, generator=generator)).backward()
+            forward(torch.randn(rows, WIDTH, generator=generator)).backward()
             optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()]
 
-        with compiling:  # PyTorch refuses to run a compiled model while another thread traces
-            for _ in range(3):
-                step()
-        compiled_all.wait()
-        for _ in range(47):
-            step()
-        results[seed] = [parameter.detach().clone() for parameter in model.parameters()]
-
-    budgets = {0: 600_000, 1: 700_000}
-    compiling = threading.Lock()
-    outcomes: list[dict[int, list[Tensor]]] = []
-    for together in (False, True):
+    def outcomes(together: int) -> list[list[Tensor]]:
         torch._dynamo.reset()
-        made, compiled = {}, {}
-        compiled_all = threading.Barrier(2 if together else 1)
-        for seed, budget in budgets.items():
-            torch.manual_seed(seed)
-            made[seed] = Broken()
-            options = {"budget": budget, "planner": "online"}
-            compiled[seed] = torch.compile(made[seed], backend="dtr", options=options)
-        results: dict[int, list[Tensor]] = {}
-        threads = [threading.Thread(target=train, args=(*item, results)) for item in budgets.items()]
-        for thread in threads:
-            thread.start()
-            if not together:
-                thread.join()
-        for thread in threads:
-            thread.join()
-        outcomes.append(results)
-    alone, beside = outcomes
-    for seed in budgets:
-        assert all(map(torch.equal, alone[seed], beside[seed]))
+        both_are_there = threading.Barrier(together)
+        with ThreadPoolExecutor(max_workers=together) as threads:
+            started = []
+            for number, budget in enumerate(budgets):
+                torch.manual_seed(number)
+                model = Pair()
+                options = {"budget": budget, "planner": "online", "plans_kept": 3}
+                forward = torch.compile(model, backend="dtr", dynamic=True, options=options)
+                started.append(threads.submit(train, number, forward, model, both_are_there))
+            return [thread.result() for thread in started]
+
+    for alone, beside in zip(outcomes(1), outcomes(2)):
+        assert all(map(torch.equal, alone, beside))
 
 
 def test_checkpoints_around_compiled_graphs_run_again_in_the_backward_pass_only() -> None:

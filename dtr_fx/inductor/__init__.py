@@ -82,9 +82,8 @@ def _compile(gm: GraphModule, example_inputs: Sequence[Any], partitioner: Partit
         "reorder_for_peak_memory": False,
     }
     with (
-        # The backward graph is lowered now, not when the first step has run half its way; and a plan is made,
-        # and reported, even if its two graphs are in the cache.
-        functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
+        # A plan is made, and reported, even if its two graphs are in the cache.
+        functorch_config.patch(enable_autograd_cache=False),
         V.set_choices_handler(Fusion(partitioner)),
         contextlib.nullcontext() if partitioner.is_free else kernel_by_kernel(),
     ):
