@@ -114,8 +114,6 @@ class Dispatcher:
         key = self._key(arguments)
         step = self._retracer.compile(arguments, key, budget, least)
         error = step.plan.error
-        if isinstance(error, InfeasibleBudgetError) and budget.saved is not None:
-            return self._plan(arguments, _saving_more(budget), held, books, least)
         if isinstance(error, InfeasibleBudgetError) and held:
             if not books.may_exceed():
                 return replace(step, plan=replace(step.plan, error=_with_others(error, held)))
@@ -140,13 +138,6 @@ def _run(step: Step, arguments: Sequence[Any]) -> Any:
         assert step.plan.error is not None
         raise copy.copy(step.plan.error)
     return step.run(*without_numbers(arguments))
-
-
-def _saving_more(budget: BudgetSpec) -> BudgetSpec:
-    """For a graph that cannot do with saving so little."""
-    assert budget.saved is not None
-    more = 2 * budget.saved + 1
-    return replace(budget, saved=more if more < budget.value else None)
 
 
 def _with_others(error: InfeasibleBudgetError, held: int) -> InfeasibleBudgetError:

@@ -49,7 +49,6 @@ class Planning:
         as_it_is = {node.name: nbytes for node, nbytes in temporary.items()}
         self.before = verify.liveness(gm, as_it_is, device)
         self.baseline_peak = max(point.live for point in self.before)
-        self._must_save_less = self._limit_saved()
         self.need = lower_bound(self.program)
         self.planner = Planner(self.program.schedule, options, self.need.nbytes)
 
@@ -76,21 +75,14 @@ class Planning:
         Infeasible
             None was found.
         """
-        fits = budget >= self.baseline_peak and not self._must_save_less
-        return None if fits else self.planner.plan(budget)
-
-    def _limit_saved(self) -> bool:
-        """Keep plans from saving more than they may; whether the graph as it is would.
-
-        Between the passes they have as much less memory as if an operator took it there for itself.
-        """
-        boundary = self.program.boundary
-        if self.asked.saved is None or boundary is None:
-            return False
-        step = self.program.steps[boundary]
-        room = self.budget - self.program.held_between_passes - self.asked.saved
-        step.workspace = max(0, room)
-        return self.program.saved_bytes > self.asked.saved
+        program, saved = self.program, self.asked.saved
+        if program.boundary is None:
+            saved = None
+        if budget >= self.baseline_peak and (saved is None or program.saved_bytes <= saved):
+            return None
+        if saved is None:
+            return self.planner.plan(budget)
+        return self.planner.plan_saving(budget, program.held_between_passes, saved)
 
     def least_memory(self) -> Run | None:
         """The plan of the lowest peak with at most the options' overhead; None for the graph as it is."""

@@ -144,12 +144,37 @@ class Planner:
         Infeasible
             None was found, neither at this budget nor at a smaller one.
         """
-        run = self._try(budget) if budget >= self._bound else None
+        run = self._try(budget, self.schedule) if budget >= self._bound else None
         if run is None:
             run = self.smallest
             if run.runtime.peak > budget:
                 raise Infeasible(run.runtime.peak)
         return run
+
+    def plan_saving(self, budget: int, held: int, saved: int) -> Run:
+        """A plan that holds, between the passes, ``saved`` bytes besides ``held``, or as few as are found.
+
+        Raises
+        ------
+        Infeasible
+            As ``plan`` does.
+        """
+        free = self.plan(budget)
+        repaired = self._repaired(free, budget, held + saved)
+        if repaired is not None and repaired.cost <= free.cost:
+            return free
+        limited = search.holding_between_passes(self.schedule, held + saved, budget)
+        run = _cheapest([repaired, self._try(budget, limited)])
+        while run is None:
+            saved = 2 * saved + 1
+            run = self._repaired(free, budget, held + saved)
+        return search.follow(self.schedule, run.order, budget)
+
+    def _repaired(self, free: Run, budget: int, most: int) -> Run | None:
+        """A plan that was made without a limit between the passes, changed to keep it."""
+        limited = search.holding_between_passes(self.schedule, most, budget)
+        orders = (free.order, search.restarted(self.schedule, free.order))
+        return _cheapest(search.followed(limited, order, budget) for order in orders)
 
     @cached_property
     def smallest(self) -> Run:
@@ -158,10 +183,14 @@ class Planner:
             return search.smallest_by_passes(self.schedule, self._bound, [self._policy])
         return search.smallest(self.schedule, self._bound, self._seconds)
 
-    def _try(self, budget: int) -> Run | None:
+    def _try(self, budget: int, schedule: Schedule) -> Run | None:
         if self._online:
-            return search.first_that_fits(self.schedule, budget, [self._policy])
+            return search.first_that_fits(schedule, budget, [self._policy])
         try:
-            return search.search(self.schedule, budget, self._policy, self._seconds)
+            return search.search(schedule, budget, self._policy, self._seconds)
         except search.Infeasible:
             return None
+
+
+def _cheapest(runs: Iterable[Run | None]) -> Run | None:
+    return min(filter(None, runs), key=lambda run: run.cost, default=None)

@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import dtr_fx
 from dtr_fx import InfeasibleBudgetError
-from dtr_fx.options import Options
+from dtr_fx.options import BudgetSpec, Options
 from dtr_fx.passes.rematerialize import Infeasible as NoPlan
 from dtr_fx.planners import (
     CannotPlan,
@@ -54,6 +54,7 @@ from dtr_fx.search.walk import walk
 from dtr_fx.simulate import networks
 from dtr_fx.simulate.replay import drive
 from dtr_fx.simulate.schedule import Call, Constant, Keep, Output, Release, Schedule, Step
+from dtr_fx.transform import forget_earlier_rewrite, rewritten_copy
 
 FIRST = Policy(HEURISTICS["next-use"])
 LITTLE = 0.03  # seconds of effort where how good a plan is does not matter
@@ -725,3 +726,21 @@ def test_what_does_not_fit_is_an_error_that_names_what_does(planner):
         dtr_fx.transform(gm, error.lower_bound - 1, **options)
     with pytest.raises(NoPlan):
         Planning(gm, Options(**options)).plan(error.lower_bound - 1)
+
+
+@pytest.mark.parametrize("planner", ["search", "online"])
+def test_to_save_less_costs_no_more_than_another_forward_pass(planner):
+    """The budget alone is tight, so that a search that is led by what may be saved goes astray."""
+    gm = joint()
+    planning = Planning(gm, Options(planner=planner, plan_seconds=LITTLE))
+    least, program = planning.planner.smallest.runtime.peak, planning.program
+    _, free = dtr_fx.transform(gm, least, planner=planner, plan_seconds=LITTLE)
+    forward = sum(step.cost for step in program.steps[: program.boundary]) / program.base_cost
+    assert program.saved_bytes > 40_000
+    for saved in (40_000, 10_000, 0):
+        options = Options(BudgetSpec("bytes", least, saved), planner=planner, plan_seconds=LITTLE)
+        rewritten, report = rewritten_copy(gm, options)
+        forget_earlier_rewrite(rewritten)
+        assert Planning(rewritten, Options()).program.saved_bytes <= saved
+        assert report.planned_peak <= least
+        assert report.overhead <= free.overhead + forward

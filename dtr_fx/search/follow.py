@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from dtr_fx.runtime import Runtime, collector_paused
+from dtr_fx.runtime import RunFailed, Runtime, collector_paused
 from dtr_fx.simulate.replay import keep, perform
 from dtr_fx.simulate.schedule import Call, Constant, Keep, Schedule
 
@@ -46,6 +46,14 @@ def follow(schedule: Schedule, order: Sequence[int], budget: float) -> Run:
         for number in program.results:
             keep(runtime, tensors[number])
     return Run(runtime, tensors)
+
+
+def followed(schedule: Schedule, order: Sequence[int], budget: float) -> Run | None:
+    """As ``follow``; None if the order does not fit."""
+    try:
+        return follow(schedule, order, budget)
+    except RunFailed:
+        return None
 
 
 @dataclass

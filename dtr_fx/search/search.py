@@ -13,10 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from dtr_fx.runtime import HEURISTICS, RunFailed
+from dtr_fx.runtime import HEURISTICS
 from dtr_fx.simulate.schedule import Schedule
 
-from .follow import follow
+from .follow import followed
 from .policy import Policy, Run, paper, run_policy
 from .starts import cuts, segmented
 from .timeline import Operators
@@ -98,11 +98,11 @@ def smallest(schedule: Schedule, bound: int, seconds: float | None = None) -> Ru
         if found is None and schedule.backward is not None:
             start = segmented(operators, schedule.backward, room)
             found = walk(operators, start, room, effort, dearer=_DEARER)
-        followed = None if found is None else _follow(schedule, found.order, budget)
-        if followed is None:
+        lower = None if found is None else followed(schedule, found.order, budget)
+        if lower is None:
             low = budget
         else:
-            run = followed
+            run = lower
     return run
 
 
@@ -163,7 +163,7 @@ class _Search:
         if self._best is None and not walks:
             walks = self._rescue()
         for found in sorted(walks, key=lambda found: found.cost):
-            run = _follow(self._schedule, found.order, self._budget)
+            run = followed(self._schedule, found.order, self._budget)
             if run is not None:
                 self._take(run)
                 break
@@ -243,10 +243,3 @@ def first_that_fits(
         if run.failure is None:
             return run
     return None
-
-
-def _follow(schedule: Schedule, order: Sequence[int], budget: int) -> Run | None:
-    try:
-        return follow(schedule, order, budget)
-    except RunFailed:
-        return None
