@@ -23,7 +23,7 @@ from typing import Any
 from torch._dynamo.convert_frame import compile_lock
 
 from dtr_fx.dynamo import without_numbers
-from dtr_fx.errors import InfeasibleBudgetError
+from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
 from dtr_fx.ledger import Books, Ledger
 from dtr_fx.live import LivePlan, keep_in_sight
 from dtr_fx.options import BudgetSpec
@@ -114,7 +114,7 @@ class Dispatcher:
         key = self._key(arguments)
         step = self._retracer.compile(arguments, key, budget, least)
         error = step.plan.error
-        if isinstance(error, InfeasibleBudgetError) and held:
+        if isinstance(error, (InfeasibleBudgetError, OverBudgetError)) and held:
             if not books.may_exceed():
                 return replace(step, plan=replace(step.plan, error=_with_others(error, held)))
             log.warning(_EXCEEDS, format_bytes(error.smallest + held), format_bytes(books.budget))
@@ -140,8 +140,12 @@ def _run(step: Step, arguments: Sequence[Any]) -> Any:
     return step.run(*without_numbers(arguments))
 
 
-def _with_others(error: InfeasibleBudgetError, held: int) -> InfeasibleBudgetError:
+def _with_others(
+    error: InfeasibleBudgetError | OverBudgetError, held: int
+) -> InfeasibleBudgetError | OverBudgetError:
     """The error in terms of the budget that the graphs of a step share."""
+    if isinstance(error, OverBudgetError):
+        return replace(error, budget=error.budget + held)
     return replace(
         error,
         asked=error.asked + held,

@@ -115,9 +115,14 @@ class OverBudgetError(DTRError):
     def __post_init__(self) -> None:
         super().__init__(*vars(self).values())
 
+    @property
+    def smallest(self) -> int:
+        """A budget in bytes that is likely to work."""
+        return self.budget + self.excess
+
     def __str__(self) -> str:
         return (
             f"Inductor's kernels need {format_bytes(self.excess)} more than the budget of "
             f"{format_bytes(self.budget)}, however tightly they are planned; try "
-            f"budget={self.budget + self.excess}, or executor='eager'"
+            f"budget={self.smallest}, or executor='eager'"
         )

@@ -63,7 +63,11 @@ class HasPlans(Protocol):
 
 
 def plans() -> tuple[LivePlan, ...]:
-    """The plans that are alive: of every graph that is compiled now, for the sizes that it keeps."""
+    """The plans that are alive: of every graph that Dynamo holds, for the sizes that it keeps.
+
+    Dynamo holds a graph by the globals of the module whose code it is, also when the model is gone, until
+    ``torch._dynamo.reset()``.
+    """
     return tuple(plan for keeper in list(_KEEPERS) for plan in keeper.plans())
 
 

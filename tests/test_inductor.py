@@ -328,3 +328,33 @@ def test_two_backward_passes_through_one_graph():
     loss.backward(retain_graph=True)
     loss.backward()
     torch.testing.assert_close([parameter.grad / 2 for parameter in model.parameters()], expected[1:])
+
+
+class Halves(nn.Module):
+    """Two graphs, as there is a break between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Sequential(*(gelu_mlp() for _ in range(2))) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).sin()
+        torch._dynamo.graph_break()
+        return self.second(x).square().mean()
+
+
+def test_the_graphs_of_a_step_share_a_budget() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, x = Halves(), torch.randn(1024, WIDTH)
+    expected = step_of(model, model, x)
+    budget = int(0.7 * bytes_measured(model, model, x))
+    reports: list[Report] = []
+    options = {"budget": budget, "executor": "inductor", "plan_seconds": 0.02, "on_report": reports.append}
+    forward = torch.compile(model, backend="dtr", options=options)
+    for _ in range(3):
+        torch.testing.assert_close(step_of(model, forward, x), expected)
+    planned = len(reports)
+    assert bytes_measured(model, forward, x) <= budget
+    assert len(reports) == planned
+    assert max(report.recomputes for report in reports[-2:]) > 0
