@@ -48,7 +48,7 @@ from dtr_fx.search import (
     smallest_by_passes,
 )
 from dtr_fx.search.follow import follow
-from dtr_fx.search.starts import cheapest_cut, cuts, segmented
+from dtr_fx.search.starts import cheapest_cut, cuts, relieved, segmented
 from dtr_fx.search.timeline import Operators, Timeline
 from dtr_fx.search.walk import walk
 from dtr_fx.simulate import networks
@@ -321,6 +321,34 @@ def test_starts_run_every_operator_at_most_twice_and_for_the_first_time_in_order
         assert list(dict.fromkeys(order)) == list(range(len(operators.makes)))
         assert max(Counter(order).values()) <= 2
         check_run(schedule, follow(schedule, order, math.inf), math.inf)
+
+
+@settings(max_examples=60, deadline=None)
+@given(small_networks | programs(), st.floats(0.3, 1))
+def test_relief_leaves_a_plan_that_is_no_further_above_the_budget(schedule, share):
+    operators = Operators.of(schedule)
+    budget = int(share * schedule.peak) - schedule.constants
+    first = range(len(operators.makes))
+    order = relieved(operators, first, budget)
+    assert list(dict.fromkeys(order)) == list(first)
+    assert Timeline(operators, order, budget).over <= Timeline(operators, first, budget).over
+    check_run(schedule, follow(schedule, order, math.inf), math.inf)
+
+
+def test_what_waits_together_is_made_again_from_the_little_that_it_is_made_from():
+    """Neither product alone is worth a repeated run: then both the other and what they are made from wait."""
+    schedule = program(
+        Call("source", (), (Output(0, 4),), 1.0, recomputable=False),
+        Call("product", (0,), (Output(1, 4),), 1.0),
+        Call("product", (0,), (Output(2, 4),), 1.0),
+        Call("wide", (), (Output(3, 1),), 1.0, workspace=8),
+        Call("read", (1, 2, 3), (Output(4, 1),), 1.0),
+        keep=(4,),
+    )
+    operators = Operators.of(schedule)
+    assert relieved(operators, range(5), 17) == [0, 1, 2, 3, 4]
+    assert relieved(operators, range(5), 13) == [0, 1, 2, 3, 1, 2, 4]
+    assert follow(schedule, [0, 1, 2, 3, 1, 2, 4], 13).runtime.peak == 13
 
 
 # The walk

@@ -18,7 +18,7 @@ from dtr_fx.simulate.schedule import Schedule
 
 from .follow import followed
 from .policy import Policy, Run, paper, run_policy
-from .starts import cuts, segmented
+from .starts import cuts, relieved, segmented
 from .timeline import Operators
 from .walk import Found, walk
 
@@ -94,7 +94,7 @@ def smallest(schedule: Schedule, bound: int, seconds: float | None = None) -> Ru
         # The bound itself first: it is within reach more often than not.
         budget = bound if low < bound else (low + run.runtime.peak) // 2
         room = budget - schedule.constants
-        found = walk(operators, run.order, room, effort, dearer=_DEARER)
+        found = walk(operators, relieved(operators, run.order, room), room, effort, dearer=_DEARER)
         if found is None and schedule.backward is not None:
             start = segmented(operators, schedule.backward, room)
             found = walk(operators, start, room, effort, dearer=_DEARER)

@@ -4,23 +4,27 @@
              runs again
   cuts       as in PyTorch's partitioner: of all choices the one whose saved bytes, at a price, and repeated
              operators cost least, which is a minimum cut
+  relieved   a given order in which, where it is above the budget, fewer bytes wait: what waits there is made
+             again afterwards, from what a minimum cut says
 
 ``budget`` are bytes without the program's constants, ``backward`` is the backward pass's first operator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 
 import networkx as nx
 from networkx.algorithms.flow import boykov_kolmogorov
 
-from .timeline import Operators, Timeline
+from .timeline import STRIDE, Operators, Timeline
 
 _COUNTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 # Prices of bytes that are tried, as powers of two times the forward pass's cost for its bytes.
 _LOWEST, _HIGHEST, _BISECTIONS = -5.0, 7.0, 5
+# How many runs ago something was there that is kept in place of what is made from it.
+_RECENT = 50
 
 
 def segmented(operators: Operators, backward: int, budget: int) -> list[int]:
@@ -50,6 +54,53 @@ def cuts(operators: Operators, backward: int, budget: int) -> list[list[int]]:
     others = [line for line in found if line.over and not any(fit.cost <= line.cost for fit in fitting)]
     nearest = sorted(others, key=lambda line: line.over)[:1]
     return [line.order for line in (*fitting, *nearest)]
+
+
+def relieved(operators: Operators, order: Sequence[int], budget: int) -> list[int]:
+    """The order, with runs inserted behind those that are above the budget, or the order if that is worse."""
+    line = Timeline(operators, order, budget)
+    relief: list[int] = []
+    for slot in line.slots:
+        relief.append(line.op_at[slot])
+        if line.used[slot] > budget:
+            relief += _made_afterwards(line, slot)
+    return min(line, Timeline(operators, relief, budget), key=lambda line: line.over).order
+
+
+def _made_afterwards(line: Timeline, slot: int) -> list[int]:
+    """The operators that make again what waits at a slot, if what they are made from has fewer bytes.
+
+    A storage is two nodes, an edge between them its bytes: above the cut it waits, below it is made again.
+    """
+    operators = line.operators
+    waiting = [
+        storage
+        for storage, size in enumerate(operators.size)
+        if size and line.read_after_idling(storage, slot) is not None
+    ]
+    running = line.op_at[slot]
+    is_there = {*operators.reads[running], *operators.makes[running]}
+    graph = nx.DiGraph()
+    graph.add_nodes_from(("kept", "read"))
+    graph.add_edges_from(((storage, "out"), "read") for storage in waiting)
+    pending, seen = list(waiting), set(waiting)
+    while pending:
+        storage = pending.pop()
+        maker = operators.maker[storage]
+        size = 0 if storage in is_there else operators.size[storage]
+        graph.add_edge((storage, "in"), (storage, "out"), capacity=size)
+        reads = operators.reads[maker]
+        recent = slot - _RECENT * STRIDE
+        if operators.repeats[maker] and all(line.touched_before(read, slot) >= recent for read in reads):
+            graph.add_edges_from(((read, "out"), (storage, "in")) for read in reads)
+            pending += set(reads) - seen
+            seen.update(reads)
+        else:
+            graph.add_edge("kept", (storage, "in"))
+    nbytes, (_, made_again) = nx.minimum_cut(graph, "kept", "read", flow_func=boykov_kolmogorov)
+    if nbytes >= sum(operators.size[storage] for storage in waiting):
+        return []
+    return sorted({operators.maker[storage] for storage, side in made_again - {"read"} if side == "in"})
 
 
 def _segments(operators: Operators, backward: int, count: int, wanted: Iterable[int]) -> dict[int, set[int]]:
