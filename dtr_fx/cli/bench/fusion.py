@@ -13,6 +13,7 @@ two plans for the same budget, and how many of these are in the right order:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import itertools
 import json
@@ -30,7 +31,7 @@ from tabulate import tabulate
 from dtr_fx.cli.bench.inductor import add_step_arguments, bytes_of, whole_step
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import load_target
-from dtr_fx.errors import CommandError, DTRError
+from dtr_fx.errors import CommandError, InfeasibleBudgetError, OverBudgetError
 from dtr_fx.options import Options
 from dtr_fx.passes.costs import Cost, apart, of_kernels, roofline
 from dtr_fx.runtime.events import DROP, RECOMPUTE
@@ -99,7 +100,8 @@ def _plans(target: str, budgets: Sequence[str], rounds: int) -> list[Plan]:
         for done, (asked, name) in enumerate(cases):
             watch(done)
             options = Options(budget=bytes_of(asked, whole), executor="inductor", costs=accounts[name])
-            compiled.append(_Compiled(name, asked, *_compile(trainee, options, f"{target} at {asked}")))
+            with contextlib.suppress(OverBudgetError):  # one plan less
+                compiled.append(_Compiled(name, asked, *_compile(trainee, options, f"{target} at {asked}")))
         forwards = [plan.forward for plan in compiled]
         ratios = _time_ratios(trainee, plain, forwards, rounds, lambda done: watch(len(cases) + done))
     seconds = {name: _seconds(plan.report for plan in compiled if plan.made_by == name) for name in accounts}
@@ -128,7 +130,7 @@ def _compile(trainee: Trainee, options: Options, what: str) -> tuple[Callable[..
     forward = torch.compile(trainee.model, backend=functools.partial(dtr, options=given))
     try:
         trainee.step(forward)
-    except DTRError as error:
+    except InfeasibleBudgetError as error:
         raise CommandError(f"{what}: {error}") from None
     if len(reports) != 1:
         raise CommandError(f"{what}: {len(reports)} graphs were traced; only a step of one can be measured")
