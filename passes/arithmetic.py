@@ -1,6 +1,7 @@
 """What the code that Inductor generates computes, by kinds of operators that take alike on a CPU.
 
-What is not listed is free: vectorized additions and reductions hide behind the memory that they read.
+What is not listed is free: vectorized additions and reductions hide behind the memory that they read.  So are
+random numbers: a mask that is drawn again is not stored, and storing booleans takes as long as drawing them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ _aten = torch.ops.aten
 
 FUNCTION = "function"  # vectorized
 SCALAR = "scalar"  # one element after the other
-RANDOM = "random"  # Philox: ten rounds for each element, one after the other
 
 _KINDS = {
     FUNCTION: {
@@ -27,7 +27,6 @@ _KINDS = {
         *(_aten.sigmoid, _aten.sin, _aten.cos),
     },
     SCALAR: {_aten.tanh, _aten.sinh, kernels.MAX_POOL},
-    RANDOM: {kernels.DRAW},
 }
 
 

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from dtr_fx.errors import OptionError
 
 from . import arithmetic, kernels, subgraphs
-from .arithmetic import FUNCTION, RANDOM, SCALAR
+from .arithmetic import FUNCTION, SCALAR
 from .profile import Profile
 from .storages import hint, nbytes_of, tensors_of
 
@@ -40,7 +40,7 @@ class Device:
     arithmetic: Mapping[str, float] = field(default_factory=dict)
 
 
-CPU = Device({4: 2e11, 2: 1e11, 8: 1e11}, 3e10, 2e-6, {FUNCTION: 1.5e-10, SCALAR: 1.2e-9, RANDOM: 6.5e-9})
+CPU = Device({4: 2e11, 2: 1e11, 8: 1e11}, 3e10, 2e-6, {FUNCTION: 1.5e-10, SCALAR: 1.2e-9})
 _ACCELERATORS = {
     "H200": Device({2: 989e12, 4: 67e12, 8: 34e12}, 4.8e12),
     "H100": Device({2: 989e12, 4: 67e12, 8: 34e12}, 3.35e12),

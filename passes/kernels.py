@@ -36,10 +36,11 @@ from .storages import (
 )
 
 # Operators of Inductor's own (private; checked on torch 2.11 and 2.13).
-DRAW = inductor_prims.random.overloadpacket
 MAX_POOL = inductor_prims._low_memory_max_pool_with_offsets.overloadpacket
 # Code is generated for these, too, but PyTorch's list lacks them: each is a kernel of its own here.
-_ALONE = frozenset({DRAW, MAX_POOL, inductor_prims.lookup_seed.overloadpacket})
+_ALONE = frozenset(
+    {MAX_POOL, inductor_prims.random.overloadpacket, inductor_prims.lookup_seed.overloadpacket}
+)
 
 
 class Kernel:

@@ -10,7 +10,6 @@ import torch.utils._pytree as pytree
 from hypothesis import given, settings
 from random_graphs import Recipe, make_inputs, recipes, traced
 from torch import Tensor
-from torch._inductor import inductor_prims
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -120,20 +119,12 @@ def seconds(gm: GraphModule, name: str, device: torch.device) -> float:
     return costs.of_kernels(costs.roofline(device), device)(named(gm, name))
 
 
-def dropped_out(x: Tensor, seed: Tensor) -> Tensor:
-    draw = inductor_prims.random(x.shape, seed, "rand")
-    return ((draw > 0.1) * x) @ (x.tanh() + 1)
-
-
 def test_on_a_cpu_generated_code_computes_for_longer_than_it_moves_bytes():
     x = torch.ones(256, 256)
-    gm = contracted(graph_of(dropped_out, x, torch.ones((), dtype=torch.int64)))
+    gm = contracted(graph_of(lambda x: (x.tanh() + 1) @ x, x))
     moving = 2 * x.nbytes / costs.CPU.bandwidth
-    for operator in ("inductor_random", "add"):
-        assert seconds(gm, operator, CPU) > 2 * moving
-        assert seconds(gm, operator, ACCELERATOR) < moving
-    # As plans know it without kernels, a draw is one write.
-    assert costs.roofline(CPU)(named(gm, "inductor_random")) < moving
+    assert seconds(gm, "add", CPU) > 2 * moving
+    assert seconds(gm, "add", ACCELERATOR) < moving
 
 
 def test_what_is_fused_is_launched_with_its_readers():

@@ -21,12 +21,12 @@ from tabulate import tabulate
 from torch import Tensor
 
 from dtr_fx.cli.progress import progress
-from dtr_fx.passes.arithmetic import FUNCTION, RANDOM, SCALAR
+from dtr_fx.passes.arithmetic import FUNCTION, SCALAR
 
 _SHAPE = (64, 16, 32, 32)
 _ELEMENTS = 2**20
 _WARM_UPS, _REPEATS = 3, 21
-_MOVES = "moves bytes"
+_MOVES, _RANDOM, _MASK = "moves bytes", "random", "stores booleans"
 
 _CASES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "relu": (_MOVES, torch.relu),
@@ -38,7 +38,9 @@ _CASES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "sin": (FUNCTION, torch.sin),
     "tanh": (SCALAR, torch.tanh),
     "max_pool2d": (SCALAR, lambda x: F.max_pool2d(x, 2)),
-    "rand_like": (RANDOM, torch.rand_like),
+    "rand_like": (_RANDOM, torch.rand_like),
+    "x > 0.5": (_MASK, lambda x: x > 0.5),
+    "rand_like > 0.5": (_MASK, lambda x: torch.rand_like(x) > 0.5),
 }
 
 
