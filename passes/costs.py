@@ -9,7 +9,7 @@ operators, which make no storage, cost nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ from torch.utils.flop_counter import flop_registry
 
 from dtr_fx.errors import OptionError
 
-from . import kernels, subgraphs
+from . import arithmetic, kernels, subgraphs
+from .arithmetic import FUNCTION, SCALAR
 from .profile import Profile
 from .storages import hint, nbytes_of, tensors_of
 
@@ -29,15 +30,17 @@ Cost = Callable[[Node], float]
 class Device:
     """FLOP/s by bytes per element, bytes/s of memory, and seconds to launch an operator.
 
-    The figures are data-sheet values (dense, no sparsity); what a plan needs is their ratio.
+    The figures are data-sheet values (dense, no sparsity); what a plan needs is their ratio.  ``arithmetic``
+    is seconds per element of what Inductor generates code for, by kind (see there), where that is slow.
     """
 
     flops: Mapping[int, float]
     bandwidth: float
     launch: float = 4e-6
+    arithmetic: Mapping[str, float] = field(default_factory=dict)
 
 
-CPU = Device({4: 2e11, 2: 1e11, 8: 1e11}, 3e10, 2e-6)
+CPU = Device({4: 2e11, 2: 1e11, 8: 1e11}, 3e10, 2e-6, {FUNCTION: 1.5e-10, SCALAR: 1.2e-9})
 _ACCELERATORS = {
     "H200": Device({2: 989e12, 4: 67e12, 8: 34e12}, 4.8e12),
     "H100": Device({2: 989e12, 4: 67e12, 8: 34e12}, 3.35e12),
@@ -86,17 +89,18 @@ def apart(cost: Cost) -> Cost:
 
 
 def of_kernels(cost: Cost, device: torch.device) -> Cost:
-    """``cost`` where a library is called; what Inductor generates code for costs the bytes that it moves.
+    """``cost`` where a library is called; what Inductor generates code for moves its bytes or computes.
 
-    On a CPU a kernel computes for longer than it moves bytes, even if it is fused with its reader: plans of a
-    GPT took 4 to 9% longer than under ``cost``, which is therefore taken as it is.
+    What is fused with its readers is part of their launch, and leaves nothing in memory that they would read.
     """
-    if device.type == "cpu":
-        return cost
     figures = device_figures(device)
 
     def of(node: Node) -> float:
-        return kernels.moved(node) / figures.bandwidth if kernels.is_kernel(node) else cost(node)
+        if not kernels.is_kernel(node):
+            return cost(node)
+        launch = 0.0 if kernels.is_fused(node) else figures.launch
+        computed = arithmetic.seconds(node, figures.arithmetic)
+        return launch + max(kernels.moved(node) / figures.bandwidth, computed)
 
     return of
 

@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import torch
 from torch._functorch.partitioners import get_default_op_list
+from torch._inductor import inductor_prims
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
@@ -32,6 +33,13 @@ from .storages import (
     nbytes_of,
     storage_keys,
     tensors_of,
+)
+
+# Operators of Inductor's own (private; checked on torch 2.11 and 2.13).
+MAX_POOL = inductor_prims._low_memory_max_pool_with_offsets.overloadpacket
+# Code is generated for these, too, but PyTorch's list lacks them: each is a kernel of its own here.
+_ALONE = frozenset(
+    {MAX_POOL, inductor_prims.random.overloadpacket, inductor_prims.lookup_seed.overloadpacket}
 )
 
 
@@ -84,22 +92,26 @@ def members(node: Node) -> list[str]:
 
 def is_kernel(node: Node) -> bool:
     """Whether Inductor generates code for the node; else it calls a library."""
-    return isinstance(node.target, Kernel) or _aten_target(node) in _fusible()
+    return isinstance(node.target, Kernel) or _aten_target(node) in _fusible() | _ALONE
+
+
+def is_fused(node: Node) -> bool:
+    """Whether kernels alone read what one more run makes: those of the backward pass, if there are any."""
+    readers = _readers(node)
+    late = [reader for reader in readers if is_backward(reader)]
+    return all(map(is_kernel, late or readers)) and bool(readers)
 
 
 def moved(node: Node) -> int:
     """The bytes that one more run of a kernel reads and writes.
 
-    Where kernels alone read what it makes, it is fused with them: they read what it reads instead of that.
+    One that is fused writes nothing: its readers read what it reads instead of what it makes.
     """
     made = sum(map(nbytes_of, tensors_of(node.meta.get("val"))))
     read = sum(
         nbytes_of(tensor) for used in node.all_input_nodes for tensor in tensors_of(used.meta.get("val"))
     )
-    readers = _readers(node)
-    late = [reader for reader in readers if is_backward(reader)]
-    is_fused = all(map(is_kernel, late or readers)) and bool(readers)
-    return max(0, read - made) if is_fused else read + made
+    return max(0, read - made) if is_fused(node) else read + made
 
 
 def _readers(node: Node) -> list[Node]:

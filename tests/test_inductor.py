@@ -276,7 +276,7 @@ def test_the_benchmark_beside_plain_inductor(target, capsys):
 def test_the_benchmark_of_what_plans_expect(target, capsys):
     assert main(["bench", "fusion", target, "--budgets", "60%", "--pairs", "1", "--json"]) == 0
     plans = json.loads(capsys.readouterr().out)[target]
-    assert [plan["made_by"] for plan in plans] == ["kernels", "operators"]
+    assert [plan["made_by"] for plan in plans] == ["kernels", "operators", "count"]
     assert all(plan["by_kernels"] > 0 and plan["by_operators"] > 0 for plan in plans)
     assert plans[0]["by_kernels"] != plans[0]["by_operators"]
 

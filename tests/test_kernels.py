@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import dtr_fx
+from dtr_fx.passes import costs
 from dtr_fx.passes.kernels import contract, expand, is_kernel, moved
 
 
@@ -109,3 +110,25 @@ def test_what_fuses_with_its_readers_moves_only_what_it_reads_besides():
     gm = contracted(graph_of(f, x, y))
     assert moved(named(gm, "add")) == x.nbytes  # kernels read it: they read x and y instead
     assert moved(named(gm, "cos")) == 2 * x.nbytes  # a library reads it: it reads and writes
+
+
+CPU, ACCELERATOR = torch.device("cpu"), torch.device("cuda")
+
+
+def seconds(gm: GraphModule, name: str, device: torch.device) -> float:
+    return costs.of_kernels(costs.roofline(device), device)(named(gm, name))
+
+
+def test_on_a_cpu_generated_code_computes_for_longer_than_it_moves_bytes():
+    x = torch.ones(256, 256)
+    gm = contracted(graph_of(lambda x: (x.tanh() + 1) @ x, x))
+    moving = 2 * x.nbytes / costs.CPU.bandwidth
+    assert seconds(gm, "add", CPU) > 2 * moving
+    assert seconds(gm, "add", ACCELERATOR) < moving
+
+
+def test_what_is_fused_is_launched_with_its_readers():
+    x = torch.ones(4)
+    gm = contracted(graph_of(lambda x: ((y := x + 1).cos() @ x) + (y.sin() @ x), x))
+    assert seconds(gm, "add", CPU) < costs.CPU.launch
+    assert seconds(gm, "cos", CPU) >= costs.CPU.launch

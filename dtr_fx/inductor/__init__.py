@@ -68,7 +68,8 @@ def compile_step(gm: GraphModule, example_inputs: Sequence[Any], options: Option
         if too_much.excess:
             budget, excess = partitioner.budget, max(too_much.excess.values())
             log.info("Inductor's kernels are %s above the budget", format_bytes(excess))
-            besides.update(too_much.excess)
+            # A step may have room left in the plan, and take that first: what it needs at least doubles.
+            besides.update({step: max(more, besides[step]) for step, more in too_much.excess.items()})
         partitioner = Planned(options, besides)
     raise OverBudgetError(budget, excess)
 

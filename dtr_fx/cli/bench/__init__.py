@@ -15,6 +15,7 @@ from dtr_fx.cli.bench import (
     fusion,
     futures,
     inductor,
+    kernels,
     linear,
     logs,
     models,
@@ -27,6 +28,7 @@ from dtr_fx.cli.bench import (
 _BENCHMARKS = {
     "models": models,
     "inductor": inductor,
+    "kernels": kernels,
     "fusion": fusion,
     "device": device,
     "dynamic": dynamic,
