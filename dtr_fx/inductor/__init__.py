@@ -66,10 +66,9 @@ def compile_step(gm: GraphModule, example_inputs: Sequence[Any], options: Option
             if too_much is None:
                 raise
         if too_much.excess:
-            budget, excess = partitioner.budget, max(too_much.excess.values())
+            budget, excess = partitioner.budget, too_much.excess
             log.info("Inductor's kernels are %s above the budget", format_bytes(excess))
-            # A step may have room left in the plan, and take that first: what it needs at least doubles.
-            besides.update({step: max(more, besides[step]) for step, more in too_much.excess.items()})
+            besides.update(too_much.besides)
         partitioner = Planned(options, besides)
     raise OverBudgetError(budget, excess)
 

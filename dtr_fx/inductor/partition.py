@@ -62,6 +62,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         self._options = options
         self._besides = dict(besides or {})
         self._step_of: dict[str, str] = {}
+        self._live: dict[str, int] = {}
         self.budget = 0
         self.report: Report | None = None
         self.views: set[str] = set()
@@ -84,9 +85,15 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         """At 100% of its peak a graph may be as it would be without a budget."""
         return not self._options.limits
 
-    def steps_of(self, operators: Iterable[str]) -> set[str]:
-        """The steps of the plan to which operators of its two graphs belong; if they are unknown, any."""
-        return {self._step_of[name] for name in operators if name in self._step_of} or {_ANY}
+    def besides(self, operators: Iterable[str], live: int) -> dict[str, int]:
+        """How many bytes more than planned are live while a kernel runs, for each step that it belongs to.
+
+        If its operators are unknown, that is any step, and what is above the budget.
+        """
+        assert self.room is not None
+        steps = {self._step_of[name] for name in operators if name in self._step_of}
+        planned = max((self._live[step] for step in steps if step in self._live), default=self.room)
+        return dict.fromkeys(steps or {_ANY}, live - min(planned, self.room))
 
     @property
     def room(self) -> int | None:
@@ -134,6 +141,9 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
                 node.meta["dtr_besides"] = self._besides.get(node.name, 0) + self._besides.get(_ANY, 0)
             self.report = rewrite(gm, options)
             self.budget = self.report.budget
+            for event in self.report.events:
+                live = event.live - self.report.constants
+                self._live[event.origin] = max(live, self._live.get(event.origin, 0))
             lower_drops(gm.graph)
             kernels.expand(gm.graph)
             gm.recompile()
@@ -183,7 +193,7 @@ class AsItIs(Partitioner):
     ) -> tuple[GraphModule, GraphModule]:
         pair = self._as_it_is(gm, joint_inputs, facts)
         if pair is None:
-            raise TooMuch({})
+            raise TooMuch(0, {})
         return pair
 
 
@@ -237,8 +247,12 @@ def _peak(gm: GraphModule) -> int:
 
 
 class TooMuch(Exception):
-    """Ends a compilation whose kernels need more than the budget: how much more at each step of the plan."""
+    """Ends a compilation whose kernels need more than the budget.
 
-    def __init__(self, excess: Mapping[str, int]) -> None:
-        super().__init__(excess)
+    ``excess`` is by how much, ``besides`` how much more than planned, at each step of the plan where that is.
+    """
+
+    def __init__(self, excess: int, besides: Mapping[str, int]) -> None:
+        super().__init__(excess, besides)
         self.excess = excess
+        self.besides = besides
