@@ -39,8 +39,9 @@ _Error = TypeVar("_Error", bound=BaseException)
 # How often a step is planned anew.
 _TRIES = 10
 # Under these settings kernels need what a plan counts with: a layout that is chosen for speed makes copies of
-# weights and images, which stay for the backward pass, and a buffer that waits for its reuse is not free.
-_AS_PLANNED = {"layout_optimization": False, "allow_buffer_reuse": False}
+# weights and images, which stay for the backward pass; a buffer that waits for its reuse is not free; a part that
+# is written into a concatenation at once holds all of it, from the first part to the last reader of any.
+_AS_PLANNED = {"layout_optimization": False, "allow_buffer_reuse": False, "force_pointwise_cat": True}
 
 
 def compile_step(gm: GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable[..., Any]:

@@ -86,13 +86,15 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         return not self._options.limits
 
     def besides(self, operators: Iterable[str], live: int) -> dict[str, int]:
-        """How many bytes more than planned are live while a kernel runs, for each step that it belongs to.
+        """What is to be planned for besides, where so many bytes are live while a kernel runs, by its steps.
 
-        If its operators are unknown, that is any step, and what is above the budget.
+        At first that is what is above the budget; a step that may have taken it from room to spare gets all
+        that it needs.  If the kernel's operators are unknown, it is any step.
         """
         assert self.room is not None
         steps = {self._step_of[name] for name in operators if name in self._step_of}
-        planned = max((self._live[step] for step in steps if step in self._live), default=self.room)
+        again = steps & self._besides.keys() & self._live.keys()
+        planned = max((self._live[step] for step in again), default=self.room)
         return dict.fromkeys(steps or {_ANY}, live - min(planned, self.room))
 
     @property

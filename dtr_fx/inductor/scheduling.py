@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -131,22 +131,7 @@ def _operators(kernel: BaseSchedulerNode) -> Iterator[str]:
 
 
 def _made(node: BaseSchedulerNode) -> int:
-    """The bytes of what a kernel makes; with a part of a concatenation all of it is there."""
-    buffers = node.scheduler.name_to_buf
-    made = {_whole(buffers, buffer) for buffer in node.get_outputs()}
-    return sum(buffers[name].mpi_buffer.size_alloc for name in made)
-
-
-def _whole(buffers: Mapping[str, SchedulerBuffer], part: SchedulerBuffer) -> str:
-    """The buffer that a kernel writes into: its own or, in a concatenation, the one of all parts."""
-    name = part.get_name()
-    while name in buffers and isinstance(layout := _layout_of(buffers[name]), ir.NonOwningLayout):
-        name = layout.view.get_name()
-    return name if name in buffers else part.get_name()
-
-
-def _layout_of(buffer: SchedulerBuffer) -> Any:
-    return getattr(buffer.node, "layout", None)
+    return sum(buffer.mpi_buffer.size_alloc for buffer in node.get_outputs())
 
 
 def _pulled(scheduler: Scheduler, first: BaseSchedulerNode, last: BaseSchedulerNode) -> int:
@@ -186,10 +171,6 @@ class _Estimate:
         _, self._freed = memory.prepare_planning_info(nodes, self._buffers, by_name, inputs, self._outputs)
         for name in self._freed.keys() & set(views):
             self._freed[name].mpi_buffer.size_free = 0
-        wholes = {name: _whole(self._buffers, buffer) for name, buffer in self._buffers.items()}
-        self._whole_of = {name: whole for name, whole in wholes.items() if name != whole}
-        for part in self._whole_of:
-            self._buffers[part].mpi_buffer.size_alloc = self._buffers[part].mpi_buffer.size_free = 0
         self._workspace = _workspaces(nodes)
 
     def orders(self) -> list[list[BaseSchedulerNode]]:
@@ -204,14 +185,9 @@ class _Estimate:
     def live(self, order: list[BaseSchedulerNode]) -> list[int]:
         """Bytes while each kernel runs, without the inputs that outlive the graph."""
         buffers, *_ = memory.compute_memory_timeline(order, self._freed, self._outputs)
-        first_part: dict[str, int] = {}
-        for buffer in buffers:
-            whole = self._whole_of.get(buffer.buffer.get_name())
-            if whole is not None:
-                first_part[whole] = min(buffer.start_step, first_part.get(whole, buffer.start_step))
         change = [0] * (len(order) + 1)
         for buffer in buffers:
-            change[first_part.get(buffer.buffer.get_name(), buffer.start_step)] += buffer.size_alloc
+            change[buffer.start_step] += buffer.size_alloc
             if buffer.end_step != -1:  # else it is a result and stays
                 change[buffer.end_step + 1] -= buffer.size_free
         live = itertools.accumulate(change)
