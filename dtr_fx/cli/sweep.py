@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--plan-seconds",
         type=seconds,
         metavar="S",
-        help="effort of the search for each budget (default: 0.7 for 2,000 operators)",
+        help="effort of the search for each budget (default: 0.7, and 1 for 2,300 operators)",
     )
     parser.add_argument("--no-rivals", action="store_true", help="our plans only")
     parser.add_argument(

@@ -58,8 +58,8 @@ class Infeasible(Exception):
 
 
 def default_effort(schedule: Schedule) -> float:
-    """Seconds that a search may take unless it is told otherwise: 0.7 up to 2,000 operators."""
-    return 0.7 * max(1.0, sum(1 for _ in schedule.calls()) / 2000)
+    """Seconds that a search may take unless it is told otherwise: 0.7, and one for 2,300 operators."""
+    return max(0.7, sum(1 for _ in schedule.calls()) / 2300)
 
 
 def search(schedule: Schedule, budget: int, first: Policy, seconds: float | None = None) -> Run:
