@@ -104,6 +104,38 @@ def test_the_measured_peak_is_within_the_budget(make):
     assert bytes_measured(model, forward, x) <= report.budget == report.baseline_peak // 2
 
 
+class Skips(nn.Module):
+    """What comes down is concatenated with what comes up again, as in a U-Net: the first part waits for long."""
+
+    def __init__(self, depth: int = 4) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(depth))
+        self.up = nn.ModuleList(nn.Linear(2 * WIDTH, WIDTH) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips = []
+        for layer in self.down:
+            x = layer(x).relu()
+            skips.append(x)
+        for layer, skip in zip(self.up, reversed(skips)):
+            x = layer(torch.cat((skip, x.relu()), 1))
+        return x
+
+
+@pytest.mark.parametrize("budget", ["70%", "55%"])
+def test_a_concatenation_takes_what_is_planned(budget):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model, x = Residual(Skips, count=1), torch.randn(2048, WIDTH)
+    reports: list[Report] = []
+    options = {"budget": budget, "executor": "inductor", "on_report": reports.append}
+    forward = torch.compile(model, backend="dtr", options=options)
+    step_of(model, forward, x)
+    [report] = reports
+    assert report.recomputes
+    assert bytes_measured(model, forward, x) <= report.budget
+
+
 def convolutions() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(16, 16, 3, padding=1, bias=False),

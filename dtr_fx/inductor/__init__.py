@@ -38,9 +38,10 @@ _Error = TypeVar("_Error", bound=BaseException)
 
 # How often a step is planned anew.
 _TRIES = 10
-# Under these settings kernels need what a plan counts with.  A layout chosen for speed makes copies of weights
-# and images, which stay for the backward pass; a buffer that waits for its reuse is not free; a part of a
-# concatenation that is written into it at once holds all of it, from the first part to the last reader.
+# Under these settings kernels need what a plan counts with. A layout chosen for speed makes copies of
+# weights and images, which stay for the backward pass; a buffer that waits for its reuse is not free; a
+# part of a concatenation that is written into it at once holds all of it, from the first part to the last
+# reader.
 _AS_PLANNED = {"layout_optimization": False, "allow_buffer_reuse": False, "force_pointwise_cat": True}
 
 
