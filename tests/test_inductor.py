@@ -105,7 +105,7 @@ def test_the_measured_peak_is_within_the_budget(make):
 
 
 class Skips(nn.Module):
-    """What comes down is concatenated with what comes up again, as in a U-Net: the first part waits for long."""
+    """What comes down is concatenated with what comes up again, as in a U-Net."""
 
     def __init__(self, depth: int = 4) -> None:
         super().__init__()
