@@ -13,12 +13,12 @@ two plans for the same budget, and how many of these are in the right order:
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import itertools
 import json
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -100,8 +100,10 @@ def _plans(target: str, budgets: Sequence[str], rounds: int) -> list[Plan]:
         for done, (asked, name) in enumerate(cases):
             watch(done)
             options = Options(budget=bytes_of(asked, whole), executor="inductor", costs=accounts[name])
-            with contextlib.suppress(OverBudgetError):  # one plan less
+            try:
                 compiled.append(_Compiled(name, asked, *_compile(trainee, options, f"{target} at {asked}")))
+            except OverBudgetError as error:
+                print(f"left out: the plan by {name} at {asked}: {error}", file=sys.stderr)
         forwards = [plan.forward for plan in compiled]
         ratios = _time_ratios(trainee, plain, forwards, rounds, lambda done: watch(len(cases) + done))
     seconds = {name: _seconds(plan.report for plan in compiled if plan.made_by == name) for name in accounts}

@@ -108,7 +108,7 @@ def goals(found: Iterable[Gap]) -> list[Goal]:
         Goal(
             f"optimum: every proved case planned, at most {format_percent(_AVERAGE)} of cost above it "
             f"on average, {format_percent(_MOST)} at worst",
-            f"+{format_percent(average)}, +{format_percent(most)}, {len(above)} of {len(proved)} planned",
+            f"{average:+.1%}, {most:+.1%}, {len(above)} of {len(proved)} planned",
             average <= _AVERAGE and most <= _MOST and len(above) == len(proved),
         )
     ]
@@ -171,7 +171,7 @@ def _above(gap: Gap, heuristic: str) -> str:
     if not math.isfinite(gap.dtr[heuristic]):
         return "no plan"
     if gap.optimal:
-        return f"+{format_percent(gap.gap(heuristic))}"
+        return f"{gap.gap(heuristic):+.1%}"
     return f"× {gap.dtr[heuristic] / gap.cost:.3f}"
 
 
@@ -184,8 +184,8 @@ def _summary(found: Iterable[Gap], heuristics: Sequence[str]) -> str:
             rows.append(
                 {
                     "above the optimum": heuristic,
-                    "average": f"+{format_percent(statistics.mean(above))}",
-                    "at worst": f"+{format_percent(max(above))}",
+                    "average": f"{statistics.mean(above):+.1%}",
+                    "at worst": f"{max(above):+.1%}",
                     "planned": f"{len(above)} of {len(proved)}",
                 }
             )
