@@ -122,13 +122,12 @@ class Skips(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("budget", ["70%", "55%"])
-def test_a_concatenation_takes_what_is_planned(budget):
+def test_a_concatenation_takes_what_is_planned():
     torch.manual_seed(0)
     torch._dynamo.reset()
     model, x = Residual(Skips, count=1), torch.randn(2048, WIDTH)
     reports: list[Report] = []
-    options = {"budget": budget, "executor": "inductor", "on_report": reports.append}
+    options = {"budget": "55%", "executor": "inductor", "on_report": reports.append}
     forward = torch.compile(model, backend="dtr", options=options)
     step_of(model, forward, x)
     [report] = reports
