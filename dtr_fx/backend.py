@@ -33,6 +33,7 @@ from dtr_fx.passes.drops import lower_drops
 from dtr_fx.passes.split import prepare, split
 from dtr_fx.report import Report
 from dtr_fx.retrace import Retracer
+from dtr_fx.tracing import keep_what_is_saved
 from dtr_fx.transform import rewrite
 
 log = logging.getLogger(__name__)
@@ -70,13 +71,18 @@ def dtr(
 def _compile_eagerly(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     compiler = aot_autograd(
         fw_compiler=run_boxed,
-        bw_compiler=run_boxed,
+        bw_compiler=_compile_backward,
         inference_compiler=functools.partial(_compile_inference, options=options),
         partition_fn=functools.partial(_partition, options=options),
         keep_inference_input_mutations=True,
     )
     compiled: Callable[..., Any] = compiler(gm, inputs)
     return compiled
+
+
+def _compile_backward(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    keep_what_is_saved()
+    return run_boxed(gm, inputs)
 
 
 def _default_executor(gm: GraphModule, inputs: Sequence[Any]) -> str:

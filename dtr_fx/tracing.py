@@ -45,6 +45,13 @@ def tracing_again(context: CompileContext | None, arguments: Sequence[Any]) -> I
         yield mode
 
 
+def keep_what_is_saved() -> None:
+    """Let the step that is being traced go backward twice: AOTAutograd is to donate nothing that is saved."""
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
+
+
 @contextlib.contextmanager
 def _compiled_functions_callable() -> Iterator[None]:
     """Let other threads call compiled functions while this one traces.
