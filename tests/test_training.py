@@ -92,6 +92,10 @@ def train(
     return trainee.results(losses)
 
 
+# The smallest budget of a long LSTM costs minutes of computing again.
+FEWER = {"lstm": {"steps": 12}}
+
+
 @contextlib.contextmanager
 def reproducible() -> Iterator[None]:
     """CUDA kernels that add in the same order each time, where there is one; without it no two runs agree."""
@@ -127,7 +131,7 @@ CUDA = [
 def study(request: pytest.FixtureRequest) -> Iterator[Study]:
     name, device = request.param
     torch.manual_seed(0)
-    model, inputs = getattr(models, name)()
+    model, inputs = getattr(models, name)(**FEWER.get(name, {}))
     with reproducible() if device == "cuda" else contextlib.nullcontext():
         yield Study(name, Trainee(model.to(device), tuple(x.to(device) for x in inputs)))
         torch._dynamo.reset()
