@@ -10,12 +10,14 @@ from dtr_fx.simulate.replay import keep, perform
 from dtr_fx.simulate.schedule import Call, Constant, Keep, Schedule
 
 from .policy import Run
+from .timeline import held_storages
 
 
 def follow(schedule: Schedule, order: Sequence[int], budget: float) -> Run:
     """Run a schedule's calls in an order in which some come again.
 
-    A storage is dropped after the last read before it is made again, and freed for good after its last read.
+    A storage is dropped after the last read before it is made again, and freed for good after its last read;
+    one that is kept before the last operator stays.
     What an order forgets, such as a view that must be taken again, the runtime rematerializes by itself.
 
     Raises
@@ -88,9 +90,10 @@ class _Program:
         """For each run, the storages that it leaves unread, and whether they are made again to be read."""
         unread: list[dict[int, bool]] = []
         live: dict[int, bool] = dict.fromkeys(self.kept, True)
+        held = held_storages(self.schedule)
         for op in reversed(order):
             touched = (*self.reads[op], *self.makes[op])
             unread.append({storage: storage in live for storage in touched if not live.get(storage)})
-            live.update((storage, False) for storage in self.makes[op] if live.get(storage))
+            live.update((storage, False) for storage in set(self.makes[op]) - held if live.get(storage))
             live.update((storage, True) for storage in self.reads[op])
         return reversed(unread)

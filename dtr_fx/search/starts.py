@@ -18,7 +18,7 @@ from functools import partial
 import networkx as nx
 from networkx.algorithms.flow import boykov_kolmogorov
 
-from .timeline import STRIDE, Operators, Timeline
+from .timeline import Operators, Timeline
 
 _COUNTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 # Prices of bytes that are tried, as powers of two times the forward pass's cost for its bytes.
@@ -60,17 +60,18 @@ def relieved(operators: Operators, order: Sequence[int], budget: int) -> list[in
     """The order, with runs inserted behind those that are above the budget, or the order if that is worse."""
     line = Timeline(operators, order, budget)
     relief: list[int] = []
-    for slot in line.slots:
+    for index, slot in enumerate(line.slots):
         relief.append(line.op_at[slot])
         if line.used[slot] > budget:
-            relief += _made_afterwards(line, slot)
+            relief += _made_afterwards(line, slot, line.slots[max(0, index - _RECENT)])
     return min(line, Timeline(operators, relief, budget), key=lambda line: line.over).order
 
 
-def _made_afterwards(line: Timeline, slot: int) -> list[int]:
+def _made_afterwards(line: Timeline, slot: int, recent: int) -> list[int]:
     """The operators that make again what waits at a slot, if what they are made from has fewer bytes.
 
-    A storage is two nodes, an edge between them its bytes: above the cut it waits, below it is made again.
+    Only what was read since the slot ``recent`` is a source.  A storage is two nodes, an edge between them
+    its bytes: above the cut it waits, below it is made again.
     """
     operators = line.operators
     waiting = [
@@ -90,7 +91,6 @@ def _made_afterwards(line: Timeline, slot: int) -> list[int]:
         size = 0 if storage in is_there else operators.size[storage]
         graph.add_edge((storage, "in"), (storage, "out"), capacity=size)
         reads = operators.reads[maker]
-        recent = slot - _RECENT * STRIDE
         if operators.repeats[maker] and all(line.touched_before(read, slot) >= recent for read in reads):
             graph.add_edges_from(((read, "out"), (storage, "in")) for read in reads)
             pending += set(reads) - seen

@@ -16,7 +16,7 @@ import numpy as np
 from dtr_fx.simulate.schedule import Call, Keep, Schedule
 
 # Free slots before each run, for runs that are inserted later.
-STRIDE = 8
+_STRIDE = 8
 # The runs are spread again when as many as one in so many were added, undone ones included.
 _DENSE = 5
 
@@ -54,7 +54,7 @@ class Operators:
         size: list[int] = []
         holds: list[int] = []
         kept: dict[int, None] = {}
-        held = _held(schedule)
+        held = held_storages(schedule)
         for step in schedule.steps:
             if isinstance(step, Call):
                 fresh = [output for output in step.outputs if output.alias is None]
@@ -95,7 +95,7 @@ class Operators:
         )
 
 
-def _held(schedule: Schedule) -> set[int]:
+def held_storages(schedule: Schedule) -> set[int]:
     """The storages that are kept before the last operator: they stay from the start."""
     storages = schedule.storages
     held: set[int] = set()
@@ -125,7 +125,7 @@ class Timeline:
     def _settle(self, order: Sequence[int]) -> None:
         """Give every run a slot, with free slots between them."""
         ops = self.operators
-        self.end = (len(order) + 1) * STRIDE
+        self.end = (len(order) + 1) * _STRIDE
         self.op_at: dict[int, int] = {}
         self.slots: list[int] = []
         self.runs: list[list[int]] = [[] for _ in ops.makes]
@@ -137,7 +137,7 @@ class Timeline:
         for position, op in enumerate(order):
             if self.runs[op] and not ops.makes[op]:
                 continue
-            slot = (position + 1) * STRIDE
+            slot = (position + 1) * _STRIDE
             self.op_at[slot] = op
             self.slots.append(slot)
             if self.runs[op]:
@@ -235,7 +235,7 @@ class Timeline:
 
     def free_slot(self, after: int, before: int) -> int | None:
         """The last empty slot before ``before`` and after ``after``, None if there is none near."""
-        near = range(before - 1, max(after, before - STRIDE), -1)
+        near = range(before - 1, max(after, before - _STRIDE), -1)
         return next((slot for slot in near if slot not in self.op_at), None)
 
     def free_slot_near(self, slot: int, distance: int) -> int | None:
