@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
-import torch.utils._pytree as pytree
 from torch.fx import GraphModule, Node
 
 from dtr_fx.passes import storages
@@ -136,12 +135,7 @@ class _Values:
         facts = _facts(node)
         if facts["role"] in _SAVES:
             return self._saved[facts["role"], facts["origin"]]
-        tree = self._program.values_of.get(self._nodes.get(facts["origin"], node), ())
-        return (
-            [tree]
-            if isinstance(tree, int)
-            else [value for value in pytree.tree_leaves(tree) if value is not None]
-        )
+        return self._program.values_in(self._nodes.get(facts["origin"], node))
 
 
 def _maker(node: Node) -> Node:

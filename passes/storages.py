@@ -141,6 +141,13 @@ class Program:
         """The value that stands for the value's storage: the first that was made in it."""
         return self.values[value].alias_of
 
+    def values_in(self, node: Node) -> list[int]:
+        """The values of a node's leaf tensors, in order."""
+        tree = self.values_of.get(node, ())
+        if isinstance(tree, int):
+            return [tree]
+        return [leaf for leaf in pytree.tree_leaves(tree) if leaf is not None]
+
     def is_storage(self, value: int) -> bool:
         """Whether the value stands for a storage; else it is a view of another."""
         return self.values[value].alias_of == value
@@ -351,7 +358,12 @@ def may_run_twice(node: Node) -> bool:
 
 
 def _has_effect(node: Node) -> bool:
-    """Whether an operator's schema or registration says that it does more than compute."""
+    """Whether an operator's schema or registration says that it does more than compute.
+
+    Of PyTorch's own that is asked once; another may be registered as having an effect at any time.
+    """
+    if node.target.namespace != "aten":  # type: ignore[union-attr]
+        return bool(node.is_impure(impure_random=False))
     if node.target not in _effects:
         _effects[node.target] = node.is_impure(impure_random=False)
     return _effects[node.target]
@@ -497,7 +509,9 @@ class _Analysis:
     def _readable_input(self, reader: Node, value: int) -> Node | None:
         """The input of the graph that the reader reads directly, if that is how it reads the storage."""
         reads = [
-            node for node in reader.all_input_nodes if value in map(self._program.storage, self._values(node))
+            node
+            for node in reader.all_input_nodes
+            if value in map(self._program.storage, self._program.values_in(node))
         ]
         if len(reads) == 1 and reads[0].op in ("placeholder", "get_attr"):
             return reads[0]
@@ -513,18 +527,10 @@ class _Analysis:
         """The values that the node reads; inputs that share a storage are one constant."""
         inputs: dict[int, None] = {}
         for used in node.all_input_nodes:
-            for value in self._values(used):
+            for value in self._program.values_in(used):
                 first = self._program.storage(value)
                 inputs[first if first in self._constants else value] = None
         return tuple(inputs)
-
-    def _values(self, node: Node) -> list[int]:
-        tree = self._program.values_of.get(node, ())
-        return (
-            [tree]
-            if isinstance(tree, int)
-            else [leaf for leaf in pytree.tree_leaves(tree) if leaf is not None]
-        )
 
     def _new_values(self, node: Node, kind: str) -> list[int]:
         value = node.meta.get("val")
@@ -535,7 +541,7 @@ class _Analysis:
             leaves = functools.partial(self._new_leaf, node.name, kind, first)
             tree = pytree.tree_map(leaves, value)
         self._program.values_of[node] = tree
-        return self._values(node)
+        return self._program.values_in(node)
 
     def _new_leaf(self, name: str, kind: str, first: int, leaf: Any) -> int | None:
         """The leaf's value: that of a sibling, numbered from ``first``, if both are in one new storage."""

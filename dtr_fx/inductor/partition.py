@@ -62,7 +62,6 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         self._options = options
         self._besides = dict(besides or {})
         self._step_of: dict[str, str] = {}
-        self._live: dict[str, int] = {}
         self.budget = 0
         self.report: Report | None = None
         self.views: set[str] = set()
@@ -91,10 +90,14 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         At first that is what is above the budget; a step that may have taken it from room to spare gets all
         that it needs.  If the kernel's operators are unknown, it is any step.
         """
+        assert self.report is not None
         assert self.room is not None
         steps = {self._step_of[name] for name in operators if name in self._step_of}
-        again = steps & self._besides.keys() & self._live.keys()
-        planned = max((self._live[step] for step in again), default=self.room)
+        again = steps & self._besides.keys()
+        planned = max(
+            (event.live - self.report.constants for event in self.report.events if event.origin in again),
+            default=self.room,
+        )
         return dict.fromkeys(steps or {_ANY}, live - min(planned, self.room))
 
     @property
@@ -143,9 +146,6 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
                 node.meta["dtr_besides"] = self._besides.get(node.name, 0) + self._besides.get(_ANY, 0)
             self.report = rewrite(gm, options)
             self.budget = self.report.budget
-            for event in self.report.events:
-                live = event.live - self.report.constants
-                self._live[event.origin] = max(live, self._live.get(event.origin, 0))
             lower_drops(gm.graph)
             kernels.expand(gm.graph)
             gm.recompile()
