@@ -1,8 +1,8 @@
-"""Operators that compute the same twice, merged into one.
+"""Operators that compute the same twice, merged into one; a detached tensor is the tensor.
 
 Requires: ``meta["val"]`` on every node and, in a joint graph, ``partitioner_tag``; within a pass, no read of
 an input after it is written to.
-Ensures: the same results from fewer operators; no value is carried from one pass into the other for it.
+Ensures: the same results from fewer operators; no storage is carried from one pass into the other for it.
 
 PyTorch's own (``torch._functorch.compile_utils.fx_graph_cse``, read on 2.13) takes two attentions with
 dropout for one, and saves values for the backward pass.
@@ -10,6 +10,7 @@ dropout for one, and saves values for the backward pass.
 
 from __future__ import annotations
 
+import torch
 from torch.fx import Graph, Node
 
 from . import rng
@@ -17,13 +18,20 @@ from .storages import may_run_twice, storage_keys
 
 
 def merge_duplicates(graph: Graph) -> None:
-    """Let the first of some operators with the same arguments in the same pass stand for all of them."""
+    """Let the first of some operators with the same arguments in the same pass stand for all of them.
+
+    Autograd detaches what it saves; a graph records no gradients, so there a detached tensor is the tensor.
+    """
     returned = {key for node in graph.output_node().all_input_nodes for key in storage_keys(node)}
     first: dict[tuple[object, ...], Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function" or rng.is_random(node) or not may_run_twice(node):
             continue
         if not returned.isdisjoint(storage_keys(node)):
+            continue
+        if node.target is torch.ops.aten.detach.default:
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            graph.erase_node(node)
             continue
         # By its text, since 1, 1.0 and True are equal; nodes are named apart.
         arguments = repr((node.args, node.kwargs))

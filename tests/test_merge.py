@@ -57,6 +57,20 @@ def test_results_among_several_outputs_stay_apart():
     assert one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
 
 
+def test_a_detached_tensor_is_the_tensor():
+    def detached(x: Tensor) -> tuple[Tensor, ...]:
+        y = x.sin()
+        return y.detach().detach().cos() + x.detach(), y, y.detach()
+
+    x = torch.randn(4)
+    gm = graph_of(detached, x)
+    merge_duplicates(gm.graph)
+    gm.recompile()
+    assert all(map(torch.equal, gm(x), detached(x)))
+    _, y, other = gm(x)
+    assert y is not other
+
+
 def test_a_pass_keeps_its_own():
     """What the backward pass computes itself is not kept for it."""
     gm = graph_of(lambda x: x.sin() * 2 + x.sin(), torch.randn(4))
