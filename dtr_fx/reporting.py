@@ -65,9 +65,9 @@ def _last_frame(stack_trace: str) -> str:
 def _events(gm: GraphModule, program: Program, after: Sequence[Point]) -> tuple[Event, ...]:
     step_of = {(step.role, step.node.name): step for step in program.steps}
     nodes = {node.name: node for node in gm.graph.nodes}
-    values_of = _Values(program, nodes)
-    value_of = {node.name: tree for node, tree in program.values_of.items() if isinstance(tree, int)}
     position_of = {value: position for position, value in enumerate(_storages(program))}
+    sources = _Sources(program, nodes, position_of)
+    value_of = {node.name: tree for node, tree in program.values_of.items() if isinstance(tree, int)}
     live_at = {point.name: point.live for point in after}
     live = program.constant_bytes
     events = []
@@ -80,10 +80,11 @@ def _events(gm: GraphModule, program: Program, after: Sequence[Point]) -> tuple[
         live = live_at.get(node.name, live)
         step = step_of.get((role if is_save else storages.COMPUTE, origin))
         values = [value_of[origin]] if is_drop else step.outputs if step is not None else ()
-        nbytes = sum(program.values[value].nbytes for value in values)
+        nbytes = sum([program.values[value].nbytes for value in values])
         called = node if is_save else _maker(nodes.get(origin, node))
         if is_drop:
             live -= nbytes
+        read = [sources.of(used) for used in node.all_input_nodes]
         events.append(
             Event(
                 kind=role if role in _KINDS else kinds.COMPUTE,
@@ -96,9 +97,9 @@ def _events(gm: GraphModule, program: Program, after: Sequence[Point]) -> tuple[
                 reason=facts.get("reason", ""),
                 score=facts.get("score"),
                 source=source_line(node),
-                storages=tuple(position_of[value] for value in values if value in position_of),
-                uses=tuple(dict.fromkeys(position_of[value] for value in values_of.read_by(node))),
-                reads=tuple(dict.fromkeys(_maker(used).name for used in node.all_input_nodes)),
+                storages=tuple([position_of[value] for value in values if value in position_of]),
+                uses=tuple(dict.fromkeys([at for _, positions in read for at in positions])),
+                reads=tuple(dict.fromkeys([name for name, _ in read])),
                 target=operator_name(called),
                 module=module_path(called),
             )
@@ -111,27 +112,26 @@ def _facts(node: Node) -> dict[str, Any]:
     return node.meta.get("dtr") or {"role": kinds.COMPUTE, "origin": node.name}
 
 
-class _Values:
-    """The values that the nodes of a rewritten graph hold, by the nodes that they stand for."""
+class _Sources:
+    """What the nodes of a rewritten graph read, by the nodes that they read it from."""
 
-    def __init__(self, program: Program, nodes: Mapping[str, Node]) -> None:
+    def __init__(self, program: Program, nodes: Mapping[str, Node], position_of: Mapping[int, int]) -> None:
         self._program = program
         self._nodes = nodes
+        self._position_of = position_of
         self._saved = {
             (step.role, step.node.name): step.outputs for step in program.steps if step.role in _SAVES
         }
-        self._storages: dict[Node, list[int]] = {}
+        self._known: dict[Node, tuple[str, list[int]]] = {}
 
-    def read_by(self, node: Node) -> list[int]:
-        """Those that stand for the storages that the node reads."""
-        return [storage for used in node.all_input_nodes for storage in self._storages_of(used)]
+    def of(self, node: Node) -> tuple[str, list[int]]:
+        """The operator or input that a node comes from, and the positions of the storages that it holds."""
+        if node not in self._known:
+            positions = [self._position_of[self._program.storage(value)] for value in self._values(node)]
+            self._known[node] = _maker(node).name, positions
+        return self._known[node]
 
-    def _storages_of(self, node: Node) -> list[int]:
-        if node not in self._storages:
-            self._storages[node] = [self._program.storage(value) for value in self._of(node)]
-        return self._storages[node]
-
-    def _of(self, node: Node) -> Sequence[int]:
+    def _values(self, node: Node) -> Sequence[int]:
         facts = _facts(node)
         if facts["role"] in _SAVES:
             return self._saved[facts["role"], facts["origin"]]
@@ -149,9 +149,12 @@ def operator_name(node: Node) -> str:
     """What a node calls: ``aten.mm.default``, ``Linear``, ``relu``."""
     if node.op == "call_module":
         return type(node.graph.owning_module.get_submodule(str(node.target))).__name__  # type: ignore[union-attr]
-    if isinstance(node.target, (str, torch._ops.OpOverload)):
-        return str(node.target)
+    if isinstance(node.target, torch._ops.OpOverload):
+        return _overload_name(node.target)
     return str(getattr(node.target, "__name__", node.target))
+
+
+_overload_name = functools.cache(str)
 
 
 def module_path(node: Node) -> str:

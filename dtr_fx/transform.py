@@ -180,6 +180,7 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, run: Run | None,
         after=after,
         seconds=laps.seconds,
     )
+    laps.take("report")
     watch = planning.options.watch
     if run is not None and watch is not None:
         report = replace(report, choices=_choices(planning, run, watch, report))

@@ -21,7 +21,7 @@ from dtr_fx.errors import OptionError
 from . import arithmetic, kernels, subgraphs
 from .arithmetic import FUNCTION, SCALAR
 from .profile import Profile
-from .storages import hint, nbytes_of, tensors_of
+from .storages import held_by, hint, tensors_of
 
 Cost = Callable[[Node], float]
 
@@ -68,8 +68,7 @@ def roofline(device: torch.device) -> Cost:
         if subgraphs.is_higher_order(node) and subgraphs.graphs_of(node):
             return figures.launch + subgraphs.cost_inside(node, cost)
         written = tensors_of(node.meta.get("val"))
-        read = [tensor for used in node.all_input_nodes for tensor in tensors_of(used.meta.get("val"))]
-        moved = sum(nbytes_of(tensor) for tensor in (*read, *written))
+        moved = sum(held.elements for touched in (node, *node.all_input_nodes) for held in held_by(touched))
         width = written[0].element_size() if written else 4
         speed = figures.flops.get(width, figures.flops[4])
         return figures.launch + max(flops(node) / speed, moved / figures.bandwidth)

@@ -26,11 +26,11 @@ from torch.fx.node import map_arg
 
 from . import rng
 from .storages import (
+    held_by,
     is_backward,
     is_selection,
     last_writes,
     may_run_twice,
-    nbytes_of,
     storage_keys,
     tensors_of,
 )
@@ -107,10 +107,8 @@ def moved(node: Node) -> int:
 
     One that is fused writes nothing: its readers read what it reads instead of what it makes.
     """
-    made = sum(map(nbytes_of, tensors_of(node.meta.get("val"))))
-    read = sum(
-        nbytes_of(tensor) for used in node.all_input_nodes for tensor in tensors_of(used.meta.get("val"))
-    )
+    made = sum(held.elements for held in held_by(node))
+    read = sum(held.elements for used in node.all_input_nodes for held in held_by(used))
     return max(0, read - made) if is_fused(node) else read + made
 
 

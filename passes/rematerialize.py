@@ -59,7 +59,9 @@ class _Bounds:
     def __init__(self, program: Program) -> None:
         self._steps = program.steps
         self._size = [value.nbytes for value in program.values]
-        self._reads = [_storages(program, step.inputs) for step in program.steps]
+        self._storage = [value.alias_of for value in program.values]
+        self._optional = {n for n, value in enumerate(program.values) if value.kind in _ONLY_TO_RECOMPUTE}
+        self._reads = [self._storages(step.inputs) for step in program.steps]
         self._held: list[frozenset[int]] = []
         self._held_bytes: list[int] = []
         self._maker: dict[int, int] = {}
@@ -69,16 +71,13 @@ class _Bounds:
         for number, step in enumerate(program.steps):
             self._held.append(known)
             self._held_bytes.append(nbytes)
-            pinned = {program.storage(value) for value in step.pins} - held
-            if pinned:
+            if step.pins:
+                pinned = set(map(program.storage, step.pins)) - held
                 held |= pinned
                 nbytes += self._bytes(pinned)
                 known = frozenset(held)
-            self._maker.update((v, number) for v in step.outputs if program.is_storage(v))
-        self._touches = [
-            reads.union(_storages(program, step.outputs)) for reads, step in zip(self._reads, program.steps)
-        ]
-        self.alone = [self._while_running(number, set()) for number in range(len(program.steps))]
+            self._maker.update(dict.fromkeys(step.outputs, number))
+        self.alone = [self._while_running(number, self._reads[number]) for number in range(len(self._steps))]
 
     def joint(self, number: int, known: Need) -> Need:
         """While the last of those runs that make a step's inputs; what is ``known`` if this is no more."""
@@ -87,23 +86,23 @@ class _Bounds:
         at_most = min((self.alone[maker].nbytes for maker in makers), default=0) + self._bytes(inputs)
         if not makers or at_most <= known.nbytes:
             return known
-        return min((self._while_running(maker, inputs) for maker in makers), key=_nbytes)
+        there = ((maker, self._reads[maker] | inputs) for maker in makers)
+        return min((self._while_running(maker, storages) for maker, storages in there), key=_nbytes)
 
-    def _while_running(self, number: int, besides: set[int]) -> Need:
+    def _while_running(self, number: int, there: set[int]) -> Need:
+        """While a step runs and these are there."""
         step = self._steps[number]
         if step.role in (SAVE_RNG, KEEP):
             return Need(0, number)
-        there = self._touches[number].union(besides) - self._held[number]
+        there = (there | self._storages(step.outputs)) - self._held[number]
         return Need(self._held_bytes[number] + self._bytes(there) + step.workspace, number)
 
     def _bytes(self, storages: Iterable[int]) -> int:
         return sum(map(self._size.__getitem__, storages))
 
-
-def _storages(program: Program, values: Iterable[int]) -> set[int]:
-    """The values' storages that any plan has."""
-    storages = map(program.storage, values)
-    return {value for value in storages if program.values[value].kind not in _ONLY_TO_RECOMPUTE}
+    def _storages(self, values: Iterable[int]) -> set[int]:
+        """The values' storages that any plan has."""
+        return set(map(self._storage.__getitem__, values)) - self._optional
 
 
 # A plan that does not recompute their readers does without them.

@@ -10,10 +10,10 @@ from __future__ import annotations
 import functools
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils._pytree as pytree
@@ -202,12 +202,36 @@ def storage_key(tensor: torch.Tensor) -> int:
         return id(tensor)
 
 
+class Held(NamedTuple):
+    """What a tensor holds: its storage (see ``storage_key``), the type of its device, and bytes there.
+
+    ``elements`` are the bytes of its elements, which are those that reading or writing it moves.
+    """
+
+    storage: int
+    device: str
+    nbytes: int
+    elements: int
+
+
+def held_by(node: Node) -> list[Held]:
+    """What the tensors in a node's value hold, in order; looked up once for each value."""
+    value = node.meta.get("val")
+    known = node.meta.get("dtr_held")
+    if known is None or known[0] is not value:
+        known = node.meta["dtr_held"] = value, list(map(_held, tensors_of(value)))
+    held: list[Held] = known[1]
+    return held
+
+
+def _held(tensor: torch.Tensor) -> Held:
+    device = tensor.device
+    return Held(storage_key(tensor), device.type, storage_bytes(tensor, device), nbytes_of(tensor))
+
+
 def storage_keys(node: Node) -> list[int]:
     """The storages of the tensors in a node's value, in order; see ``storage_key``."""
-    value = node.meta.get("val")
-    if isinstance(value, torch.Tensor):
-        return [storage_key(value)]
-    return [storage_key(tensor) for tensor in tensors_of(value)]
+    return [held.storage for held in held_by(node)]
 
 
 def view_like(tensor: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
@@ -388,6 +412,7 @@ class _Analysis:
         self._cost = cost
         self._workspace = workspace
         self._program = Program(device)
+        self._device = device.type
         self._keys: list[int] = []
         self._first_value: dict[int, int] = {}
         self._last_write = last_writes(gm.graph)
@@ -429,7 +454,7 @@ class _Analysis:
 
     def _add_module_state(self) -> None:
         for name, tensor in module_state(self._gm):
-            self._constants[self._new_value(name, "parameter", tensor)] = None
+            self._constants[self._new_value(name, "parameter", _held(tensor))] = None
 
     def _add_constant(self, node: Node) -> None:
         values = self._new_values(node, _constant_kind(node))
@@ -481,7 +506,8 @@ class _Analysis:
             step.recomputable = False
             return
         name = f"{step.node.name}_rng_state"
-        state = self._new_value(name, "rng state", rng.state_like(self._program.device), own_storage=True)
+        held = _held(rng.state_like(self._program.device))
+        state = self._new_value(name, "rng state", held, own_storage=True)
         self._program.steps.append(Step(step.node, SAVE_RNG, outputs=(state,), recomputable=False))
         step.inputs += (state,)
         # A replay keeps the generator's own state meanwhile.
@@ -497,7 +523,7 @@ class _Analysis:
             if position > self._last_write.get(self._keys[value], -1):
                 continue
             node = self._readable_input(step.node, value)
-            made = _bytes_of(step.node, self._program.device)
+            made = sum(held.nbytes for held in held_by(step.node) if held.device == self._device)
             if node is None or self._program.values[value].nbytes > made:
                 step.recomputable = False
                 return
@@ -518,7 +544,8 @@ class _Analysis:
         return None
 
     def _keep(self, node: Node, value: int) -> None:
-        copy = self._new_value(f"{node.name}_kept", "kept copy", node.meta["val"], own_storage=True)
+        [held] = held_by(node)
+        copy = self._new_value(f"{node.name}_kept", "kept copy", held, own_storage=True)
         self._kept[node] = copy
         cost = self._cost(node)
         self._program.steps.append(Step(node, KEEP, (value,), (copy,), cost, recomputable=False))
@@ -535,26 +562,27 @@ class _Analysis:
     def _new_values(self, node: Node, kind: str) -> list[int]:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
-            tree: Any = self._new_value(node.name, kind, value)
+            [held] = held_by(node)
+            tree: Any = self._new_value(node.name, kind, held)
         else:
-            first = len(self._keys)
-            leaves = functools.partial(self._new_leaf, node.name, kind, first)
-            tree = pytree.tree_map(leaves, value)
+            new = functools.partial(self._new_leaf, node.name, kind, len(self._keys), iter(held_by(node)))
+            tree = pytree.tree_map(new, value)
         self._program.values_of[node] = tree
         return self._program.values_in(node)
 
-    def _new_leaf(self, name: str, kind: str, first: int, leaf: Any) -> int | None:
+    def _new_leaf(self, name: str, kind: str, first: int, held: Iterator[Held], leaf: Any) -> int | None:
         """The leaf's value: that of a sibling, numbered from ``first``, if both are in one new storage."""
         if not isinstance(leaf, torch.Tensor):
             return None
-        sibling = self._first_value.get(storage_key(leaf), -1)
-        return sibling if sibling >= first else self._new_value(name, kind, leaf)
+        new = next(held)
+        sibling = self._first_value.get(new.storage, -1)
+        return sibling if sibling >= first else self._new_value(name, kind, new)
 
-    def _new_value(self, name: str, kind: str, tensor: torch.Tensor, *, own_storage: bool = False) -> int:
+    def _new_value(self, name: str, kind: str, held: Held, *, own_storage: bool = False) -> int:
         number = len(self._keys)
-        key = -number - 1 if own_storage else storage_key(tensor)
+        key = -number - 1 if own_storage else held.storage
         first = self._first_value.setdefault(key, number)
-        nbytes = storage_bytes(tensor, self._program.device) if first == number else 0
+        nbytes = held.nbytes if first == number and held.device == self._device else 0
         self._keys.append(key)
         self._program.values.append(Value(name, kind, nbytes, first))
         return number
@@ -575,10 +603,6 @@ def _is_used_whole(node: Node) -> bool:
     return isinstance(node.meta.get("val"), (tuple, list, dict)) and any(
         not is_selection(user) and user.op != "output" for user in node.users
     )
-
-
-def _bytes_of(node: Node, device: torch.device) -> int:
-    return sum(storage_bytes(tensor, device) for tensor in tensors_of(node.meta.get("val")))
 
 
 def _constant_kind(node: Node) -> str:

@@ -32,6 +32,7 @@ from .storages import (
     COMPUTE,
     KEEP,
     SAVE_RNG,
+    held_by,
     is_backward,
     is_selection,
     is_tangent,
@@ -41,7 +42,6 @@ from .storages import (
     storage_bytes,
     storage_key,
     storage_keys,
-    tensors_of,
 )
 
 
@@ -176,7 +176,7 @@ def liveness(gm: GraphModule, workspace: Mapping[str, int], device: torch.device
     operator on, outputs from when they are made to the end.
     """
     lives = _lives(gm)
-    memory = _Memory(device, lives)
+    memory = _Memory(device.type, lives)
     memory.add("parameter", sum(storage_bytes(tensor, device) for _, tensor in module_state(gm)))
     tangents: list[Node] = []
     points: list[Point] = []
@@ -207,7 +207,7 @@ def liveness(gm: GraphModule, workspace: Mapping[str, int], device: torch.device
 class _Memory:
     """The bytes live on a device, by kind."""
 
-    def __init__(self, device: torch.device, lives: _Lives) -> None:
+    def __init__(self, device: str, lives: _Lives) -> None:
         self._device = device
         self._lives = lives
         self._parts = dict.fromkeys(KINDS, 0)
@@ -220,10 +220,11 @@ class _Memory:
 
     def allocate(self, node: Node) -> None:
         """The storages of a node that are not there yet."""
-        for key, tensor in zip(self._lives.keys_of[node], tensors_of(node.meta.get("val"))):
+        for held in held_by(node):
+            key = held.storage
             if key not in self._held:
                 kind = _kind(node, is_output=key in self._lives.kept)
-                self._held[key] = kind, storage_bytes(tensor, self._device)
+                self._held[key] = kind, held.nbytes if held.device == self._device else 0
                 self.add(*self._held[key])
 
     def free(self, key: int) -> None:

@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 from dtr_fx.measure import cpu_peaks
 
 from .alone import Maker, known, outside_of_tracing, sizes
-from .storages import graph_device, hint, storage_bytes, storage_key, storage_keys, tensors_of
+from .storages import graph_device, held_by, hint, storage_bytes, storage_key, storage_keys, tensors_of
 from .subgraphs import graphs_of, is_higher_order
 from .verify import liveness
 
@@ -88,7 +88,8 @@ def _known(node: Node) -> int | None:
         return 0  # a custom operator or a collective is not run for the sake of a figure
     if _device_type(node) != "cpu":
         return 0
-    if not set(storage_keys(node)).difference(*map(storage_keys, node.all_input_nodes)):
+    read = {held.storage for used in node.all_input_nodes for held in held_by(used)}
+    if read.issuperset(storage_keys(node)):
         return SCALARS if target._schema.is_mutable else 0
     rule = _RULES.get(target.overloadpacket)
     answer = rule(node) if rule is not None else None
@@ -111,8 +112,8 @@ def _arg(node: Node, index: int) -> Tensor:
 
 
 def _device_type(node: Node) -> str:
-    tensor = next(iter(_outputs(node) or _inputs(node)), None)
-    return "cpu" if tensor is None else tensor.device.type
+    touched = (held for each in (node, *node.all_input_nodes) for held in held_by(each))
+    return next((held.device for held in touched), "cpu")
 
 
 def _fresh(node: Node) -> dict[int, int]:
