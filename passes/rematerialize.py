@@ -38,14 +38,13 @@ class Need:
 def lower_bound(program: Program) -> Need:
     """What any plan holds at once, at some time; see ``_Bounds``."""
     bounds = _Bounds(program)
-    need = max([Need(program.constant_bytes, 0), *bounds.alone], key=_nbytes)
+    need = Need(program.constant_bytes, 0)
+    for number, nbytes in enumerate(bounds.alone):
+        if nbytes > need.nbytes:
+            need = Need(nbytes, number)
     for number in range(len(program.steps)):
-        need = max(need, bounds.joint(number, need), key=_nbytes)
+        need = bounds.joint(number, need)
     return need
-
-
-def _nbytes(need: Need) -> int:
-    return need.nbytes
 
 
 class _Bounds:
@@ -83,19 +82,19 @@ class _Bounds:
         """While the last of those runs that make a step's inputs; what is ``known`` if this is no more."""
         inputs = self._reads[number]
         makers = {self._maker[storage] for storage in inputs if storage in self._maker}
-        at_most = min((self.alone[maker].nbytes for maker in makers), default=0) + self._bytes(inputs)
-        if not makers or at_most <= known.nbytes:
+        if not makers or min(map(self.alone.__getitem__, makers)) + self._bytes(inputs) <= known.nbytes:
             return known
-        there = ((maker, self._reads[maker] | inputs) for maker in makers)
-        return min((self._while_running(maker, storages) for maker, storages in there), key=_nbytes)
+        touched = {maker: self._reads[maker] | inputs for maker in makers}
+        nbytes, maker = min((self._while_running(maker, touched[maker]), maker) for maker in makers)
+        return Need(nbytes, maker) if nbytes > known.nbytes else known
 
-    def _while_running(self, number: int, there: set[int]) -> Need:
-        """While a step runs and these are there."""
+    def _while_running(self, number: int, there: set[int]) -> int:
+        """The bytes while a step runs and these are there."""
         step = self._steps[number]
         if step.role in (SAVE_RNG, KEEP):
-            return Need(0, number)
+            return 0
         there = (there | self._storages(step.outputs)) - self._held[number]
-        return Need(self._held_bytes[number] + self._bytes(there) + step.workspace, number)
+        return self._held_bytes[number] + self._bytes(there) + step.workspace
 
     def _bytes(self, storages: Iterable[int]) -> int:
         return sum(map(self._size.__getitem__, storages))

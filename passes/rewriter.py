@@ -134,8 +134,9 @@ class _Emitter:
 
     def _compute_node(self, step: Step) -> None:
         node = place = step.node
-        self._revalue_view(step)
-        self._read_newest(node)
+        if self._newest:
+            self._revalue_view(step)
+            self._read_newest(node)
         for selection in step.selections:
             if node in self._old_value:
                 self._old_value[selection] = selection.meta["val"]

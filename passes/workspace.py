@@ -112,8 +112,8 @@ def _arg(node: Node, index: int) -> Tensor:
 
 
 def _device_type(node: Node) -> str:
-    touched = (held for each in (node, *node.all_input_nodes) for held in held_by(each))
-    return next((held.device for held in touched), "cpu")
+    held = held_by(node) or [held for used in node.all_input_nodes for held in held_by(used)]
+    return held[0].device if held else "cpu"
 
 
 def _fresh(node: Node) -> dict[int, int]:
@@ -140,7 +140,7 @@ def _none(node: Node) -> int | None:
 def _plain(node: Node) -> int | None:
     """Nothing, if all operands are of one floating type: kernels copy an operand that they must convert."""
     types = {tensor.dtype for tensor in [*_inputs(node), *_outputs(node)] if tensor.dim() > 0}
-    if not types:
+    if not types or (len(types) == 1 and types <= _FLOATS):
         return SCALARS
     return SCALARS if len(types - {torch.bool}) == 1 and types <= _FLOATS | _selectors(node) else None
 
