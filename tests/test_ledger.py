@@ -216,6 +216,26 @@ def test_two_threads_train_as_each_would_alone() -> None:
         assert all(map(torch.equal, alone, beside))
 
 
+def test_threads_may_share_a_compiled_model() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Part()
+    batches = [torch.randn(rows, WIDTH) for rows in (256, 384, 512, 320)]
+
+    def steps(forward: Any, order: list[int]) -> list[tuple[Tensor, ...]]:
+        losses = (forward(batches[number]).square().mean() for number in order)
+        return [torch.autograd.grad(loss, list(model.parameters())) for loss in losses]
+
+    orders = [0, 1, 2, 3, 0, 1], [3, 2, 1, 0, 3, 2]
+    expected = steps(torch.compile(model, backend="aot_eager"), [0, 1, 2, 3])
+    shared = torch.compile(model, backend="dtr", options={"budget": "80%", "planner": "online"})
+    with ThreadPoolExecutor() as threads:
+        found = list(threads.map(lambda order: steps(shared, order), orders))
+    for order, gradients_of_thread in zip(orders, found):
+        for number, gradient in zip(order, gradients_of_thread):
+            assert all(map(torch.equal, gradient, expected[number]))
+
+
 def test_checkpoints_around_compiled_graphs_run_again_in_the_backward_pass_only() -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
