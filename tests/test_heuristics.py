@@ -19,7 +19,7 @@ from dtr_fx.runtime import HEURISTICS, Heuristic, Runtime, Storage, Tensor, para
 from dtr_fx.runtime.events import BANISH, BUDGET, COMPUTE, DROP
 
 budgets = st.integers(6, 16)
-many = settings(max_examples=150, deadline=None)
+many = settings(max_examples=150)
 
 
 class History:
@@ -372,7 +372,7 @@ def test_random_is_seeded_and_uniform():
 
 
 @given(programs(), budgets, st.sampled_from([*HEURISTICS]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_every_heuristic_is_deterministic(program, budget, name):
     runs = [Driver(Runtime(budget, name, max_recompute=MAX_COST)) for _ in range(2)]
     assert runs[0].run(program) == runs[1].run(program)

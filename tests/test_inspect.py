@@ -74,7 +74,7 @@ def test_blocks_add_up_to_the_live_bytes_at_every_operator(name: str, request: p
         assert nbytes + point.parts[-1] == point.live  # the last part is temporary
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(
     recipe=recipes,
     build=st.sampled_from(list(BUILDS)),
@@ -252,7 +252,6 @@ def report_of(places: list[list[tuple[str, str]]]) -> Report:
 PLANS = st.lists(STEPS, min_size=len(OPERATORS) + 1, max_size=len(OPERATORS) + 1)
 
 
-@settings(deadline=None)
 @given(first=PLANS, second=PLANS)
 def test_the_difference_is_exact_at_every_place(
     first: list[list[tuple[str, str]]], second: list[list[tuple[str, str]]]

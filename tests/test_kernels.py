@@ -48,7 +48,7 @@ def bits(gm: GraphModule) -> list[bytes]:
     return [tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in found]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(recipe=recipes)
 def test_a_graph_of_kernels_computes_the_same_and_so_does_what_it_expands_to(recipe: Recipe):
     gm = traced(recipe, "fake").gm

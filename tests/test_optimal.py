@@ -62,7 +62,7 @@ def outcome(solve: Any, graph: OperatorGraph, budget: float, **options: Any) -> 
     return solution.cost
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(graphs(), st.floats(0, 1))
 def test_both_find_the_cheapest_plan_in_stages(graph, share):
     """With as many intervals as there are stages MOCCASIN's plans are Checkmate's."""
@@ -73,7 +73,7 @@ def test_both_find_the_cheapest_plan_in_stages(graph, share):
     assert staged >= cheapest(graph, budget)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(graphs(), st.floats(0, 1))
 def test_fewer_intervals_allow_fewer_plans(graph, share):
     budget = round(graph.floor + share * (graph.peak - graph.floor))

@@ -792,7 +792,7 @@ class Replay:
             assert all(tensor.op.recomputable for tensor in storage.tensors if tensor in defined)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     programs(),
     st.integers(6, 16),
@@ -831,7 +831,7 @@ def test_every_run_is_possible(program, budget, heuristic, deallocation, keep_pa
     assert all(storage.resident for storage in runtime.storages if storage.root.op is None)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(programs(), st.sampled_from(["eager", "banish", "ignore"]))
 def test_without_a_limit_nothing_is_recomputed_but_what_was_released(program, deallocation):
     runtime = Runtime(math.inf, deallocation=deallocation)
@@ -841,7 +841,7 @@ def test_without_a_limit_nothing_is_recomputed_but_what_was_released(program, de
     assert not [event for event in runtime.events if event.reason == BUDGET]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(programs(reading_views=False), st.sampled_from(["eager", "banish"]))
 def test_at_the_end_everything_dies(program, deallocation):
     """When all references are gone, constants are all that is left.

@@ -241,7 +241,7 @@ def change(line: Timeline, dice: random.Random) -> None:
         line.add(op, dice.choice(free))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(small_networks | programs() | st.builds(OperatorGraph.schedule, graphs()), st.integers(0, 10**9))
 def test_a_timeline_is_kept_up_to_date(schedule, seed):
     """After any changes it is what a timeline of the same order is, and what its slots say."""
@@ -278,7 +278,7 @@ def _last_reads(line: Timeline) -> list[list[int]]:
     ]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(graphs() | st.builds(OperatorGraph.of, small_networks), st.integers(0, 10**9))
 def test_a_timelines_peak_and_cost_are_those_of_the_plan(graph, seed):
     dice = random.Random(seed)
@@ -293,7 +293,7 @@ def test_a_timelines_peak_and_cost_are_those_of_the_plan(graph, seed):
 # Where walks start
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(small_networks, st.sampled_from([0.1, 1.0, 3.0]))
 def test_a_minimum_cut_is_the_cheapest_choice_of_what_to_save(schedule, price):
     """By trying every choice of operators to run again."""
@@ -312,7 +312,7 @@ def test_a_minimum_cut_is_the_cheapest_choice_of_what_to_save(schedule, price):
     assert costs(cheapest_cut(operators, backward, price)) == pytest.approx(min(map(costs, choices)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(small_networks, st.floats(0.3, 1))
 def test_starts_run_every_operator_at_most_twice_and_for_the_first_time_in_order(schedule, share):
     operators, backward = Operators.of(schedule), schedule.backward
@@ -323,7 +323,7 @@ def test_starts_run_every_operator_at_most_twice_and_for_the_first_time_in_order
         check_run(schedule, follow(schedule, order, math.inf), math.inf)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(small_networks | programs(), st.floats(0.3, 1))
 def test_relief_leaves_a_plan_that_is_no_further_above_the_budget(schedule, share):
     operators = Operators.of(schedule)
@@ -395,7 +395,7 @@ def is_used(line: Timeline, op: int, slot: int) -> bool:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(programs(), st.floats(0.6, 1), st.integers(0, 10))
 def test_the_runtime_carries_out_what_a_walk_finds(schedule, share, seed):
     operators = Operators.of(schedule)
@@ -414,7 +414,7 @@ def test_the_runtime_carries_out_what_a_walk_finds(schedule, share, seed):
     assert [op for op in run.order if op not in views] == done
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(programs())
 def test_the_plain_order_is_the_program(schedule):
     operators = Operators.of(schedule)
@@ -532,7 +532,7 @@ def plan_of(graph: OperatorGraph, budget: int, seconds: float | None = None) -> 
     return cost.total
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(programs(), st.floats(0.3, 1))
 def test_every_plan_does_what_the_program_does(schedule, share):
     budget = schedule.constants + int(share * (schedule.peak - schedule.constants))
@@ -560,7 +560,7 @@ TIGHT = OperatorGraph(
 )
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(graphs(), st.floats(0, 1))
 @example(TIGHT, 0.0)
 def test_the_cheapest_of_all_plans_is_found_for_small_graphs(graph, share):
