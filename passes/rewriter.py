@@ -106,11 +106,17 @@ class _Emitter:
         hoist_drops(self._graph)
 
     def _anchors(self) -> Iterator[Node]:
-        """The graph's operators in order, then its output: new nodes are inserted before the next of them."""
-        for step in self._steps:
-            if step.role == storages.COMPUTE:
-                yield step.node
-        yield self._graph.output_node()
+        """The graph's operators in the order of their first runs, then its output.
+
+        They stand in this order, and new nodes are inserted before the next of them.
+        """
+        first_runs = (self._steps[event.op] for event in self._events if event.kind == COMPUTE)
+        nodes = [step.node for step in first_runs if step.role == storages.COMPUTE]
+        output = self._graph.output_node()
+        if nodes != [step.node for step in self._steps if step.role == storages.COMPUTE]:
+            for node in nodes:
+                output.prepend(node)
+        return iter([*nodes, output])
 
     def _drops_that_return(self) -> set[int]:
         """The positions of the drops whose storage is recomputed later."""

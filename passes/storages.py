@@ -97,15 +97,23 @@ class Program:
     def schedule(self) -> Schedule:
         """The program for the runtime: a call for each step, a tensor for each value."""
         steps: list[schedules.Step] = [Constant(value, self.values[value].nbytes) for value in self.constants]
-        for step in self.steps:
+        for number, step in enumerate(self.steps):
             outputs = tuple(map(self._output, step.outputs))
             workspace = step.workspace + step.replay_workspace
-            steps.append(Call(step.node.name, step.inputs, outputs, step.cost, workspace, step.recomputable))
+            recomputable, may_wait = step.recomputable, self._may_wait(number)
+            name = step.node.name
+            steps.append(Call(name, step.inputs, outputs, step.cost, workspace, recomputable, may_wait))
             steps += map(Keep, step.pins)
             steps += map(Release, step.releases)
         return Schedule(
             self.steps[0].node.graph.owning_module.__class__.__name__, tuple(steps), self.boundary
         )
+
+    def _may_wait(self, number: int) -> bool:
+        """Whether a step does the same later; the first of the backward pass marks its start and stays."""
+        step = self.steps[number]
+        is_inside = self.boundary is not None and number > self.boundary
+        return is_inside and step.recomputable and not step.kept and not rng.is_random(step.node)
 
     @cached_property
     def boundary(self) -> int | None:

@@ -117,6 +117,7 @@ def _call(name: str, known: list[int], dice: random.Random) -> Call:
         dice.randint(0, 4),
         workspace=dice.choice((0, 0, 3)),
         recomputable=not runs_once,
+        may_wait=not runs_once and dice.random() < 0.5,
     )
 
 
@@ -148,7 +149,10 @@ class _Checker:
     def __init__(self, schedule: Schedule, runtime: Runtime) -> None:
         self.calls = list(schedule.calls())
         self.storages = schedule.storages
-        bases = [tensor for tensor, base in self.storages.items() if tensor == base]
+        first_runs = [event.op for event in runtime.events if event.kind == COMPUTE]
+        made = [output.tensor for op in first_runs for output in self.calls[op].outputs]
+        constants = [step.tensor for step in schedule.steps if isinstance(step, Constant)]
+        bases = [tensor for tensor in [*constants, *made] if self.storages[tensor] == tensor]
         self.numbers = {base: number for number, base in enumerate(bases)}
         self.sizes = {out.tensor: out.size for call in self.calls for out in call.outputs}
         self.sizes |= {step.tensor: step.size for step in schedule.steps if isinstance(step, Constant)}
@@ -388,11 +392,10 @@ def test_no_walk_finds_what_no_plan_can_be(graph):
 # The runtime follows an order
 
 
-def is_used(line: Timeline, op: int, slot: int) -> bool:
-    """Whether a run is the operator's first or something that it makes is read."""
-    return slot == line.runs[op][0] or any(
-        line.last_read(storage, slot) > slot for storage in line.operators.makes[op]
-    )
+def is_done(line: Timeline, op: int, slot: int) -> bool:
+    """Whether something reads what a run makes, or it is a first run that cannot wait."""
+    is_first = slot == line.runs[op][0] and not (line.operators.may_wait[op] and len(line.runs[op]) > 1)
+    return is_first or any(line.last_read(storage, slot) > slot for storage in line.operators.makes[op])
 
 
 @settings(max_examples=150)
@@ -410,8 +413,24 @@ def test_the_runtime_carries_out_what_a_walk_finds(schedule, share, seed):
     assert run.runtime.peak <= max(line.used) + schedule.constants
     assert run.cost <= line.cost
     views = {op for op, call in enumerate(schedule.calls()) if not operators.makes[op]}
-    done = [op for slot, op in zip(line.slots, line.order) if op not in views and is_used(line, op, slot)]
+    done = [op for slot, op in zip(line.slots, line.order) if op not in views and is_done(line, op, slot)]
     assert [op for op in run.order if op not in views] == done
+
+
+@pytest.mark.parametrize(("may_wait", "done"), [(False, [0, 1, 2, 1, 3]), (True, [0, 2, 1, 3])])
+def test_an_operator_that_may_wait_does_until_it_is_read(may_wait, done):
+    schedule = program(
+        Call("source", (), (Output(0, 1),), 1.0),
+        Call("early", (0,), (Output(1, 4),), 2.0, may_wait=may_wait),
+        Call("wide", (0,), (Output(2, 1),), 1.0, workspace=8),
+        Call("read", (1, 2), (Output(3, 1),), 1.0),
+        keep=(3,),
+    )
+    order = [0, 1, 2, 1, 3]
+    run = follow(schedule, order, 10)
+    assert run.order == done
+    assert run.cost == Timeline(Operators.of(schedule), order, 10).cost == 2.0 * (len(done) - 4)
+    check_run(schedule, run, 10)
 
 
 @settings(max_examples=60)

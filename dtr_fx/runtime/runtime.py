@@ -170,12 +170,14 @@ class Runtime:
         *,
         workspace: int = 0,
         recomputable: bool = True,
+        number: int | None = None,
     ) -> tuple[Tensor, ...]:
         """Run a new operator of ``cost`` seconds (Fig. 1, PerformOp).
 
         Each output is given as the bytes of a fresh storage, or as the tensor whose storage it aliases.
         ``workspace`` bytes are allocated while it runs and freed at its end.  The outputs of an operator
-        that is not ``recomputable`` are never evicted.
+        that is not ``recomputable`` are never evicted.  ``number`` is what its events call it, if not the
+        next one.
 
         Raises
         ------
@@ -184,7 +186,8 @@ class Runtime:
         Thrash
             Rematerialization costs more than ``max_recompute``.
         """
-        op = Operator(self._operators, inputs, cost, workspace, recomputable=recomputable)
+        id = self._operators if number is None else number
+        op = Operator(id, inputs, cost, workspace, recomputable=recomputable)
         self._operators += 1
         op.outputs = tuple(self._output(op, spec) for spec in outputs)
         aliased: dict[Storage, None] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dtr_fx.runtime import RunFailed, Runtime, collector_paused
@@ -19,6 +19,7 @@ def follow(schedule: Schedule, order: Sequence[int], budget: float) -> Run:
     A storage is dropped after the last read before it is made again, and freed for good after its last read;
     one that is kept before the last operator stays.
     What an order forgets, such as a view that must be taken again, the runtime rematerializes by itself.
+    An operator that may wait runs when something reads what it makes.
 
     Raises
     ------
@@ -31,9 +32,11 @@ def follow(schedule: Schedule, order: Sequence[int], budget: float) -> Run:
     done: set[int] = set()
     with collector_paused():
         for op, unread in zip(order, program.unread(order)):
-            if op not in done:
+            if op not in done and program.waits(op, unread):
+                pass
+            elif op not in done:
                 done.add(op)
-                perform(runtime, program.calls[op], tensors)
+                perform(runtime, program.calls[op], tensors, op)
                 for number in program.kept_after.get(op, ()):
                     keep(runtime, tensors[number])
             else:
@@ -41,7 +44,9 @@ def follow(schedule: Schedule, order: Sequence[int], budget: float) -> Run:
                     if number not in unread:
                         runtime.access(tensors[number])
             for number, made_again in unread.items():
-                if made_again:
+                if number not in tensors:
+                    pass
+                elif made_again:
                     runtime.drop(tensors[number])
                 else:
                     runtime.discard(tensors[number])
@@ -85,6 +90,11 @@ class _Program:
                 self.results.append(step.tensor)
                 self.kept_after.setdefault(len(self.calls) - 1, []).append(step.tensor)
         self.kept_after.pop(len(self.calls) - 1, None)
+
+    def waits(self, op: int, unread: Mapping[int, bool]) -> bool:
+        """Whether an operator may wait, as nothing reads what it makes before it is made again."""
+        makes = self.makes[op]
+        return bool(makes) and self.calls[op].may_wait and all(unread.get(number) for number in makes)
 
     def unread(self, order: Sequence[int]) -> Iterable[dict[int, bool]]:
         """For each run, the storages that it leaves unread, and whether they are made again to be read."""

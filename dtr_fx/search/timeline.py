@@ -27,9 +27,9 @@ class Operators:
 
     ``reads`` and ``makes`` are storages per operator, ``temporary`` the bytes that an operator allocates
     besides while it runs, ``again`` what one more run of it costs (with the views that must be taken again),
-    ``repeats`` whether it may run again.  ``maker`` and ``size`` are per storage.  ``kept`` are read at the
-    end.  ``holds`` are the bytes of an operator's results that stay from its first run on; they are none of
-    the storages.
+    ``repeats`` whether it may run again, ``may_wait`` whether it may run for the first time later than it
+    stands.  ``maker`` and ``size`` are per storage.  ``kept`` are read at the end.  ``holds`` are the bytes
+    of an operator's results that stay from its first run on; they are none of the storages.
     """
 
     reads: tuple[tuple[int, ...], ...]
@@ -37,6 +37,7 @@ class Operators:
     temporary: tuple[int, ...]
     again: tuple[float, ...]
     repeats: tuple[bool, ...]
+    may_wait: tuple[bool, ...]
     maker: tuple[int, ...]
     size: tuple[int, ...]
     kept: tuple[int, ...]
@@ -88,6 +89,7 @@ class Operators:
             tuple(temporary),
             tuple(again),
             tuple(repeats),
+            tuple(call.may_wait for call in schedule.calls()),
             tuple(maker),
             tuple(size),
             tuple(kept),
@@ -112,7 +114,9 @@ def held_storages(schedule: Schedule) -> set[int]:
 class Timeline:
     """Runs of operators in slots, and the bytes that are live in each slot.
 
-    ``cost`` is that of the repeated runs, ``changes`` how often the bytes of some slots changed.
+    ``cost`` is that of the repeated runs, ``changes`` how often the bytes of some slots changed.  Where
+    nothing reads what a first run makes before it is made again, an operator that may wait does, and the
+    first of its repeated runs costs nothing.
     Changes since the last ``commit`` are taken back by ``undo``.
     """
 
@@ -131,6 +135,7 @@ class Timeline:
         self.runs: list[list[int]] = [[] for _ in ops.makes]
         self.reads: list[list[int]] = [[] for _ in ops.size]
         self.repeated: list[int] = []
+        self._waiting: set[int] = set()
         self._place: dict[int, int] = {}
         self._added = 0
         self.cost = 0.0
@@ -159,6 +164,9 @@ class Timeline:
                     change[slot] += ops.size[storage]
                     change[self.last_read(storage, slot) + 1] -= ops.size[storage]
         self.used = np.cumsum(change)[:-1]
+        self.commit()
+        for op in range(len(self.runs)):
+            self._let_wait(op)
         self.commit()
 
     @property
@@ -193,6 +201,8 @@ class Timeline:
                 insort(self.reads[a], b)
             elif kind == "run":
                 self._erase(a, b)
+            elif kind == "wait":
+                self._waiting ^= {a}
             else:
                 self._write(a, b)
         self.cost, self._added = self._cost_before, self._added_before
@@ -273,6 +283,7 @@ class Timeline:
             self._read(storage, slot)
         if not self._is_read(op, before):
             self.remove(before)
+        self._let_wait(op)
 
     def remove(self, slot: int) -> None:
         """Take back a run, and those that only it had read; what is read later is kept from the run before.
@@ -303,6 +314,16 @@ class Timeline:
             run = self.run_before(maker, slot)
             if not self._is_read(maker, run):
                 self.remove(run)
+        self._let_wait(op)
+
+    def _let_wait(self, op: int) -> None:
+        """Count the first run of an operator as none, or as one, if that has changed."""
+        runs = self.runs[op]
+        waits = self.operators.may_wait[op] and len(runs) > 1 and not self._is_read(op, runs[0])
+        if waits != (op in self._waiting):
+            self._waiting ^= {op}
+            self._log.append(("wait", op, 0, 0))
+            self.cost += -self.operators.again[op] if waits else self.operators.again[op]
 
     def _is_read(self, op: int, run: int) -> bool:
         return any(self.last_read(storage, run) > run for storage in self.operators.makes[op])
@@ -313,6 +334,7 @@ class Timeline:
             self._bytes(end + 1, slot + 1, self.operators.size[storage])
         insort(self.reads[storage], slot)
         self._log.append(("read", storage, slot, 0))
+        self._let_wait(self.operators.maker[storage])
 
     def _unread(self, storage: int, slot: int) -> None:
         run = self.run_before(self.operators.maker[storage], slot)
@@ -322,6 +344,7 @@ class Timeline:
         end = self.last_read(storage, run)
         if end < was:
             self._bytes(end + 1, was + 1, -self.operators.size[storage])
+        self._let_wait(self.operators.maker[storage])
 
     def _bytes(self, start: int, stop: int, nbytes: int) -> None:
         if start >= stop or not nbytes:

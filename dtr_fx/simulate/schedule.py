@@ -32,7 +32,8 @@ class Output(NamedTuple):
 class Call(NamedTuple):
     """An operator; ``inputs`` are read in their order, and one may be read twice.
 
-    ``workspace`` bytes are taken while it runs.  If it is not ``recomputable``, it runs once.
+    ``workspace`` bytes are taken while it runs.  If it is not ``recomputable``, it runs once.  One that
+    ``may_wait`` can run for the first time later than it stands, before what reads it.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Call(NamedTuple):
     cost: float
     workspace: int = 0
     recomputable: bool = True
+    may_wait: bool = False
 
 
 class Release(NamedTuple):
