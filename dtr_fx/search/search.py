@@ -35,7 +35,9 @@ _PASSES = 0.25
 _STARTS = 0.3
 # The temperatures of these walks, of the last one, and of those over programs of so few operators.
 _COLD, _WARM, _HOT = 0.02, 0.3, 2.0
-# Of walks that look for any plan at all: how many there are, and how hot they are over few operators.
+# Of walks that look for any plan at all, or for another than one that recomputes so much of the program: how
+# many there are, and how hot they are over few operators.
+_POOR = 0.5
 _RESCUES, _HOTTER = 3, 5.0
 _SMALL = 200
 _SECONDS_OVER_SMALL = 0.45
@@ -161,8 +163,9 @@ class _Search:
 
     def _walk(self) -> None:
         walks = self._walk_small() if self._is_small else self._walk_from_starts()
-        if self._best is None and not walks:
-            walks = self._rescue()
+        costs = (found.cost for found in (*walks, self._best) if found is not None)
+        if min(costs, default=math.inf) > _POOR * self._schedule.cost:
+            walks += self._rescue()
         for found in sorted(walks, key=lambda found: found.cost):
             run = followed(self._schedule, found.order, self._budget)
             if run is not None:
@@ -189,7 +192,7 @@ class _Search:
         return found if last is None else [*found, last]
 
     def _rescue(self) -> list[Found]:
-        """Where nothing fits, bytes count for more, and walks start from where there are fewest."""
+        """Where nothing fits well, bytes count for more, and walks start from where there are fewest."""
         lowest = smallest_by_passes(self._schedule, self._budget, _LOW, self._limit).order
         temperature = _HOTTER if self._is_small else _WARM
         seconds = min(self._seconds, _SECONDS_OVER_SMALL) if self._is_small else self._seconds
