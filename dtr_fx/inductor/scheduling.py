@@ -169,8 +169,9 @@ class _Estimate:
         inputs = OrderedSet(V.graph.graph_inputs)
         by_name = nodes[0].scheduler.name_to_fused_node
         _, self._freed = memory.prepare_planning_info(nodes, self._buffers, by_name, inputs, self._outputs)
-        for name in self._freed.keys() & set(views):
-            self._freed[name].mpi_buffer.size_free = 0
+        # Inductor takes as many bytes as a kernel reads, be it a part or the same ones more than once.
+        for name, buffer in self._freed.items():
+            buffer.mpi_buffer.size_free = 0 if name in views else _bytes_of_input(name)
         self._workspace = _workspaces(nodes)
 
     def orders(self) -> list[list[BaseSchedulerNode]]:
@@ -195,6 +196,11 @@ class _Estimate:
 
     def peak(self, order: list[BaseSchedulerNode]) -> int:
         return max(self.live(order))
+
+
+def _bytes_of_input(name: str) -> int:
+    layout = V.graph.graph_inputs[name].get_layout()
+    return _hint(layout.storage_size()) * int(layout.dtype.itemsize)
 
 
 def _workspaces(nodes: Sequence[BaseSchedulerNode]) -> dict[BaseSchedulerNode, int]:
@@ -241,9 +247,9 @@ def _laid_out(value: Any, operand: Any) -> Any:
     return torch.empty_strided(sizes, list(map(_hint, stride)), dtype=value.dtype, device=value.device)
 
 
-def _hint(step: Any) -> int:
-    """A stride in the trace at hand; Inductor writes sizes that vary as expressions."""
+def _hint(size: Any) -> int:
+    """A size or a stride in the trace at hand; Inductor writes those that vary as expressions."""
     sizes: Any = V.graph.sizevars
     # ``size_hint`` is of torch 2.11, ``optimization_hint`` of 2.13.
     hint = getattr(sizes, "optimization_hint", None) or sizes.size_hint
-    return int(hint(step))
+    return int(hint(size))
