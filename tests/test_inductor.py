@@ -299,15 +299,15 @@ def target(tmp_path):
     path.write_text(
         "import torch\n"
         "from torch import nn\n"
-        "def factory():\n"
-        "    layers = [layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU())]\n"
+        "def factory(layers):\n"
+        "    layers = [layer for _ in range(layers) for layer in (nn.Linear(64, 64), nn.GELU())]\n"
         "    return nn.Sequential(*layers), torch.randn(1024, 64)\n"
     )
     return f"{path}:factory"
 
 
 def test_the_benchmark_beside_plain_inductor(target, capsys):
-    command = ["bench", "inductor", target, "--budgets", "60%", "--pairs", "1", "--json"]
+    command = ["bench", "inductor", target, "--arg", "layers=6", "--budgets", "60%", "--pairs", "1", "--json"]
     assert main(command) == 0
     [whole, part] = json.loads(capsys.readouterr().out)[target]
     assert whole["measured"] == whole["plain"]
@@ -317,7 +317,8 @@ def test_the_benchmark_beside_plain_inductor(target, capsys):
 
 
 def test_the_benchmark_of_what_plans_expect(target, capsys):
-    assert main(["bench", "fusion", target, "--budgets", "60%", "--pairs", "1", "--json"]) == 0
+    command = ["bench", "fusion", target, "--arg", "layers=6", "--budgets", "60%", "--pairs", "1", "--json"]
+    assert main(command) == 0
     plans = json.loads(capsys.readouterr().out)[target]
     assert [plan["made_by"] for plan in plans] == ["kernels", "operators", "count"]
     assert all(plan["by_kernels"] > 0 and plan["by_operators"] > 0 for plan in plans)
