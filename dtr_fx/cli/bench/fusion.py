@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from tabulate import tabulate
 
-from dtr_fx.cli.bench.inductor import add_step_arguments, bytes_of, errors_of
+from dtr_fx.cli.bench.inductor import add_step_arguments, bytes_of
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import load_trainee
 from dtr_fx.errors import CommandError, OverBudgetError
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> None:
     for target in arguments.targets:
         trainee = load_trainee(target, **dict(arguments.arg))
         steps = len(arguments.budgets) * len(_ACCOUNTS) + arguments.pairs
-        with errors_of(target), progress(target, steps) as watch:
+        with progress(target, steps) as watch:
             results[target] = plans = _plans(trainee, arguments.budgets, arguments.pairs, watch)
         if not arguments.json:
             print(_table(target, plans), end="\n\n", flush=True)

@@ -14,10 +14,9 @@ more than rounding end it with an error:
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ from torch import Tensor
 from dtr_fx.cli.plans import add_settings
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import load_trainee
-from dtr_fx.errors import CommandError, DTRError
+from dtr_fx.errors import CommandError
 from dtr_fx.measure import measure_peak
 from dtr_fx.options import Options, parse_budget
 from dtr_fx.units import format_bytes, format_percent
@@ -83,7 +82,7 @@ def run(arguments: argparse.Namespace) -> None:
     results: dict[str, list[dict[str, Any]]] = {}
     for target in arguments.targets:
         trainee = load_trainee(target, **dict(arguments.arg))
-        with errors_of(target), progress(target, 1 + len(arguments.budgets)) as watch:
+        with progress(target, 1 + len(arguments.budgets)) as watch:
             rows = _rows(trainee, arguments.budgets, arguments.pairs, watch)
         if arguments.json:
             results[target] = [asdict(row) for row in rows]
@@ -91,21 +90,6 @@ def run(arguments: argparse.Namespace) -> None:
             print(_table(target, rows), end="\n\n", flush=True)
     if arguments.json:
         print(json.dumps(results, indent=1))
-
-
-@contextlib.contextmanager
-def errors_of(target: str) -> Iterator[None]:
-    """Errors name the target.
-
-    Raises
-    ------
-    CommandError
-        For any error of dtr_fx.
-    """
-    try:
-        yield
-    except DTRError as error:
-        raise CommandError(f"{target}: {error}") from None
 
 
 def _rows(trainee: Trainee, budgets: Iterable[str], pairs: int, watch: Callable[[int], None]) -> list[Row]:
@@ -127,13 +111,7 @@ def bytes_of(asked: str, constants: int, above: int) -> int:
 
 
 def _row(trainee: Trainee, asked: str, budget: float | int, pairs: int) -> Row:
-    """Steps under a budget, held against plain Inductor's.
-
-    Raises
-    ------
-    DTRError
-        They cannot be measured, no plan fits, or a gradient is wrong.
-    """
+    """Steps under a budget, held against plain Inductor's."""
     # Compilation machinery takes seconds to import, which --help need not wait for.
     from dtr_fx.bench import measure, time_of_step
 
