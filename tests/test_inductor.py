@@ -13,6 +13,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import aot_module, nop
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.utils import fresh_cache
@@ -20,6 +21,8 @@ from torch._inductor.utils import fresh_cache
 import dtr_fx
 from dtr_fx import InfeasibleBudgetError, OptionError, Report, backend, measure_peak
 from dtr_fx.cli import main
+from dtr_fx.inductor.partition import Planned
+from dtr_fx.options import Options
 
 WIDTH = 256
 
@@ -145,6 +148,15 @@ def test_a_concatenation_takes_what_is_planned():
     [report] = reports
     assert report.recomputes
     assert bytes_measured(model, forward, x) <= report.budget
+
+
+def test_a_view_runs_nothing_so_it_needs_nothing_besides():
+    model, x = Residual(gelu_mlp), torch.randn(8, 256, WIDTH)
+    besides = {f"view_{number}": 2**40 for number in range(99)}
+    partition = Planned(Options(budget="60%", executor="inductor"), besides)
+    aot_module(model, fw_compiler=nop, bw_compiler=nop, partition_fn=partition)(x).backward()
+    assert partition.report is not None
+    assert partition.report.recomputes
 
 
 def convolutions() -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -141,7 +142,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
             if options.max_overhead is None:
                 spec = parse_budget(options.budget)
                 options = replace(options, budget=BudgetSpec("bytes", self._budget_of(gm), spec.saved))
-            for node in gm.graph.nodes:
+            # A view runs nothing, whatever kernels name it among those that they come from.
+            for node in itertools.filterfalse(kernels.is_view, gm.graph.nodes):
                 self._step_of.update(dict.fromkeys(kernels.members(node), node.name))
                 node.meta["dtr_besides"] = self._besides.get(node.name, 0) + self._besides.get(_ANY, 0)
             self.report = rewrite(gm, options)
