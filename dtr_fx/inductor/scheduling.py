@@ -162,7 +162,7 @@ def _inlined(first: BaseSchedulerNode, last: BaseSchedulerNode) -> int:
 class _Estimate:
     """The memory of a scheduler's kernels in any order.
 
-    ``storage_of`` says which inputs are in the same storage, and in none that is freed.
+    ``storage_of`` has the storages of inputs, of which several may be in one; None outlives the graph.
     """
 
     def __init__(self, nodes: list[BaseSchedulerNode], storage_of: Mapping[str, int | None]) -> None:
