@@ -165,8 +165,30 @@ def compile_step(trainee: Trainee, options: Options) -> tuple[Callable[..., Any]
 
     Forgets all that was compiled before, so that Dynamo's limit of recompilations is never reached.
     """
-    reports: list[Report] = []
     torch._dynamo.reset()
+    return _compiled(trainee, options)
+
+
+def first_step(trainee: Trainee, options: Options) -> tuple[Callable[..., Any], Report, Mapping[str, Tensor]]:
+    """The model, compiled by a step from the start; the report of its one plan; what the step left behind.
+
+    Raises
+    ------
+    GraphError
+        Not one graph was traced but several, or none: they cannot be told apart from outside.
+    DTRError
+        As ``dtr`` does.
+    """
+    forward, reports = _compiled(trainee, options)
+    trainee.restart()
+    results = trainee.results(trainee.step(forward))
+    if len(reports) != 1:
+        raise GraphError(f"{len(reports)} graphs were traced: only the step of a single one can be measured")
+    return forward, reports[0], results
+
+
+def _compiled(trainee: Trainee, options: Options) -> tuple[Callable[..., Any], list[Report]]:
+    reports: list[Report] = []
     given = {**vars(options), "executor": options.executor or "eager", "on_report": reports.append}
     return torch.compile(trainee.model, backend=functools.partial(dtr, options=given)), reports
 
@@ -176,16 +198,11 @@ def measure(trainee: Trainee, options: Options, *, repeats: int = 0) -> Measurem
 
     Raises
     ------
-    GraphError
-        Not one graph was traced but several, or none: their peaks cannot be told apart from outside.
     DTRError
-        As ``dtr`` does.
+        As ``first_step`` does.
     """
-    forward, reports = compile_step(trainee, options)
-    trainee.restart()
-    first = trainee.results(trainee.step(forward))
-    if len(reports) != 1:
-        raise GraphError(f"{len(reports)} graphs were traced: only the step of a single one can be measured")
+    torch._dynamo.reset()
+    forward, report, first = first_step(trainee, options)
     trainee.clear_gradients()
     outputs: list[Tensor] = []
     peak = measure_peak(lambda: outputs.extend(trainee.step(forward)), device=trainee.device)
@@ -193,7 +210,7 @@ def measure(trainee: Trainee, options: Options, *, repeats: int = 0) -> Measurem
     outputs.clear()
     times = [time_of_step(trainee, forward) for _ in range(repeats)]
     trainee.clear_gradients()
-    return Measurement(forward, reports[0], (first, second), peak, statistics.median(times) if times else 0.0)
+    return Measurement(forward, report, (first, second), peak, statistics.median(times) if times else 0.0)
 
 
 def smallest_budget(trainee: Trainee, options: Options) -> InfeasibleBudgetError:

@@ -109,9 +109,9 @@ class ViT(nn.Module):
         return F.cross_entropy(self.head(x[:, 0]), labels)
 
 
-def vit(batch: int = 32, size: int = 224, classes: int = 1000) -> Model:
+def vit(layers: int = 12, width: int = 768, batch: int = 32, size: int = 224, classes: int = 1000) -> Model:
     """ViT-B/16 with dropout on images of 224 × 224."""
-    model = ViT(layers=12, width=768, heads=12, size=size, patch=16, classes=classes)
+    model = ViT(layers=layers, width=width, heads=width // 64, size=size, patch=16, classes=classes)
     return model, (torch.randn(batch, 3, size, size), torch.randint(classes, (batch,)))
 
 

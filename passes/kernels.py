@@ -67,7 +67,7 @@ def contract(graph: Graph) -> None:
     returned = set(graph.output_node().all_input_nodes)
     taken: set[Node] = set()
     for root in reversed(graph.nodes):
-        if root in fusible and root not in taken and not _is_view(root):
+        if root in fusible and root not in taken and not is_view(root):
             cone = _cone(root, fusible - returned)
             taken |= cone
             if len(cone) > 1:
@@ -95,6 +95,12 @@ def is_kernel(node: Node) -> bool:
     return isinstance(node.target, Kernel) or _aten_target(node) in _fusible() | _ALONE
 
 
+def is_view(node: Node) -> bool:
+    """Whether the node's value lies in the storage of something that it reads."""
+    made = set(storage_keys(node))
+    return bool(made) and any(made.intersection(storage_keys(used)) for used in node.all_input_nodes)
+
+
 def is_fused(node: Node) -> bool:
     """Whether kernels alone read what one more run makes: those of the backward pass, if there are any."""
     readers = _readers(node)
@@ -118,7 +124,7 @@ def _readers(node: Node) -> list[Node]:
     pending = list(node.users)
     while pending:
         user = pending.pop()
-        if user.op == "call_function" and _is_view(user):
+        if user.op == "call_function" and is_view(user):
             pending += user.users
         else:
             readers.append(user)
@@ -201,12 +207,6 @@ def _is_fusible(node: Node, written: Iterable[int]) -> bool:
         and not rng.is_random(node)
         and not any(key in written for key in keys)
     )
-
-
-def _is_view(node: Node) -> bool:
-    """Whether the node's value lies in the storage of something that it reads."""
-    made = set(storage_keys(node))
-    return bool(made) and any(made.intersection(storage_keys(used)) for used in node.all_input_nodes)
 
 
 def _aten_target(node: Node) -> Any:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import aot_module, nop
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.utils import fresh_cache
@@ -20,6 +21,8 @@ from torch._inductor.utils import fresh_cache
 import dtr_fx
 from dtr_fx import InfeasibleBudgetError, OptionError, Report, backend, measure_peak
 from dtr_fx.cli import main
+from dtr_fx.inductor.partition import Planned
+from dtr_fx.options import Options
 
 WIDTH = 256
 
@@ -48,6 +51,18 @@ class Attention(nn.Module):
         q, k, v = self.inward(self.norm(x)).view(8, -1, 3, 4, WIDTH // 4).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, WIDTH)
         return F.dropout(self.outward(mixed), self.dropout, self.training)
+
+
+class Gates(nn.Module):
+    """Those of an LSTM: going back, one kernel makes the gradient of all four and reads each gate's value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 4 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b, c, d = self.linear(x).chunk(4, 1)
+        return a.sigmoid() * b.tanh() + c.sigmoid() * d.tanh()
 
 
 def norms() -> nn.Module:
@@ -122,17 +137,27 @@ class Skips(nn.Module):
         return x
 
 
-def test_a_concatenation_takes_what_is_planned():
+@pytest.mark.parametrize(("make", "count", "budget"), [(Skips, 1, "55%"), (Gates, 6, "65%")])
+def test_a_concatenation_takes_what_is_planned(make, count, budget):
     torch.manual_seed(0)
     torch._dynamo.reset()
-    model, x = Residual(Skips, count=1), torch.randn(2048, WIDTH)
+    model, x = Residual(make, count), torch.randn(2048, WIDTH)
     reports: list[Report] = []
-    options = {"budget": "55%", "executor": "inductor", "on_report": reports.append}
+    options = {"budget": budget, "executor": "inductor", "on_report": reports.append}
     forward = torch.compile(model, backend="dtr", options=options)
     step_of(model, forward, x)
     [report] = reports
     assert report.recomputes
     assert bytes_measured(model, forward, x) <= report.budget
+
+
+def test_a_view_runs_nothing_so_it_needs_nothing_besides():
+    model, x = Residual(gelu_mlp), torch.randn(8, 256, WIDTH)
+    besides = {f"view_{number}": 2**40 for number in range(99)}
+    partition = Planned(Options(budget="60%", executor="inductor"), besides)
+    aot_module(model, fw_compiler=nop, bw_compiler=nop, partition_fn=partition)(x).backward()
+    assert partition.report is not None
+    assert partition.report.recomputes
 
 
 def convolutions() -> nn.Module:
@@ -287,15 +312,15 @@ def target(tmp_path):
     path.write_text(
         "import torch\n"
         "from torch import nn\n"
-        "def factory():\n"
-        "    layers = [layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU())]\n"
+        "def factory(layers):\n"
+        "    layers = [layer for _ in range(layers) for layer in (nn.Linear(64, 64), nn.GELU())]\n"
         "    return nn.Sequential(*layers), torch.randn(1024, 64)\n"
     )
     return f"{path}:factory"
 
 
 def test_the_benchmark_beside_plain_inductor(target, capsys):
-    command = ["bench", "inductor", target, "--budgets", "60%", "--pairs", "1", "--json"]
+    command = ["bench", "inductor", target, "--arg", "layers=6", "--budgets", "60%", "--pairs", "1", "--json"]
     assert main(command) == 0
     [whole, part] = json.loads(capsys.readouterr().out)[target]
     assert whole["measured"] == whole["plain"]
@@ -305,7 +330,8 @@ def test_the_benchmark_beside_plain_inductor(target, capsys):
 
 
 def test_the_benchmark_of_what_plans_expect(target, capsys):
-    assert main(["bench", "fusion", target, "--budgets", "60%", "--pairs", "1", "--json"]) == 0
+    command = ["bench", "fusion", target, "--arg", "layers=6", "--budgets", "60%", "--pairs", "1", "--json"]
+    assert main(command) == 0
     plans = json.loads(capsys.readouterr().out)[target]
     assert [plan["made_by"] for plan in plans] == ["kernels", "operators", "count"]
     assert all(plan["by_kernels"] > 0 and plan["by_operators"] > 0 for plan in plans)

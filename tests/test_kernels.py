@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import dtr_fx
+from dtr_fx.cli import main
 from dtr_fx.passes import costs
 from dtr_fx.passes.kernels import contract, expand, is_kernel, moved
 
@@ -132,3 +134,11 @@ def test_what_is_fused_is_launched_with_its_readers():
     gm = contracted(graph_of(lambda x: ((y := x + 1).cos() @ x) + (y.sin() @ x), x))
     assert seconds(gm, "add", CPU) < costs.CPU.launch
     assert seconds(gm, "cos", CPU) >= costs.CPU.launch
+
+
+def test_the_benchmark_of_generated_code(capsys):
+    assert main(["bench", "kernels", "--json"]) == 0
+    seconds = json.loads(capsys.readouterr().out)
+    assert {"relu", "erf", "tanh", "max_pool2d"} <= seconds.keys()
+    assert all(taken > 0 for taken in seconds.values())
+    assert seconds["rand_like"] > seconds["relu"]  # some seventy times

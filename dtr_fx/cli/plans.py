@@ -48,6 +48,11 @@ def add_target(
 ) -> None:
     """TARGET, and the arguments of its factory."""
     parser.add_argument("target", metavar="TARGET", help=help)
+    add_settings(parser)
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """The arguments of a factory."""
     parser.add_argument(
         "--arg",
         action="append",

@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 
 from dtr_fx.errors import CommandError, DTRError
+
+if TYPE_CHECKING:
+    from dtr_fx.bench import Trainee
 
 Inputs: TypeAlias = "tuple[Any, ...] | dict[str, Any]"
 
@@ -54,6 +57,24 @@ def load_target(target: str, **settings: Any) -> tuple[Callable[..., Any], Input
         factory = _member(module, name, place)
         made = _call(factory, settings, target)
     return _model_and_inputs(made, target)
+
+
+def load_trainee(target: str, **settings: Any) -> Trainee:
+    """A target's model and inputs, drawn from seed 0, as what can be trained step by step.
+
+    Raises
+    ------
+    CommandError
+        As ``load_target`` does, or the model is no module.
+    """
+    # Compilation machinery takes seconds to import, which --help need not wait for.
+    from dtr_fx.bench import Trainee
+
+    torch.manual_seed(0)
+    model, inputs = load_target(target, **settings)
+    if not isinstance(model, torch.nn.Module):
+        raise CommandError(f"{target}: a function has no parameters to train; give a module")
+    return Trainee(model, inputs)
 
 
 def _zoo_member(name: str) -> Callable[..., object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +65,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         self._step_of: dict[str, str] = {}
         self.budget = 0
         self.report: Report | None = None
-        self.views: set[str] = set()
+        self.storage_of: dict[str, int | None] = {}
 
     def __call__(
         self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any
@@ -128,7 +129,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
             if not self.is_free and _peak(step) > self.budget:
                 return None
             self.report = replace(rewrite(step, replace(self._options, budget=1.0)), budget=self.budget)
-            self.views = _views_of_inputs(pair[0])
+            self.storage_of = _storages_saved(pair[0])
         return pair
 
     def _planned(
@@ -141,7 +142,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
             if options.max_overhead is None:
                 spec = parse_budget(options.budget)
                 options = replace(options, budget=BudgetSpec("bytes", self._budget_of(gm), spec.saved))
-            for node in gm.graph.nodes:
+            # A view runs nothing, whatever kernels name it among those that they come from.
+            for node in itertools.filterfalse(kernels.is_view, gm.graph.nodes):
                 self._step_of.update(dict.fromkeys(kernels.members(node), node.name))
                 node.meta["dtr_besides"] = self._besides.get(node.name, 0) + self._besides.get(_ANY, 0)
             self.report = rewrite(gm, options)
@@ -150,7 +152,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
             kernels.expand(gm.graph)
             gm.recompile()
             pair = split(gm, joint_inputs, **{name: facts[name] for name in facts if name != "compiler"})
-            self.views = _views_of_inputs(pair[0])
+            self.storage_of = _storages_saved(pair[0])
         return pair
 
     def _budget_of(self, gm: GraphModule) -> int:
@@ -229,12 +231,16 @@ def _reads_what_it_changes(forward: GraphModule) -> bool:
     )
 
 
-def _views_of_inputs(forward: GraphModule) -> set[str]:
-    """What the forward graph returns, by name, that takes no memory beside that of its inputs."""
+def _storages_saved(forward: GraphModule) -> dict[str, int | None]:
+    """The storage of each value that the forward graph returns, by name; None if it is one of its inputs'."""
     inputs = forward.graph.find_nodes(op="placeholder")
-    keys = {key for node in inputs for key in storages.storage_keys(node)}
+    of_inputs = {key for node in inputs for key in storages.storage_keys(node)}
     returned = forward.graph.output_node().all_input_nodes
-    return {node.name for node in returned if not keys.isdisjoint(storages.storage_keys(node))}
+    return {
+        node.name: None if key in of_inputs else key
+        for node in returned
+        for key in storages.storage_keys(node)
+    }
 
 
 def _mode_of(gm: GraphModule) -> contextlib.AbstractContextManager[Any]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,7 @@ class Scheduling(_SchedulerPass):  # type: ignore[misc]
     def __call__(self, nodes: list[BaseSchedulerNode]) -> list[BaseSchedulerNode]:
         if not nodes:
             return nodes
-        estimate = _Estimate(nodes, self._partitioner.views)
+        estimate = _Estimate(nodes, self._partitioner.storage_of)
         order = min(estimate.orders(), key=estimate.peak)
         room = self._partitioner.room
         if room is not None:
@@ -113,7 +113,7 @@ class Fusion(InductorChoices):
         """Bytes that are live while each kernel runs, and before it, by its number in the order."""
         self._scheduler = scheduler
         nodes = scheduler.nodes
-        live = _Estimate(nodes, self._partitioner.views).live(nodes)
+        live = _Estimate(nodes, self._partitioner.storage_of).live(nodes)
         self._live = np.zeros(max(node.max_order for node in nodes) + 1, np.int64)
         self._before = self._live.copy()
         for node, nbytes in zip(nodes, live):
@@ -160,18 +160,31 @@ def _inlined(first: BaseSchedulerNode, last: BaseSchedulerNode) -> int:
 
 
 class _Estimate:
-    """The memory of a scheduler's kernels in any order; the inputs that are ``views`` of others take none."""
+    """The memory of a scheduler's kernels in any order.
 
-    def __init__(self, nodes: list[BaseSchedulerNode], views: Iterable[str]) -> None:
+    ``storage_of`` has the storages of inputs, of which several may be in one; None outlives the graph.
+    """
+
+    def __init__(self, nodes: list[BaseSchedulerNode], storage_of: Mapping[str, int | None]) -> None:
         self._nodes = nodes
         self._buffers = nodes[0].scheduler.name_to_buf
         self._outputs = OrderedSet(V.graph.get_output_names())
         inputs = OrderedSet(V.graph.graph_inputs)
         by_name = nodes[0].scheduler.name_to_fused_node
         _, self._freed = memory.prepare_planning_info(nodes, self._buffers, by_name, inputs, self._outputs)
-        for name in self._freed.keys() & set(views):
-            self._freed[name].mpi_buffer.size_free = 0
+        self._storage_of = {name: storage_of.get(name, name) for name in self._freed}
+        self._share_storages()
         self._workspace = _workspaces(nodes)
+
+    def _share_storages(self) -> None:
+        """Each input takes its part of a storage; by Inductor it takes what the last kernel reads of it."""
+        names_in = defaultdict(list)
+        for name, storage in self._storage_of.items():
+            names_in[storage].append(name)
+        for storage, names in names_in.items():
+            nbytes = 0 if storage is None else max(map(_bytes_of_input, names))
+            for name in names:
+                self._freed[name].mpi_buffer.size_free = nbytes // len(names)
 
     def orders(self) -> list[list[BaseSchedulerNode]]:
         """The order as it is, and those that Inductor tries."""
@@ -185,16 +198,25 @@ class _Estimate:
     def live(self, order: list[BaseSchedulerNode]) -> list[int]:
         """Bytes while each kernel runs, without the inputs that outlive the graph."""
         buffers, *_ = memory.compute_memory_timeline(order, self._freed, self._outputs)
+        freed: dict[Any, int] = defaultdict(int)
+        storages_of = [self._storage_of.get(name := buffer.buffer.get_name(), name) for buffer in buffers]
+        for storage, buffer in zip(storages_of, buffers):
+            end = len(order) if buffer.end_step == -1 else buffer.end_step + 1  # results stay
+            freed[storage] = max(freed[storage], end)
         change = [0] * (len(order) + 1)
-        for buffer in buffers:
+        for storage, buffer in zip(storages_of, buffers):
             change[buffer.start_step] += buffer.size_alloc
-            if buffer.end_step != -1:  # else it is a result and stays
-                change[buffer.end_step + 1] -= buffer.size_free
+            change[freed[storage]] -= buffer.size_free
         live = itertools.accumulate(change)
         return [nbytes + self._workspace.get(node, 0) for node, nbytes in zip(order, live)]
 
     def peak(self, order: list[BaseSchedulerNode]) -> int:
         return max(self.live(order))
+
+
+def _bytes_of_input(name: str) -> int:
+    layout = V.graph.graph_inputs[name].get_layout()
+    return _hint(layout.storage_size()) * int(layout.dtype.itemsize)
 
 
 def _workspaces(nodes: Sequence[BaseSchedulerNode]) -> dict[BaseSchedulerNode, int]:
@@ -241,9 +263,9 @@ def _laid_out(value: Any, operand: Any) -> Any:
     return torch.empty_strided(sizes, list(map(_hint, stride)), dtype=value.dtype, device=value.device)
 
 
-def _hint(step: Any) -> int:
-    """A stride in the trace at hand; Inductor writes sizes that vary as expressions."""
+def _hint(size: Any) -> int:
+    """A size or a stride in the trace at hand; Inductor writes those that vary as expressions."""
     sizes: Any = V.graph.sizevars
     # ``size_hint`` is of torch 2.11, ``optimization_hint`` of 2.13.
     hint = getattr(sizes, "optimization_hint", None) or sizes.size_hint
-    return int(hint(step))
+    return int(hint(size))

@@ -29,7 +29,7 @@ from tabulate import tabulate
 from torch.fx import Node
 
 from dtr_fx.cli.progress import progress
-from dtr_fx.cli.targets import load_target
+from dtr_fx.cli.targets import load_trainee
 from dtr_fx.errors import CommandError
 from dtr_fx.options import Options
 from dtr_fx.passes.costs import roofline
@@ -136,20 +136,16 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _compare(target: str) -> Comparison:
     # Compilation machinery takes seconds to import, which --help need not wait for.
-    from dtr_fx.bench import Trainee, compile_step
+    from dtr_fx.bench import compile_step
 
-    torch.manual_seed(0)
-    model, inputs = load_target(target)
-    if not isinstance(model, torch.nn.Module):
-        raise CommandError(f"{target}: a function has no parameters to train; give a module")
-    trainee = Trainee(model, inputs)
+    trainee = load_trainee(target)
     accounts = _Accounts(trainee.device)
     graph, _ = compile_step(trainee, Options(costs=accounts))
     compiled = _shortest_step(trainee, graph)
     operators = accounts.operators()
     if not operators:
         raise CommandError(f"{target}: its training step has no operator that can be timed")
-    eager = _shortest_step(trainee, model)
+    eager = _shortest_step(trainee, trainee.model)
     return Comparison(
         target, operators, accounts.estimated, eager, compiled, accounts.profile.tally, fit(operators)
     )

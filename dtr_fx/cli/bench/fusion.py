@@ -7,20 +7,20 @@ processor time, which is time only with OMP_NUM_THREADS=1. Below stand the rank 
 with the measured, over all plans: 1 where the costs put the plans into the right order. "In pairs" counts
 two plans for the same budget, and how many of these are in the right order:
 
-  OMP_NUM_THREADS=1 dtr-fx bench fusion examples/models.py:gpt --budgets 70% 50% 30%
+  OMP_NUM_THREADS=1 dtr-fx bench fusion examples/models.py:gpt --arg layers=4 --budgets 60% 45%
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
 import json
 import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -28,13 +28,13 @@ import numpy as np
 import torch
 from tabulate import tabulate
 
-from dtr_fx.cli.bench.inductor import add_step_arguments, bytes_of, whole_step
+from dtr_fx.cli.bench.inductor import add_step_arguments, bytes_of
 from dtr_fx.cli.progress import progress
-from dtr_fx.cli.targets import load_target
-from dtr_fx.errors import CommandError, InfeasibleBudgetError, OverBudgetError
+from dtr_fx.cli.targets import load_trainee
+from dtr_fx.errors import CommandError, OverBudgetError
 from dtr_fx.options import Options
 from dtr_fx.passes.costs import Cost, apart, of_kernels, roofline
-from dtr_fx.runtime.events import DROP, RECOMPUTE
+from dtr_fx.runtime.events import DROP
 from dtr_fx.units import format_percent
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from dtr_fx.report import Report
 
 _BUDGETS = ("70%", "60%", "50%", "40%")
-_KERNELS, _OPERATORS, _COUNT = "kernels", "operators", "count"
+_ACCOUNTS = _KERNELS, _OPERATORS, _COUNT = "kernels", "operators", "count"
 _WARM_UPS = 3
 
 
@@ -72,41 +72,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     results = {}
     for target in arguments.targets:
-        results[target] = plans = _plans(target, arguments.budgets, arguments.pairs)
+        trainee = load_trainee(target, **dict(arguments.arg))
+        steps = len(arguments.budgets) * len(_ACCOUNTS) + arguments.pairs
+        with progress(target, steps) as watch:
+            results[target] = plans = _plans(trainee, arguments.budgets, arguments.pairs, watch)
         if not arguments.json:
             print(_table(target, plans), end="\n\n", flush=True)
     if arguments.json:
         print(json.dumps({target: [asdict(plan) for plan in plans] for target, plans in results.items()}))
 
 
-def _plans(target: str, budgets: Sequence[str], rounds: int) -> list[Plan]:
-    # Compilation machinery takes seconds to import, which --help need not wait for.
-    from dtr_fx.bench import Trainee
-
-    whole = whole_step(target, pairs=1)
-    torch.manual_seed(0)
-    model, inputs = load_target(target)
-    assert isinstance(model, torch.nn.Module)  # else there would be no step without a budget
-    trainee = Trainee(model, inputs)
-    accounts = _accounts(trainee.device)
-    cases = list(itertools.product(budgets, accounts))
+def _plans(trainee: Trainee, budgets: Sequence[str], rounds: int, watch: Callable[[int], None]) -> list[Plan]:
+    cases = list(itertools.product(budgets, _ACCOUNTS))
     torch._dynamo.reset()
-    with (
-        progress(target, len(cases) + rounds) as watch,
-        torch._dynamo.config.patch(recompile_limit=2 * len(cases) + 2),
-    ):
+    with torch._dynamo.config.patch(recompile_limit=2 * len(cases) + 4):
         plain = torch.compile(trainee.model)
-        compiled = []
-        for done, (asked, name) in enumerate(cases):
-            watch(done)
-            options = Options(budget=bytes_of(asked, whole), executor="inductor", costs=accounts[name])
-            try:
-                compiled.append(_Compiled(name, asked, *_compile(trainee, options, f"{target} at {asked}")))
-            except OverBudgetError as error:
-                print(f"left out: the plan by {name} at {asked}: {error}", file=sys.stderr)
+        compiled = list(_compile(trainee, cases, watch))
+        if not compiled:
+            raise CommandError("no plan is within its budget as Inductor compiles it")
         forwards = [plan.forward for plan in compiled]
         ratios = _time_ratios(trainee, plain, forwards, rounds, lambda done: watch(len(cases) + done))
-    seconds = {name: _seconds(plan.report for plan in compiled if plan.made_by == name) for name in accounts}
+    seconds = {name: _seconds(plan.report for plan in compiled if plan.made_by == name) for name in _ACCOUNTS}
     return [
         Plan(
             plan.made_by,
@@ -119,24 +105,30 @@ def _plans(target: str, budgets: Sequence[str], rounds: int) -> list[Plan]:
     ]
 
 
+def _compile(
+    trainee: Trainee, cases: Iterable[tuple[str, str]], watch: Callable[[int], None]
+) -> Iterator[_Compiled]:
+    """Budgets, by whose costs; what is compiled for one stays when the next one is."""
+    # Compilation machinery takes seconds to import, which --help need not wait for.
+    from dtr_fx.bench import first_step
+
+    accounts = _accounts(trainee.device)
+    _, whole, _ = first_step(trainee, Options(executor="inductor"))
+    for done, (asked, name) in enumerate(cases):
+        watch(done)
+        budget = bytes_of(asked, whole.constants, whole.budget - whole.constants)
+        options = Options(budget=budget, executor="inductor", costs=accounts[name])
+        try:
+            forward, report, _ = first_step(trainee, options)
+        except OverBudgetError as error:
+            print(f"left out: the plan by {name} at {asked}: {error}", file=sys.stderr)
+        else:
+            yield _Compiled(name, asked, forward, report)
+
+
 def _accounts(device: torch.device) -> dict[str, Cost]:
     cost = roofline(device)
     return {_KERNELS: of_kernels(cost, device), _OPERATORS: apart(cost), _COUNT: lambda node: 1.0}
-
-
-def _compile(trainee: Trainee, options: Options, what: str) -> tuple[Callable[..., object], Report]:
-    from dtr_fx.backend import dtr
-
-    reports: list[Report] = []
-    given = {**vars(options), "on_report": reports.append}
-    forward = torch.compile(trainee.model, backend=functools.partial(dtr, options=given))
-    try:
-        trainee.step(forward)
-    except InfeasibleBudgetError as error:
-        raise CommandError(f"{what}: {error}") from None
-    if len(reports) != 1:
-        raise CommandError(f"{what}: {len(reports)} graphs were traced; only a step of one can be measured")
-    return forward, reports[0]
 
 
 def _time_ratios(
@@ -170,8 +162,9 @@ def _seconds(reports: Iterable[Report]) -> dict[str, float]:
 
 def _extra(report: Report, seconds: Mapping[str, float]) -> float:
     """The extra compute of a plan, with the operators at these seconds."""
-    again = sum(seconds[event.origin] for event in report.events if event.kind == RECOMPUTE)
-    return again / sum(seconds.values())
+    runs = Counter(event.origin for event in report.events if event.kind != DROP)
+    once = sum(seconds[name] for name in runs)
+    return sum(seconds[name] * count for name, count in runs.items()) / once - 1
 
 
 def _table(target: str, plans: Sequence[Plan]) -> str:
@@ -200,16 +193,21 @@ def _verdict(account: str, plans: Sequence[Plan], expected: Sequence[float]) -> 
 
 
 def _right_pairs(plans: Sequence[Plan], expected: Sequence[float]) -> str:
-    """How many pairs of plans for one budget are in the right order, of those that differ."""
+    """How many pairs of plans for one budget are in the right order, of those that are not expected alike."""
     pairs = [
         (one_expected - other_expected) * (one.time_ratio - other.time_ratio)
         for (one, one_expected), (other, other_expected) in itertools.combinations(zip(plans, expected), 2)
-        if one.asked == other.asked and one.time_ratio != other.time_ratio
+        if one.asked == other.asked and one_expected != other_expected
     ]
     return f"{sum(product > 0 for product in pairs)} of {len(pairs)}"
 
 
 def _rank_correlation(expected: Sequence[float], measured: Sequence[float]) -> float:
     """Spearman's: 1 if both are in the same order."""
-    first, second = (np.argsort(np.argsort(values)) for values in (expected, measured))
-    return float(np.corrcoef(first, second).item(0, 1))
+    return float(np.corrcoef(_ranks(expected), _ranks(measured)).item(0, 1))
+
+
+def _ranks(values: Sequence[float]) -> np.ndarray:
+    """Twice the ranks; equal values share theirs."""
+    column = np.array(values)[:, None]
+    return np.asarray((column > values).sum(1) + (column >= values).sum(1))

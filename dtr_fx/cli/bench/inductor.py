@@ -4,33 +4,32 @@ TARGETs are those of dtr-fx diff. Without a budget and for each of some this pri
 parameters, allowed, planned and measured (60% is 60% of these bytes); the extra compute planned; the time of
 a step over that of plain torch.compile (the median of pairs of steps); and how far the gradients are from
 plain Inductor's: the norm of the difference over that of the gradient, for the parameter where that is most.
-Without a budget Inductor's own peak may be above that of the graph as it is traced.  Gradients that differ by
+Without a budget Inductor's own peak may be above that of the graph as it is traced. Gradients that differ by
 more than rounding end it with an error:
 
   dtr-fx bench inductor examples/models.py:gpt
-  dtr-fx bench inductor train.py:make_model --budgets 60% 8GiB
+  dtr-fx bench inductor train.py:make_model --arg layers=4 --budgets 60% 8GiB
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from tabulate import tabulate
 from torch import Tensor
 
+from dtr_fx.cli.plans import add_settings
 from dtr_fx.cli.progress import progress
-from dtr_fx.cli.targets import load_target
-from dtr_fx.errors import CommandError, DTRError
+from dtr_fx.cli.targets import load_trainee
+from dtr_fx.errors import CommandError
 from dtr_fx.measure import measure_peak
 from dtr_fx.options import Options, parse_budget
-from dtr_fx.report import Report
 from dtr_fx.units import format_bytes, format_percent
 
 if TYPE_CHECKING:
@@ -69,6 +68,7 @@ def add_step_arguments(parser: argparse.ArgumentParser, budgets: Sequence[str], 
     parser.add_argument(
         "targets", nargs="+", metavar="TARGET", help="package.module:factory or path/to/file.py:factory"
     )
+    add_settings(parser)
     parser.add_argument(
         "--budgets", nargs="+", default=budgets, metavar="BUDGET", help="default: %(default)s"
     )
@@ -81,12 +81,9 @@ def add_step_arguments(parser: argparse.ArgumentParser, budgets: Sequence[str], 
 def run(arguments: argparse.Namespace) -> None:
     results: dict[str, list[dict[str, Any]]] = {}
     for target in arguments.targets:
+        trainee = load_trainee(target, **dict(arguments.arg))
         with progress(target, 1 + len(arguments.budgets)) as watch:
-            rows = [whole_step(target, arguments.pairs)]
-            for number, asked in enumerate(arguments.budgets, start=1):
-                watch(number)
-                options = Options(budget=bytes_of(asked, rows[0]), executor="inductor")
-                rows.append(measured_step(target, asked, options, arguments.pairs)[0])
+            rows = _rows(trainee, arguments.budgets, arguments.pairs, watch)
         if arguments.json:
             results[target] = [asdict(row) for row in rows]
         else:
@@ -95,79 +92,54 @@ def run(arguments: argparse.Namespace) -> None:
         print(json.dumps(results, indent=1))
 
 
-def bytes_of(asked: str, whole: Row) -> int:
-    """A budget in bytes; a share is one of what the graph keeps above its constants."""
+def _rows(trainee: Trainee, budgets: Iterable[str], pairs: int, watch: Callable[[int], None]) -> list[Row]:
+    """One without a budget, then one for each."""
+    whole = _row(trainee, _WHOLE, 1.0, pairs)
+    rows = [whole]
+    for asked in budgets:
+        watch(len(rows))
+        rows.append(_row(trainee, asked, bytes_of(asked, whole.constants, whole.allowed), pairs))
+    return rows
+
+
+def bytes_of(asked: str, constants: int, above: int) -> int:
+    """A budget in bytes; a share is one of what a step without a budget may keep above its constants."""
     spec = parse_budget(asked)
     if spec.kind == "auto":
         raise CommandError("a budget here is a share or bytes, not auto")
-    return int(spec.value) if spec.kind == "bytes" else whole.constants + int(spec.value * whole.allowed)
+    return int(spec.value) if spec.kind == "bytes" else constants + int(spec.value * above)
 
 
-def whole_step(target: str, pairs: int) -> Row:
-    """A step without a budget."""
-    return measured_step(target, _WHOLE, Options(executor="inductor"), pairs)[0]
-
-
-def measured_step(target: str, asked: str, options: Options, pairs: int) -> tuple[Row, Report]:
-    """Steps under some options, held against plain Inductor's.
-
-    Raises
-    ------
-    CommandError
-        It cannot be measured, no plan fits, or a gradient is wrong.
-    """
+def _row(trainee: Trainee, asked: str, budget: float | int, pairs: int) -> Row:
+    """Steps under a budget, held against plain Inductor's."""
     # Compilation machinery takes seconds to import, which --help need not wait for.
-    from dtr_fx.backend import dtr
-    from dtr_fx.bench import Trainee, time_of_step
+    from dtr_fx.bench import measure, time_of_step
 
-    torch.manual_seed(0)
-    model, inputs = load_target(target)
-    if not isinstance(model, torch.nn.Module):
-        raise CommandError(f"{target}: a function has no parameters to train; give a module")
-    trainee = Trainee(model, inputs)
-    reports: list[Report] = []
-    given = vars(replace(options, on_report=reports.append))
-    torch._dynamo.reset()
-    plain, ours = torch.compile(model), torch.compile(model, backend=functools.partial(dtr, options=given))
-    plain_results, plain_peak = _measure(trainee, plain)
-    try:
-        results, peak = _measure(trainee, ours)
-    except DTRError as error:
-        raise CommandError(f"{target} at {asked}: {error}") from None
-    if len(reports) != 1:
-        raise CommandError(
-            f"{target}: {len(reports)} graphs were traced; only the step of a single one can be measured"
-        )
-    [report] = reports
-    difference = _difference(results, plain_results)
+    ours = measure(trainee, Options(budget=budget, executor="inductor"))
+    plain = torch.compile(trainee.model)
+    trainee.restart()
+    plain_results = trainee.results(trainee.step(plain))
+    trainee.clear_gradients()
+    plain_peak = measure_peak(lambda: trainee.step(plain), device=trainee.device)
+    difference = _difference(ours.results[0], plain_results)
     if not difference <= _TOLERANCE:
         raise CommandError(
-            f"{target} at {asked}: a gradient is {format_percent(difference)} off plain Inductor's, "
+            f"at {asked} a gradient is {format_percent(difference)} off plain Inductor's, "
             "which is more than rounding makes; please report it"
         )
-    row = Row(
+    return Row(
         asked=asked,
-        constants=report.constants,
-        allowed=report.budget - report.constants,
-        planned=report.planned_peak - report.constants,
-        measured=peak,
+        constants=ours.report.constants,
+        allowed=ours.allowed,
+        planned=ours.planned,
+        measured=ours.peak,
         plain=plain_peak,
-        overhead=report.overhead,
+        overhead=ours.report.overhead,
         time_ratio=statistics.median(
-            time_of_step(trainee, ours) / time_of_step(trainee, plain) for _ in range(pairs)
+            time_of_step(trainee, ours.forward) / time_of_step(trainee, plain) for _ in range(pairs)
         ),
         difference=difference,
     )
-    return row, report
-
-
-def _measure(trainee: Trainee, forward: Callable[..., Any]) -> tuple[Mapping[str, Tensor], int]:
-    """What a step leaves behind, and the peak of a second one."""
-    trainee.restart()
-    results = trainee.results(trainee.step(forward))
-    trainee.clear_gradients()
-    peak = measure_peak(lambda: trainee.step(forward), device=trainee.device)
-    return results, peak
 
 
 def _difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:

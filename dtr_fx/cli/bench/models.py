@@ -18,11 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import torch
 from tabulate import tabulate
 
-from dtr_fx.cli.targets import load_target
-from dtr_fx.errors import CommandError
+from dtr_fx.cli.targets import load_trainee
 from dtr_fx.options import Options
 from dtr_fx.runtime import HEURISTICS
 from dtr_fx.units import format_bytes, format_percent
@@ -68,14 +66,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _sweep(target: str, options: Options, budgets: Sequence[str] | None) -> list[Row]:
     # Compilation machinery takes seconds to import, which --help need not wait for.
-    from dtr_fx.bench import PERCENTS, SMALLEST, Trainee, sweep
+    from dtr_fx.bench import PERCENTS, SMALLEST, sweep
 
     asked = budgets or (*PERCENTS, SMALLEST)
-    torch.manual_seed(0)
-    model, inputs = load_target(target)
-    if not isinstance(model, torch.nn.Module):
-        raise CommandError(f"{target}: a function has no parameters to train; give a module")
-    return list(sweep(Trainee(model, inputs), options, asked, watch=_progress(target)))
+    return list(sweep(load_trainee(target), options, asked, watch=_progress(target)))
 
 
 def _progress(target: str) -> Callable[[str], None]:
