@@ -188,6 +188,8 @@ def _table(target: str, plans: Sequence[Plan]) -> str:
 
 
 def _verdict(account: str, plans: Sequence[Plan], expected: Sequence[float]) -> str:
+    if len(set(expected)) == 1:
+        return f"{account}: all plans are expected to take the same time"
     ranks = _rank_correlation(expected, [plan.time_ratio for plan in plans])
     return f"{account}: rank correlation {ranks:.2f}, in pairs {_right_pairs(plans, expected)}"
 
