@@ -206,7 +206,8 @@ def applied(found: Difference, report: Report) -> Counter[tuple[str, str]]:
     """The first plan's drops and recomputes, with the changes made to them."""
     steps = Counter((event.kind, event.origin) for event in changes(report))
     for change in found.changes:
-        steps[change.event.kind, change.event.origin] += 1 if change.only_in else -1
+        if change.event.kind != "compute":
+            steps[change.event.kind, change.event.origin] += 1 if change.only_in else -1
     return +steps
 
 
@@ -222,9 +223,20 @@ def test_two_plans_differ_in_what_only_one_of_them_does(searched: Report, online
     mirrored = difference(online, searched)
     assert applied(mirrored, online) == Counter((event.kind, event.origin) for event in changes(searched))
     text = render_difference(found)
-    assert sum(line.startswith(("A ", "B ")) and line[2] in "-+" for line in text.splitlines()) == len(
+    assert sum(line.startswith(("A ", "B ")) and line[2] in "-+~" for line in text.splitlines()) == len(
         found.changes
     )
+
+
+def test_an_operator_that_waits_is_a_difference() -> None:
+    plain = report_of([[], [], [], [], []])
+    p, q, r, s = plain.events
+    late = replace(plain, events=(p, r, q, s))
+    text = render_difference(difference(plain, late))
+    assert "only in B: 0 drops, 0 recomputes, 1 late operator" in text
+    [line] = (line for line in text.splitlines() if line.startswith("B ~ late"))
+    assert line.split()[3] == "q"
+    assert difference(late, late).changes == ()
 
 
 def test_plans_of_different_graphs(searched: Report) -> None:
@@ -279,7 +291,7 @@ def test_the_difference_is_exact_at_every_place(
 
 def test_bytes_in_the_text_are_those_of_the_plan(searched: Report, online: Report) -> None:
     found = difference(searched, online)
-    lines = [line for line in render_difference(found).splitlines() if line[2:3] in ("-", "+")]
+    lines = [line for line in render_difference(found).splitlines() if line[2:3] in ("-", "+", "~")]
     for line, change in zip(lines, found.changes):
         assert format_bytes(change.event.nbytes) in line
         assert line.endswith(format_bytes(change.event.live))

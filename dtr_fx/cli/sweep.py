@@ -205,7 +205,7 @@ def _optimum(graph: GraphModule, curve: Curve, limit: float, marks: list[Mark]) 
         marks.append(Mark("optimum", format_percent(budget / curve.baseline_peak), budget, overhead))
     yield (
         f"optimum: proved at {len(proved)} of {len(found)} budgets, for plans in a solver's form: "
-        "all outputs of an operator are one result, and operators take no memory for themselves"
+        "all outputs of an operator are one result, operators take no memory for themselves, and none waits"
     )
 
 

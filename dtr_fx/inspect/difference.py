@@ -1,6 +1,6 @@
-"""Two plans of one graph, and exactly the drops and recomputes in which they differ.
+"""Two plans of one graph, and exactly the steps in which they differ.
 
-Both plans run the graph's operators in the same order; what a plan adds lies between two of these. There the
+What a plan adds lies between two of the graph's operators, and so does an operator that waits. There the
 steps of both are aligned in order.
 """
 
@@ -12,14 +12,14 @@ from difflib import SequenceMatcher
 
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.diff import MARKS, name_of, reason_of
-from dtr_fx.inspect.text import BOLD, DIM, Ink, clip
+from dtr_fx.inspect.text import BOLD, DIM, YELLOW, Ink, clip
 from dtr_fx.report import Event, Report
 from dtr_fx.units import format_bytes, format_count, format_percent
 
 
 @dataclass(frozen=True)
 class Change:
-    """A drop or a recompute of one plan that the other has not got there.
+    """A drop, a recompute or a late operator of one plan that the other has not got there.
 
     ``only_in`` is 0 for the first plan and 1 for the second; ``before`` names the operator of the graph that
     comes next, none after the last.
@@ -46,10 +46,10 @@ def difference(first: Report, second: Report) -> Difference:
     CommandError
         They are plans of different graphs.
     """
-    places = _places(first), _places(second)
-    operators = [[name for name, _ in found] for found in places]
+    operators = [[point.name for point in report.before] for report in (first, second)]
     if operators[0] != operators[1]:
         raise CommandError(f"these are plans of different graphs: {_first_difference(*operators)}")
+    places = _places(first), _places(second)
     changes = (
         change for (before, steps), (_, others) in zip(*places) for change in _changes(before, steps, others)
     )
@@ -58,23 +58,28 @@ def difference(first: Report, second: Report) -> Difference:
 
 def _places(report: Report) -> list[tuple[str, list[Event]]]:
     """The operators of the graph in order, each with what the plan puts before it, then what comes last."""
-    original = {point.name for point in report.before}
-    places: list[tuple[str, list[Event]]] = []
+    number_of = {point.name: number for number, point in enumerate(report.before)}
+    places: dict[str, list[Event]] = {name: [] for name in number_of}
     steps: list[Event] = []
+    reached = -1
     for event in report.events:
-        if event.kind == "compute" and event.origin in original:
-            places.append((event.origin, steps))
-            steps = []
-        elif event.kind in MARKS:
+        number = number_of.get(event.origin, -1)
+        if event.kind == "compute" and number > reached:
+            places[event.origin] = steps
+            steps, reached = [], number
+        elif event.kind in MARKS or (event.kind == "compute" and number >= 0):
             steps.append(event)
-    return [*places, ("", steps)]
+    return [*places.items(), ("", steps)]
+
+
+_MARKS = {**MARKS, "compute": ("~", YELLOW)}
 
 
 def _first_difference(first: Sequence[str], second: Sequence[str]) -> str:
     for number, (one, other) in enumerate(zip(first, second)):
         if one != other:
             return f"operator {number} is {one or 'none'} in the first, {other or 'none'} in the second"
-    return f"{len(first) - 1} and {len(second) - 1} operators"
+    return f"{len(first)} and {len(second)} operators"
 
 
 def _changes(before: str, steps: Sequence[Event], others: Sequence[Event]) -> Iterator[Change]:
@@ -89,7 +94,7 @@ def _changes(before: str, steps: Sequence[Event], others: Sequence[Event]) -> It
 
 
 def render_difference(found: Difference, *, width: int = 100, color: bool = False) -> str:
-    """Both verdicts, and a line for each change: ``-`` drops, ``+`` recomputes, A or B."""
+    """Both verdicts, and a line for each change: ``-`` drops, ``+`` recomputes, ``~`` runs later, A or B."""
     ink = Ink(color)
     lines = [
         ink(BOLD, clip(f"{letter}  {plan.heuristic}: {plan.summary()}", width))
@@ -98,7 +103,7 @@ def render_difference(found: Difference, *, width: int = 100, color: bool = Fals
     lines.append(_counts(found))
     if found.changes:
         lines += ["", ink(DIM, _row("", "operator", "bytes", "why (score)", "before", "live", width))]
-    lines += [ink(MARKS[change.event.kind][1], _line(change, width)) for change in found.changes]
+    lines += [ink(_MARKS[change.event.kind][1], _line(change, width)) for change in found.changes]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
@@ -112,15 +117,19 @@ def _counts(found: Difference) -> str:
 
 def _count(letter: str, found: Difference, side: int) -> str:
     kinds = [change.event.kind for change in found.changes if change.only_in == side]
-    drops, recomputes = kinds.count("drop"), kinds.count("recompute")
-    return f"only in {letter}: {format_count(drops, 'drop')}, {format_count(recomputes, 'recompute')}"
+    drops, recomputes, late = map(kinds.count, ("drop", "recompute", "compute"))
+    waiting = f", {format_count(late, 'late operator')}" if late else ""
+    return (
+        f"only in {letter}: {format_count(drops, 'drop')}, {format_count(recomputes, 'recompute')}{waiting}"
+    )
 
 
 def _line(change: Change, width: int) -> str:
     event = change.event
-    mark, _ = MARKS[event.kind]
+    mark, _ = _MARKS[event.kind]
+    verb = "late" if event.kind == "compute" else event.kind
     return _row(
-        f"{'AB'[change.only_in]} {mark} {event.kind}",
+        f"{'AB'[change.only_in]} {mark} {verb}",
         name_of(event),
         format_bytes(event.nbytes),
         reason_of(event),
