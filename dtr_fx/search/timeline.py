@@ -89,7 +89,7 @@ class Operators:
             tuple(temporary),
             tuple(again),
             tuple(repeats),
-            tuple(call.may_wait for call in schedule.calls()),
+            tuple(call.may_wait and not held for call, held in zip(schedule.calls(), holds)),
             tuple(maker),
             tuple(size),
             tuple(kept),
