@@ -94,7 +94,8 @@ class _Program:
     def waits(self, op: int, unread: Mapping[int, bool]) -> bool:
         """Whether an operator may wait, as nothing reads what it makes before it is made again."""
         makes = self.makes[op]
-        return bool(makes) and self.calls[op].may_wait and all(unread.get(number) for number in makes)
+        is_made_again = any(unread.get(number) for number in makes)
+        return self.calls[op].may_wait and is_made_again and unread.keys() >= set(makes)
 
     def unread(self, order: Sequence[int]) -> Iterable[dict[int, bool]]:
         """For each run, the storages that it leaves unread, and whether they are made again to be read."""
