@@ -32,24 +32,19 @@ def follow(schedule: Schedule, order: Sequence[int], budget: float) -> Run:
     done: set[int] = set()
     with collector_paused():
         for op, unread in zip(order, program.unread(order)):
-            if op not in done and program.waits(op, unread):
-                pass
-            elif op not in done:
+            if op in done:
+                for number in program.makes[op]:
+                    if number not in unread:
+                        runtime.access(tensors[number])
+            elif not program.waits(op, unread):
                 done.add(op)
                 perform(runtime, program.calls[op], tensors, op)
                 for number in program.kept_after.get(op, ()):
                     keep(runtime, tensors[number])
-            else:
-                for number in program.makes[op]:
-                    if number not in unread:
-                        runtime.access(tensors[number])
             for number, made_again in unread.items():
-                if number not in tensors:
-                    pass
-                elif made_again:
-                    runtime.drop(tensors[number])
-                else:
-                    runtime.discard(tensors[number])
+                if number in tensors:
+                    leave = runtime.drop if made_again else runtime.discard
+                    leave(tensors[number])
         for number in program.results:
             keep(runtime, tensors[number])
     return Run(runtime, tensors)

@@ -178,15 +178,15 @@ def drive(runtime: Runtime, schedule: Schedule, *, reserve: int = 0) -> dict[int
     return tensors
 
 
-def perform(runtime: Runtime, call: Call, tensors: dict[int, Tensor], number: int | None = None) -> None:
-    """Let the runtime run a call, under its number if it is not the next, and remember what it returns."""
+def perform(runtime: Runtime, call: Call, tensors: dict[int, Tensor], op: int | None = None) -> None:
+    """Let the runtime run a call, as operator ``op`` if not as the next, and remember what it returns."""
     outputs = runtime.perform_op(
         [tensors[number] for number in call.inputs],
         [out.size if out.alias is None else tensors[out.alias] for out in call.outputs],
         call.cost,
         workspace=call.workspace,
         recomputable=call.recomputable,
-        number=number,
+        number=op,
     )
     for output, tensor in zip(call.outputs, outputs):
         tensors[output.tensor] = tensor
