@@ -10,11 +10,11 @@ from typing import Any
 
 from playwright.sync_api import sync_playwright
 
-from dtr_fx.backend import plan_step
 from dtr_fx.cli.targets import load_target
+from dtr_fx.compiler.backend import plan_step
 from dtr_fx.inspect import render_diff
 from dtr_fx.inspect.html import render
-from dtr_fx.options import Options
+from dtr_fx.planning.options import Options
 from dtr_fx.report import Report
 
 HERE = Path(__file__).parent

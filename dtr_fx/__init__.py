@@ -7,28 +7,26 @@ dtr_fx.sweep(gm); dtr_fx.smallest_budget(gm)
 dtr-fx diff module:factory --budget 60%
 dtr-fx sweep module:factory
 
-``dtr_fx.simulate`` and ``dtr_fx.planners`` hold the experiments of the paper; they do without torch, so names
+``dtr_fx.lab`` and ``dtr_fx.lab.planners`` hold the experiments of the paper; they do without torch, so names
 are imported when they are asked for.
 """
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .curve import Curve, CurvePoint, smallest_budget, sweep
-    from .errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
-    from .explanation import Reports, explain
-    from .inductor import Partitioner
-    from .interpreter import DTRInterpreter
-    from .judge import Judgement, judge
-    from .live import LivePlan, plans
-    from .measure import measure_peak
-    from .record import RecordError, record_log
-    from .report import Report
-    from .runtime import HEURISTICS, Heuristic
-    from .transform import transform
+    from dtr_fx.compiler.explain import Reports, explain
+    from dtr_fx.compiler.inductor import Partitioner
+    from dtr_fx.compiler.registry import LivePlan, plans
+    from dtr_fx.costs.measure import measure_peak
+    from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
+    from dtr_fx.lab.record import RecordError, record_log
+    from dtr_fx.planning.curve import Curve, CurvePoint, smallest_budget, sweep
+    from dtr_fx.planning.interpreter import DTRInterpreter
+    from dtr_fx.planning.judge import Judgement, judge
+    from dtr_fx.planning.transform import transform
+    from dtr_fx.report import Report
+    from dtr_fx.runtime import HEURISTICS, Heuristic
 
 __all__ = [
     "HEURISTICS",
@@ -58,18 +56,18 @@ __all__ = [
 ]
 
 _NAMES = {
-    "curve": ("Curve", "CurvePoint", "smallest_budget", "sweep"),
+    "planning.curve": ("Curve", "CurvePoint", "smallest_budget", "sweep"),
     "errors": ("DTRError", "GraphError", "InfeasibleBudgetError", "OptionError", "OverBudgetError"),
-    "explanation": ("Reports", "explain"),
-    "inductor": ("Partitioner",),
-    "interpreter": ("DTRInterpreter",),
-    "judge": ("Judgement", "judge"),
-    "live": ("LivePlan", "plans"),
-    "measure": ("measure_peak",),
-    "record": ("RecordError", "record_log"),
+    "compiler.explain": ("Reports", "explain"),
+    "compiler.inductor": ("Partitioner",),
+    "planning.interpreter": ("DTRInterpreter",),
+    "planning.judge": ("Judgement", "judge"),
+    "compiler.registry": ("LivePlan", "plans"),
+    "costs.measure": ("measure_peak",),
+    "lab.record": ("RecordError", "record_log"),
     "report": ("Report",),
     "runtime": ("HEURISTICS", "Heuristic"),
-    "transform": ("transform",),
+    "planning.transform": ("transform",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -84,14 +82,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """Importing a submodule binds it in its package: not over the functions ``judge`` and ``transform``."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOME and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

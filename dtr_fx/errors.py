@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -126,3 +127,10 @@ class OverBudgetError(DTRError):
             f"{format_bytes(self.budget)}, however tightly they are planned; try "
             f"budget={self.smallest}, or executor='eager'"
         )
+
+
+def did_you_mean(given: object, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: the nearest known one, or all of them."""
+    known = list(known)
+    near = difflib.get_close_matches(str(given), known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; choose one of {', '.join(map(repr, known))}"

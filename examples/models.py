@@ -6,7 +6,7 @@ in training mode, and what they save for the backward pass takes several times t
 
     $ dtr-fx diff examples/models.py:gpt --budget 60%
 
-The GPT, the ResNet and the MLP are those of ``dtr_fx.zoo``, which the command line also knows as ``zoo:gpt``.
+The GPT, the ResNet and the MLP are those of ``dtr_fx.lab.zoo``, for commands ``zoo:gpt``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dtr_fx.zoo.gpt import GPT, gpt
-from dtr_fx.zoo.mlp import mlp
-from dtr_fx.zoo.resnet50 import resnet50
+from dtr_fx.lab.zoo.gpt import GPT, gpt
+from dtr_fx.lab.zoo.mlp import mlp
+from dtr_fx.lab.zoo.resnet50 import resnet50
 
 __all__ = ["GPT", "LSTM", "Model", "UNet", "gpt", "lstm", "mlp", "resnet", "unet"]
 

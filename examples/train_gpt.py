@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dtr_fx import DTRError, Report, measure_peak
-from dtr_fx.options import Options
+from dtr_fx.planning.options import Options
 from dtr_fx.units import format_bytes, format_percent, format_seconds
 
 Batch = tuple[Tensor, Tensor]

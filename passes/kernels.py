@@ -24,8 +24,8 @@ from torch._inductor import inductor_prims
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from . import rng
-from .storages import (
+from dtr_fx.passes import rng
+from dtr_fx.passes.storages import (
     held_by,
     is_backward,
     is_selection,

@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph, Node
 
-from . import rng
-from .storages import may_run_twice, storage_keys
+from dtr_fx.passes import rng
+from dtr_fx.passes.storages import may_run_twice, storage_keys
 
 
 def merge_duplicates(graph: Graph) -> None:

@@ -21,9 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from dtr_fx.errors import GraphError
-
-from . import rng
-from .storages import is_selection, storage_key, tensors_of, undeclared_writes
+from dtr_fx.passes import rng
+from dtr_fx.passes.storages import is_selection, storage_key, tensors_of, undeclared_writes
 
 
 @dataclass(frozen=True)

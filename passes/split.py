@@ -14,8 +14,8 @@ from functorch.compile import default_partition
 from torch.fx import GraphModule, Node
 from torch.fx.node import _side_effectful_functions
 
-from . import rng
-from .merge import merge_duplicates
+from dtr_fx.passes import rng
+from dtr_fx.passes.merge import merge_duplicates
 
 
 def prepare(joint: GraphModule, parameters: Iterable[int]) -> None:

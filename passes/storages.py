@@ -20,10 +20,9 @@ import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx import Graph, GraphModule, Node
 
-from dtr_fx.simulate import schedule as schedules
-from dtr_fx.simulate.schedule import Call, Constant, Keep, Output, Release, Schedule
-
-from . import rng, subgraphs
+from dtr_fx.passes import rng, subgraphs
+from dtr_fx.runtime import program as schedules
+from dtr_fx.runtime.program import Call, Constant, Keep, Output, Release, Schedule
 
 COMPUTE = "compute"  # an operator of the graph
 ARRIVE = "arrive"  # an input that comes late: a tangent, when the backward pass starts

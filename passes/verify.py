@@ -24,11 +24,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from dtr_fx.errors import DTRError
-from dtr_fx.report import KINDS, Point
-from dtr_fx.runtime.events import DROP, RECOMPUTE
-
-from . import rng
-from .storages import (
+from dtr_fx.passes import rng
+from dtr_fx.passes.storages import (
     COMPUTE,
     KEEP,
     SAVE_RNG,
@@ -43,6 +40,8 @@ from .storages import (
     storage_key,
     storage_keys,
 )
+from dtr_fx.report import KINDS, Point
+from dtr_fx.runtime.events import DROP, RECOMPUTE
 
 
 class VerificationError(DTRError):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from hypothesis import strategies as st
 
-from dtr_fx.planners import Node, OperatorGraph
+from dtr_fx.lab.planners import Node, OperatorGraph
 
 
 @st.composite

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dtr_fx.simulate.log import AliasLine, CallLine, ConstantLine, Line, MemoryLine, ReleaseLine, write_log
+from dtr_fx.lab.log import AliasLine, CallLine, ConstantLine, Line, MemoryLine, ReleaseLine, write_log
 
 
 def write_chain(path: Path, n: int = 12) -> Path:

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch._prims.rng_prims import run_and_save_rng_state
 from torch.fx import GraphModule, Node
 
-from dtr_fx.backend import run_boxed
-from dtr_fx.measure import measure_peak
-from dtr_fx.rivals import Pair
+from dtr_fx.compiler.backend import run_boxed
+from dtr_fx.costs.measure import measure_peak
+from dtr_fx.lab.baselines import Pair
 
 
 def given(pair: Pair) -> dict[str, Tensor]:

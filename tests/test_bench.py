@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from dtr_fx.bench import SMALLEST, Trainee, differing, measure, same_bits, smallest_budget, sweep
 from dtr_fx.cli import main
 from dtr_fx.errors import GraphError
-from dtr_fx.options import Options
+from dtr_fx.lab.trainee import SMALLEST, Trainee, differing, measure, same_bits, smallest_budget, sweep
+from dtr_fx.planning.options import Options
 
 MODEL = """
 import torch

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from dtr_fx import ways
 from dtr_fx.cli import main
-from dtr_fx.zoo.sized import Subject
+from dtr_fx.lab import methods as ways
+from dtr_fx.lab.zoo.sized import Subject
 
 CPU, CAP = torch.device("cpu"), 1 << 19
 
@@ -44,7 +44,7 @@ def test_checkpointing_and_dtr_train_larger_batches(trials):
 
 def test_a_second_run_goes_on_where_the_first_ended(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(ways, "WAYS", {name: ways.WAYS[name] for name in (ways.EAGER, ways.DTR)})
-    monkeypatch.setattr("dtr_fx.zoo.sized.SMALL", (CHAIN,))
+    monkeypatch.setattr("dtr_fx.lab.zoo.sized.SMALL", (CHAIN,))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     path = tmp_path / "device.json"
     command = ["bench", "device", "--cap", "512KiB", "-o", str(path)]
@@ -83,7 +83,7 @@ def test_bad_arguments(arguments, message, tmp_path, capsys):
 def test_a_network_that_fails_does_not_end_the_others(capsys, monkeypatch):
     broken = Subject("broken", "batch", 1, lambda batch: (nn.Linear(2, 2), (torch.ones(batch, 3),)))
     monkeypatch.setattr(ways, "WAYS", {ways.EAGER: ways.WAYS[ways.EAGER]})
-    monkeypatch.setattr("dtr_fx.zoo.sized.SMALL", (broken, CHAIN))
+    monkeypatch.setattr("dtr_fx.lab.zoo.sized.SMALL", (broken, CHAIN))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["bench", "device", "--cap", "512KiB"]) == 0
     assert "RuntimeError" in capsys.readouterr().out

@@ -11,13 +11,13 @@ import pytest
 from operator_logs import write_chain
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dtr_fx import rivals
 from dtr_fx.cli import main
 from dtr_fx.cli.bench import futures, times
 from dtr_fx.cli.bench.futures import Best, Trial
 from dtr_fx.cli.bench.goals import ONLINE, SEARCH, goal_table
 from dtr_fx.cli.bench.times import Seconds
-from dtr_fx.simulate import read_log
+from dtr_fx.lab import baselines as rivals
+from dtr_fx.lab.log import read_log
 
 LOGS = Path(__file__).resolve().parents[2] / "shared" / "dtr_logs"
 

@@ -7,9 +7,10 @@ import json
 import pytest
 
 from dtr_fx.cli import main
-from dtr_fx.simulate import networks, read_log, replay
-from dtr_fx.simulate.log import AliasLine, CallLine, Line, MemoryLine, ReleaseLine, write_log
-from dtr_fx.simulate.schedule import Call, Release
+from dtr_fx.lab import networks
+from dtr_fx.lab.log import AliasLine, CallLine, Line, MemoryLine, ReleaseLine, read_log, write_log
+from dtr_fx.lab.replay import replay
+from dtr_fx.runtime.program import Call, Release
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 
 from dtr_fx.cli import main
 from dtr_fx.cli.bench.optimum import goals
-from dtr_fx.planners import Gap, Node, OperatorGraph, check, plan_dtr, training_chain
-from dtr_fx.simulate import networks
+from dtr_fx.lab import networks
+from dtr_fx.lab.planners import Gap, Node, OperatorGraph, check, plan_dtr, training_chain
 
 pytest.importorskip("scipy")
 pytest.importorskip("ortools")

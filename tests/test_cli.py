@@ -12,7 +12,7 @@ from dtr_fx.cli import main
 from dtr_fx.cli.output import screen
 from dtr_fx.cli.targets import load_target
 from dtr_fx.errors import CommandError, InfeasibleBudgetError
-from dtr_fx.options import Options
+from dtr_fx.planning.options import Options
 from dtr_fx.report import Event, Point, Report
 
 MODEL = """
@@ -183,9 +183,9 @@ Planner = Callable[..., Sequence[Report]]
 @pytest.fixture
 def planned_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Planner], None]:
     def use(planner: Planner) -> None:
-        backend: Any = ModuleType("dtr_fx.backend")
+        backend: Any = ModuleType("dtr_fx.compiler.backend")
         backend.plan_step = planner
-        monkeypatch.setitem(sys.modules, "dtr_fx.backend", backend)
+        monkeypatch.setitem(sys.modules, "dtr_fx.compiler.backend", backend)
 
     return use
 

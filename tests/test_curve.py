@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 import dtr_fx
-from dtr_fx import OptionError, rivals
-from dtr_fx.backend import plan_step
+from dtr_fx import OptionError
 from dtr_fx.cli import main
 from dtr_fx.cli.targets import load_target
-from dtr_fx.curve import Curve, CurvePoint
+from dtr_fx.compiler.backend import plan_step
 from dtr_fx.inspect import Comparison, Mark, curve_page, render_curve
-from dtr_fx.options import Options
+from dtr_fx.lab import baselines as rivals
+from dtr_fx.planning.curve import Curve, CurvePoint
+from dtr_fx.planning.options import Options
 
 QUICK = {"plan_seconds": 0.02}
 

@@ -125,10 +125,10 @@ def test_what_is_alive_is_listed_and_logged(caplog: pytest.LogCaptureFixture) ->
     model = mlp()
     forward = compiled(model)
     before = {id(plan) for plan in dtr_fx.plans()}  # what tests before have left in Dynamo
-    with caplog.at_level(logging.INFO, logger="dtr_fx.dispatch"):
+    with caplog.at_level(logging.INFO, logger="dtr_fx.compiler.dispatch"):
         for rows in (10, 20, 30):
             step(model, forward, torch.randn(rows, 32))
-    told = [record.getMessage() for record in caplog.records if record.name == "dtr_fx.dispatch"]
+    told = [record.getMessage() for record in caplog.records if record.name == "dtr_fx.compiler.dispatch"]
     static, first, second = told
     assert "[0/0] all sizes fixed: fits: peak" in static
     assert "[0/1]" in first
@@ -198,7 +198,7 @@ class Held(NamedTuple):
 def test_sizes_without_end_leave_no_more_than_some_results_of_operators(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dtr_fx.tracing._MOST_RESULTS", 100)
+    monkeypatch.setattr("dtr_fx.compiler.tracing._MOST_RESULTS", 100)
     layer = nn.Linear(8, 8)
     forward = compiled(layer, dynamic=True, plans_kept=1)
     known = []

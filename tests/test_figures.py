@@ -21,10 +21,8 @@ from torch import nn
 from dtr_fx.cli import figures as command
 from dtr_fx.cli.progress import progress, waiting
 from dtr_fx.errors import CommandError, DTRError
-from dtr_fx.planners import OperatorGraph, training_chain
-from dtr_fx.runtime import parameterized, random
-from dtr_fx.simulate import networks, read_log, replay
-from dtr_fx.simulate.figures import (
+from dtr_fx.lab import networks
+from dtr_fx.lab.figures import (
     FIGURES,
     REPLAYED,
     Comparison,
@@ -35,9 +33,13 @@ from dtr_fx.simulate.figures import (
     plot_slowdowns,
     trace_linear,
 )
-from dtr_fx.simulate.figures.overheads import _LOOKS, COMPARED, LARGEST
-from dtr_fx.simulate.figures.slowdowns import largest_operator
-from dtr_fx.simulate.sweep import RATIOS, Sweep
+from dtr_fx.lab.figures.overheads import _LOOKS, COMPARED, LARGEST
+from dtr_fx.lab.figures.slowdowns import largest_operator
+from dtr_fx.lab.log import read_log
+from dtr_fx.lab.planners import OperatorGraph, training_chain
+from dtr_fx.lab.replay import replay
+from dtr_fx.lab.sweep import RATIOS, Sweep
+from dtr_fx.runtime import parameterized, random
 
 PNG = b"\x89PNG"
 
@@ -169,7 +171,7 @@ def test_models_are_recorded_once(tmp_path, capsys, monkeypatch):
         recorded.append(1)
         return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)), (torch.ones(2, 4),)
 
-    monkeypatch.setattr("dtr_fx.zoo.ZOO", {"tiny": tiny})
+    monkeypatch.setattr("dtr_fx.lab.zoo.ZOO", {"tiny": tiny})
     monkeypatch.setattr(command, "networks", list)
     run(3, "-o", tmp_path)
     run(12, "-o", tmp_path)

@@ -19,10 +19,11 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.utils import fresh_cache
 
 import dtr_fx
-from dtr_fx import InfeasibleBudgetError, OptionError, Report, backend, measure_peak
+from dtr_fx import InfeasibleBudgetError, OptionError, Report, measure_peak
 from dtr_fx.cli import main
-from dtr_fx.inductor.partition import Planned
-from dtr_fx.options import Options
+from dtr_fx.compiler import backend
+from dtr_fx.compiler.inductor.partition import Planned
+from dtr_fx.planning.options import Options
 
 WIDTH = 256
 

@@ -15,21 +15,21 @@ from random_graphs import BUILDS, Recipe, recipes
 from torch import nn
 
 import dtr_fx
-from dtr_fx.backend import plan_step
-from dtr_fx.blocks import blocks
+from dtr_fx.compiler.backend import plan_step
 from dtr_fx.errors import CommandError, InfeasibleBudgetError
 from dtr_fx.inspect.difference import Difference, difference, render_difference
 from dtr_fx.inspect.life import life_of
 from dtr_fx.inspect.overview import overview
 from dtr_fx.inspect.show import render_overview
 from dtr_fx.inspect.why import render_life
-from dtr_fx.options import Options
+from dtr_fx.lab import networks
+from dtr_fx.lab.zoo import gpt
+from dtr_fx.planning.options import Options
 from dtr_fx.report import Event, Point, Report
-from dtr_fx.search import watch
-from dtr_fx.search.follow import follow
-from dtr_fx.simulate import networks
+from dtr_fx.report.blocks import blocks
+from dtr_fx.search import scores as watch
+from dtr_fx.search.execute import follow
 from dtr_fx.units import format_bytes
-from dtr_fx.zoo import gpt
 
 
 def plan(**options: object) -> Report:

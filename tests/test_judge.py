@@ -18,10 +18,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dtr_fx import GraphError, OptionError, rivals, transform
-from dtr_fx.judge import Judgement, judge
-from dtr_fx.options import Options
+from dtr_fx import GraphError, OptionError
+from dtr_fx.lab import baselines as rivals
 from dtr_fx.passes.split import prepare
+from dtr_fx.planning import transform
+from dtr_fx.planning.judge import Judgement, judge
+from dtr_fx.planning.options import Options
 
 aten = torch.ops.aten
 MIB = 2**20

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import dtr_fx
 from dtr_fx.cli import main
-from dtr_fx.passes import costs
+from dtr_fx.costs import roofline as costs
 from dtr_fx.passes.kernels import contract, expand, is_kernel, moved
 
 

@@ -9,12 +9,12 @@ from itertools import pairwise
 import pytest
 
 from dtr_fx.cli import main
+from dtr_fx.lab.linear import root_budget, run_linear
+from dtr_fx.lab.networks import linear
+from dtr_fx.lab.replay import replay
 from dtr_fx.runtime import Event, OutOfBudget, Runtime, Thrash, parameterized, trace
+from dtr_fx.runtime.driver import drive
 from dtr_fx.runtime.events import BUDGET, COMPUTE, RECOMPUTE
-from dtr_fx.simulate import run_linear
-from dtr_fx.simulate.linear import root_budget
-from dtr_fx.simulate.networks import linear
-from dtr_fx.simulate.replay import drive, replay
 
 # The heuristic of the theorem: the smallest evicted neighbourhood, whatever the staleness.
 H_E_STAR = parameterized(staleness=False, cost="exact")

@@ -14,9 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtr_fx.runtime import Runtime
-from dtr_fx.simulate import LogError, read_log, replay
-from dtr_fx.simulate.log import (
+from dtr_fx.lab.log import (
     AliasLine,
     AnnotateLine,
     CallLine,
@@ -24,15 +22,19 @@ from dtr_fx.simulate.log import (
     CopyFromLine,
     CopyLine,
     Line,
+    LogError,
     MemoryLine,
     MutateLine,
     ReleaseLine,
     format_line,
     parse_line,
+    read_log,
     write_log,
 )
-from dtr_fx.simulate.replay import drive
-from dtr_fx.simulate.schedule import Call, Constant, Keep, Output, Release
+from dtr_fx.lab.replay import replay
+from dtr_fx.runtime import Runtime
+from dtr_fx.runtime.driver import drive
+from dtr_fx.runtime.program import Call, Constant, Keep, Output, Release
 
 LOGS = Path(__file__).resolve().parents[2] / "shared" / "dtr_logs"
 

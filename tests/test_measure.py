@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from dtr_fx.measure import cpu_peaks, measure_peak
+from dtr_fx.costs.measure import cpu_peaks, measure_peak
 
 MiB = 2**20
 

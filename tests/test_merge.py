@@ -9,10 +9,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dtr_fx import rivals
-from dtr_fx.backend import plan_step
-from dtr_fx.options import Options
+from dtr_fx.compiler.backend import plan_step
+from dtr_fx.lab import baselines as rivals
 from dtr_fx.passes.merge import merge_duplicates
+from dtr_fx.planning.options import Options
 
 
 def graph_of(function: object, *inputs: Tensor) -> GraphModule:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dtr_fx.lab.networks import Layer, linear, random_dag, residual, training_step, tree, unet
 from dtr_fx.runtime import Runtime
-from dtr_fx.simulate.networks import Layer, linear, random_dag, residual, training_step, tree, unet
-from dtr_fx.simulate.replay import drive
-from dtr_fx.simulate.schedule import Call, Keep, Output, Release, Schedule
+from dtr_fx.runtime.driver import drive
+from dtr_fx.runtime.program import Call, Keep, Output, Release, Schedule
 
 schedules = st.one_of(
     st.builds(linear, st.integers(1, 30)),

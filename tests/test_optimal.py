@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_graphs import cheapest, graphs
 
-from dtr_fx.planners import (
+from dtr_fx.lab.planners import (
     CannotPlan,
     Node,
     OperatorGraph,
@@ -209,6 +209,6 @@ def test_gaps_where_only_dtr_has_a_plan():
 
 
 def test_gaps_of_graphs_too_large_for_checkmate(monkeypatch):
-    monkeypatch.setattr("dtr_fx.planners.checkmate.MAX_VARIABLES", 10)
+    monkeypatch.setattr("dtr_fx.lab.planners.checkmate.MAX_VARIABLES", 10)
     [gap] = gaps([training_chain(6)], [5 / 8], ["dtr"], seconds=20)
     assert (gap.solver, gap.optimal) == ("MOCCASIN", True)

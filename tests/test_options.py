@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from dtr_fx import measure
-from dtr_fx import options as options_module
+from dtr_fx.costs import measure
 from dtr_fx.errors import DTRError, InfeasibleBudgetError, OptionError
-from dtr_fx.options import BudgetSpec, Options, parse_budget, resolve_budget
+from dtr_fx.planning import options as options_module
+from dtr_fx.planning.options import BudgetSpec, Options, parse_budget, resolve_budget
 from dtr_fx.runtime import HEURISTICS
 
 CPU = torch.device("cpu")

@@ -18,8 +18,8 @@ def test_the_experiments_of_the_paper_do_without_torch(module: str) -> None:
 
 
 def test_functions_are_not_hidden_by_the_modules_that_hold_them() -> None:
-    import dtr_fx.judge
-    import dtr_fx.transform
+    import dtr_fx.planning.judge
+    import dtr_fx.planning.transform
 
     assert callable(dtr_fx.judge)
     assert callable(dtr_fx.transform)

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from dtr_fx.backend import plan_step
+from dtr_fx.compiler.backend import plan_step
 from dtr_fx.inspect.html import render
-from dtr_fx.options import Options
+from dtr_fx.planning.options import Options
 from dtr_fx.report import KINDS, Event, Point, Report, StorageStats
 from dtr_fx.units import format_bytes, format_percent, format_seconds
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from operator_graphs import cheapest, graphs
 
 from dtr_fx.errors import GraphError
-from dtr_fx.planners import (
+from dtr_fx.lab.planners import (
     PLANNERS,
     CannotPlan,
     Compute,
@@ -30,9 +30,9 @@ from dtr_fx.planners import (
     plan_revolve,
     training_chain,
 )
-from dtr_fx.planners.revolve import forward_steps, revolve_order
-from dtr_fx.simulate import replay
-from dtr_fx.simulate.schedule import Call, Constant, Keep, Output, Release, Schedule
+from dtr_fx.lab.planners.revolve import forward_steps, revolve_order
+from dtr_fx.lab.replay import replay
+from dtr_fx.runtime.program import Call, Constant, Keep, Output, Release, Schedule
 
 ALL = {**PLANNERS, "DTR": plan_dtr, "DTR by size": lambda graph, budget: plan_dtr(graph, budget, "size")}
 

@@ -22,10 +22,10 @@ import dtr_fx
 from dtr_fx import OptionError
 from dtr_fx.cli import main
 from dtr_fx.cli.bench.costs import Operator, fit
-from dtr_fx.passes.costs import resolve, roofline
-from dtr_fx.passes.profile import Profile
+from dtr_fx.costs.profile import Profile
+from dtr_fx.costs.roofline import resolve, roofline
+from dtr_fx.costs.timings import Timings
 from dtr_fx.passes.propagate import propagate
-from dtr_fx.passes.timings import Timings
 
 CPU = torch.device("cpu")
 MODEL = """

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from dtr_fx.cli import main
 from dtr_fx.cli import record as command
+from dtr_fx.costs.measure import measure_peak
 from dtr_fx.errors import CommandError
-from dtr_fx.measure import measure_peak
-from dtr_fx.record import RecordError, record_log
-from dtr_fx.simulate.log import (
+from dtr_fx.lab.log import (
     AliasLine,
     AnnotateLine,
     CallLine,
@@ -32,8 +31,9 @@ from dtr_fx.simulate.log import (
     parse_line,
     read_log,
 )
-from dtr_fx.simulate.replay import replay
-from dtr_fx.simulate.schedule import Keep, Schedule
+from dtr_fx.lab.record import RecordError, record_log
+from dtr_fx.lab.replay import replay
+from dtr_fx.runtime.program import Keep, Schedule
 
 KiB = 2**10
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from dtr_fx.lab.log import read_log
+from dtr_fx.lab.replay import replay
+from dtr_fx.lab.sweep import Sweep, to_csv, to_json
 from dtr_fx.runtime import HEURISTICS
-from dtr_fx.simulate import Sweep, read_log, replay
-from dtr_fx.simulate.schedule import Call, Constant, Keep, Output, Release, Schedule, Step
-from dtr_fx.simulate.sweep import to_csv, to_json
+from dtr_fx.runtime.program import Call, Constant, Keep, Output, Release, Schedule, Step
 
 LOGS = Path(__file__).resolve().parents[2] / "shared" / "dtr_logs"
 OURS_TO_COMPARE = ("dtr", "dtr-eq", "dtr-local", "msps")

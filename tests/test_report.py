@@ -9,9 +9,9 @@ from chains import chain
 from torch import Tensor, nn
 
 import dtr_fx
-from dtr_fx.backend import plan_step
+from dtr_fx.compiler.backend import plan_step
 from dtr_fx.inspect.columns import to_columns
-from dtr_fx.options import Options
+from dtr_fx.planning.options import Options
 from dtr_fx.report import KINDS, Event, Point, Report
 
 MiB = 2**20

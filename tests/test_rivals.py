@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dtr_fx import GraphError, InfeasibleBudgetError, rivals
+from dtr_fx import GraphError, InfeasibleBudgetError
 from dtr_fx.cli import main
 from dtr_fx.cli.bench.rivals import Plan, Point, Result, compare, goals
-from dtr_fx.judge import Judgement, judge
-from dtr_fx.options import Options
+from dtr_fx.lab import baselines as rivals
+from dtr_fx.planning.judge import Judgement, judge
+from dtr_fx.planning.options import Options
 
 aten = torch.ops.aten
 

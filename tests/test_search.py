@@ -22,9 +22,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import dtr_fx
 from dtr_fx import InfeasibleBudgetError
-from dtr_fx.options import BudgetSpec, Options
-from dtr_fx.passes.rematerialize import Infeasible as NoPlan
-from dtr_fx.planners import (
+from dtr_fx.lab import networks
+from dtr_fx.lab.planners import (
     CannotPlan,
     Node,
     OperatorGraph,
@@ -34,9 +33,14 @@ from dtr_fx.planners import (
     solve_moccasin,
     training_chain,
 )
-from dtr_fx.planning import Planning
+from dtr_fx.planning.options import BudgetSpec, Options
+from dtr_fx.planning.planner import Infeasible as NoPlan
+from dtr_fx.planning.planning import Planning
+from dtr_fx.planning.transform import forget_earlier_rewrite, rewritten_copy
 from dtr_fx.runtime import HEURISTICS, RunFailed, Runtime
+from dtr_fx.runtime.driver import drive
 from dtr_fx.runtime.events import BANISH, COMPUTE, DROP, RECOMPUTE, Event
+from dtr_fx.runtime.program import Call, Constant, Keep, Output, Release, Schedule, Step
 from dtr_fx.search import (
     Infeasible,
     Policy,
@@ -47,14 +51,10 @@ from dtr_fx.search import (
     smallest,
     smallest_by_passes,
 )
-from dtr_fx.search.follow import follow
+from dtr_fx.search.execute import follow
 from dtr_fx.search.starts import cheapest_cut, cuts, relieved, segmented
 from dtr_fx.search.timeline import Operators, Timeline
 from dtr_fx.search.walk import walk
-from dtr_fx.simulate import networks
-from dtr_fx.simulate.replay import drive
-from dtr_fx.simulate.schedule import Call, Constant, Keep, Output, Release, Schedule, Step
-from dtr_fx.transform import forget_earlier_rewrite, rewritten_copy
 
 FIRST = Policy(HEURISTICS["next-use"])
 LITTLE = 0.03  # seconds of effort where how good a plan is does not matter
@@ -599,7 +599,7 @@ def with_costs(graph: OperatorGraph, seed: int) -> OperatorGraph:
 
 def optimum(graph: OperatorGraph, budget: int) -> float | None:
     """The cost that an exact planner proves to be the least, None if neither does in time."""
-    solvers: tuple[Callable[..., dtr_fx.planners.Solution], ...] = (solve_checkmate, solve_moccasin)
+    solvers: tuple[Callable[..., dtr_fx.lab.planners.Solution], ...] = (solve_checkmate, solve_moccasin)
     for solve in solvers:
         try:
             solution = solve(graph, budget, 4)

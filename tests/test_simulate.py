@@ -10,7 +10,8 @@ import pytest
 from operator_logs import write_chain
 
 from dtr_fx.cli import main
-from dtr_fx.simulate import read_log, replay
+from dtr_fx.lab.log import read_log
+from dtr_fx.lab.replay import replay
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dtr_fx import InfeasibleBudgetError, Report, measure_peak
-from dtr_fx.bench import (
+from dtr_fx.lab.trainee import (
     SMALLEST,
     Measurement,
     Trainee,
@@ -30,7 +30,7 @@ from dtr_fx.bench import (
     same_bits,
     smallest_budget,
 )
-from dtr_fx.options import Options
+from dtr_fx.planning.options import Options
 
 BUDGETS = ("90%", "60%", SMALLEST)
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

@@ -13,7 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 
 import dtr_fx
-from dtr_fx.passes import workspace
+from dtr_fx.costs import workspaces as workspace
 
 
 class Upsampled(nn.Module):

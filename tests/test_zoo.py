@@ -7,17 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dtr_fx import zoo
-from dtr_fx.record import record_log
-from dtr_fx.simulate.log import read_log
-from dtr_fx.simulate.replay import replay
-from dtr_fx.zoo.densenet import DenseNet
-from dtr_fx.zoo.inception import Inception
-from dtr_fx.zoo.lstm import LSTM
-from dtr_fx.zoo.transformer import Attention, Transformer
-from dtr_fx.zoo.treelstm import TreeLSTM
-from dtr_fx.zoo.unet import UNet
-from dtr_fx.zoo.unrolled_gan import UnrolledGAN
+from dtr_fx.lab import zoo
+from dtr_fx.lab.log import read_log
+from dtr_fx.lab.record import record_log
+from dtr_fx.lab.replay import replay
+from dtr_fx.lab.zoo.densenet import DenseNet
+from dtr_fx.lab.zoo.inception import Inception
+from dtr_fx.lab.zoo.lstm import LSTM
+from dtr_fx.lab.zoo.transformer import Attention, Transformer
+from dtr_fx.lab.zoo.treelstm import TreeLSTM
+from dtr_fx.lab.zoo.unet import UNet
+from dtr_fx.lab.zoo.unrolled_gan import UnrolledGAN
 
 # Small enough to record all of them in a second or two.
 SMALL = {

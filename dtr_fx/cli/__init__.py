@@ -96,7 +96,7 @@ def make_parser(wanted: Sequence[str] = ()) -> argparse.ArgumentParser:
 def _targets() -> str:
     """What the commands say of their targets."""
     from dtr_fx.cli.plans import TARGETS
-    from dtr_fx.zoo import MODELS
+    from dtr_fx.lab.zoo import MODELS
 
     zoo = textwrap.fill(", ".join(MODELS), 72).replace("\n", f"\n{'':30}")
     return TARGETS.format(zoo=zoo)

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dtr_fx.errors import CommandError, OptionError
-from dtr_fx.options import parse_budget
+from dtr_fx.lab.log import read_log
+from dtr_fx.planning.options import parse_budget
 from dtr_fx.runtime import HEURISTICS
-from dtr_fx.simulate import Schedule, read_log
+from dtr_fx.runtime.program import Schedule
 from dtr_fx.units import parse_percent
 
 

@@ -31,9 +31,7 @@ from dtr_fx.cli.arguments import add_jobs, check_names_apart, read
 from dtr_fx.cli.output import check_output, write_picture, write_text
 from dtr_fx.cli.progress import progress
 from dtr_fx.errors import CommandError
-from dtr_fx.planners.graph import OperatorGraph
-from dtr_fx.record import record_log
-from dtr_fx.simulate.figures import (
+from dtr_fx.lab.figures import (
     FIGURES,
     REPLAYED,
     Comparison,
@@ -46,7 +44,9 @@ from dtr_fx.simulate.figures import (
     require_matplotlib,
     trace_linear,
 )
-from dtr_fx.simulate.schedule import Schedule
+from dtr_fx.lab.planners.graph import OperatorGraph
+from dtr_fx.lab.record import record_log
+from dtr_fx.runtime.program import Schedule
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -141,7 +141,7 @@ def _schedules(arguments: argparse.Namespace, numbers: Collection[int]) -> list[
 
 def _recorded(folder: Path) -> list[Path]:
     """Logs of the zoo; those that are not there are recorded."""
-    from dtr_fx.zoo import ZOO
+    from dtr_fx.lab.zoo import ZOO
 
     paths = {name: _folder(folder) / f"{name}.log.gz" for name in ZOO}
     missing = [name for name, path in paths.items() if not path.exists()]

@@ -18,8 +18,8 @@ from dtr_fx.cli.arguments import read, seconds
 from dtr_fx.cli.output import Screen, check_output, screen, write_text
 from dtr_fx.cli.progress import waiting
 from dtr_fx.cli.targets import load_target, one_line
-from dtr_fx.errors import CommandError, DTRError
-from dtr_fx.options import Options, did_you_mean
+from dtr_fx.errors import CommandError, DTRError, did_you_mean
+from dtr_fx.planning.options import Options
 from dtr_fx.report import Report
 from dtr_fx.runtime import HEURISTICS
 
@@ -228,7 +228,7 @@ def planner_of(target: str, settings: Mapping[str, Any]) -> Planner:
     # Compilation machinery takes seconds to import, which --help and a mistyped option need not wait for.
     from torch._dynamo.exc import TorchDynamoException
 
-    from dtr_fx.backend import plan_step
+    from dtr_fx.compiler.backend import plan_step
 
     def plan(options: Options) -> list[Report]:
         with waiting(f"tracing and planning {target}"):
@@ -255,14 +255,14 @@ def _check_no(settings: Mapping[str, Any], target: str) -> None:
 
 
 def _plans_of_log(path: Path) -> Planner:
-    from dtr_fx.logs import LogPlanning
+    from dtr_fx.lab.log_plans import LogPlanning
 
     schedule = read(path)
     return lambda options: [LogPlanning(schedule, options).report()]
 
 
 def _plans_of_program(path: Path) -> Planner:
-    from dtr_fx.transform import rewritten_copy
+    from dtr_fx.planning.transform import rewritten_copy
 
     graph = exported_graph(path)
     return lambda options: [rewritten_copy(graph, options)[1]]
@@ -296,7 +296,7 @@ def graph_of(target: str, settings: Mapping[str, Any]) -> GraphModule:
 
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from dtr_fx import rivals
+    from dtr_fx.lab import baselines as rivals
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         joint = rivals.trace(*load_target(target, **settings))

@@ -24,8 +24,7 @@ from typing import Any
 
 from dtr_fx.cli.output import check_output
 from dtr_fx.cli.targets import load_target, one_line
-from dtr_fx.errors import CommandError
-from dtr_fx.options import did_you_mean
+from dtr_fx.errors import CommandError, did_you_mean
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +50,7 @@ def run(arguments: argparse.Namespace) -> None:
     """
     import torch
 
-    from dtr_fx.record import record_log
+    from dtr_fx.lab.record import record_log
 
     check_output(arguments.output, force=arguments.force)
     if arguments.device == "cuda" and not torch.cuda.is_available():
@@ -64,7 +63,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _load(target: str) -> tuple[Callable[..., Any], Any]:
-    from dtr_fx.zoo import ZOO
+    from dtr_fx.lab.zoo import ZOO
 
     if target in ZOO:
         return ZOO[target]()

@@ -33,10 +33,11 @@ from dtr_fx.cli.arguments import (
 from dtr_fx.cli.output import check_output, write_picture, write_text
 from dtr_fx.cli.progress import progress
 from dtr_fx.errors import CommandError
+from dtr_fx.lab.figures import plot_slowdowns, require_matplotlib
+from dtr_fx.lab.replay import Replay
+from dtr_fx.lab.sweep import RATIOS, Sweep, to_csv, to_json
 from dtr_fx.runtime import Deallocation
-from dtr_fx.simulate import Replay, Schedule, Sweep
-from dtr_fx.simulate.figures import plot_slowdowns, require_matplotlib
-from dtr_fx.simulate.sweep import RATIOS, to_csv, to_json
+from dtr_fx.runtime.program import Schedule
 from dtr_fx.units import format_bytes, format_percent
 
 _PICTURES = (".png", ".svg", ".pdf")

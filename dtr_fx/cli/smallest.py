@@ -24,7 +24,7 @@ from dtr_fx.cli.arguments import read, seconds
 from dtr_fx.cli.output import Screen, check_output
 from dtr_fx.cli.progress import waiting
 from dtr_fx.errors import CommandError
-from dtr_fx.options import Options
+from dtr_fx.planning.options import Options
 from dtr_fx.report import Report
 from dtr_fx.units import format_bytes, format_percent
 
@@ -58,8 +58,8 @@ def _smallest(target: str, settings: Mapping[str, Any], options: Options) -> Rep
     if plans.is_log(target):
         return _smallest_of_log(Path(target), options)
 
-    from dtr_fx.curve import smallest_budget
-    from dtr_fx.transform import rewritten_copy
+    from dtr_fx.planning.curve import smallest_budget
+    from dtr_fx.planning.transform import rewritten_copy
 
     graph = plans.graph_of(target, settings)
     effort = {"plan_seconds": options.plan_seconds}
@@ -68,7 +68,7 @@ def _smallest(target: str, settings: Mapping[str, Any], options: Options) -> Rep
 
 
 def _smallest_of_log(path: Path, options: Options) -> Report:
-    from dtr_fx.logs import LogPlanning
+    from dtr_fx.lab.log_plans import LogPlanning
 
     if options.max_overhead is not None:
         raise CommandError("--max-overhead is for models; dtr-fx simulate has the slowdowns of logs")

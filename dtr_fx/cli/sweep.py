@@ -30,17 +30,17 @@ from dtr_fx.cli.arguments import add_outputs, seconds
 from dtr_fx.cli.output import check_output, screen, write_text
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import Inputs, load_target
-from dtr_fx.curve import PERCENTS, Curve, sweep
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect import Comparison, Mark, curve_page, render_curve
 from dtr_fx.inspect.comparison import to_csv, to_json
-from dtr_fx.judge import Judgement, judge
-from dtr_fx.options import Options, parse_budget
+from dtr_fx.planning.curve import PERCENTS, Curve, sweep
+from dtr_fx.planning.judge import Judgement, judge
+from dtr_fx.planning.options import Options, parse_budget
 from dtr_fx.units import format_bytes, format_percent
 
 if TYPE_CHECKING:
-    from dtr_fx.planners import Gap, OperatorGraph
-    from dtr_fx.rivals import Joint
+    from dtr_fx.lab.baselines import Joint
+    from dtr_fx.lab.planners import Gap, OperatorGraph
 
 _FILES: dict[str, Callable[[Comparison], str]] = {".csv": to_csv, ".json": to_json, ".html": curve_page}
 _PARTITIONER = tuple(tenths / 10 for tenths in range(10, -1, -1))
@@ -112,7 +112,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.json and arguments.output:
         raise CommandError("give --json, which prints, or -o FILE.json, which writes, not both")
     if arguments.optimum is not None:
-        from dtr_fx.planners.moccasin import require_ortools
+        from dtr_fx.lab.planners.moccasin import require_ortools
 
         require_ortools()
 
@@ -139,7 +139,7 @@ def compare(
     # Compilation machinery takes seconds to import, which --help need not wait for.
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from dtr_fx import rivals
+    from dtr_fx.lab import baselines as rivals
 
     name = target.rpartition(":")[2]
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -163,7 +163,7 @@ def _checkpoint(
     model: Callable[..., Any], inputs: Inputs, eager: Judgement, marks: list[Mark]
 ) -> Iterator[str]:
     """Add the checkpointed step, or say why there is none."""
-    from dtr_fx import rivals
+    from dtr_fx.lab import baselines as rivals
 
     if not isinstance(model, torch.nn.Module):
         yield "no checkpointing: a function has no blocks"
@@ -175,7 +175,7 @@ def _checkpoint(
 
 
 def _partitioner(joint: Joint, eager: Judgement) -> Iterator[Mark]:
-    from dtr_fx import rivals
+    from dtr_fx.lab import baselines as rivals
 
     with progress("PyTorch's partitioner", len(_PARTITIONER)) as watch:
         for number, budget in enumerate(_PARTITIONER, 1):
@@ -211,8 +211,8 @@ def _optimum(graph: GraphModule, curve: Curve, limit: float, marks: list[Mark]) 
 
 def _operators(graph: GraphModule) -> OperatorGraph:
     """The graph for solvers, who would free and repeat anything: what runs once is too dear to repeat."""
-    from dtr_fx.planners import OperatorGraph
-    from dtr_fx.planning import Planning
+    from dtr_fx.lab.planners import OperatorGraph
+    from dtr_fx.planning.planning import Planning
 
     schedule = Planning(graph, Options()).planner.schedule
     operators = OperatorGraph.of(schedule)
@@ -227,7 +227,7 @@ def _operators(graph: GraphModule) -> OperatorGraph:
 
 
 def _solutions(operators: OperatorGraph, curve: Curve, limit: float) -> Iterator[Gap]:
-    from dtr_fx.planners import gaps
+    from dtr_fx.lab.planners import gaps
 
     whole = operators.peak + operators.constants
     shares = [point.budget / whole for point in curve.points[1:]]

@@ -19,7 +19,7 @@ import torch
 from dtr_fx.errors import CommandError, DTRError
 
 if TYPE_CHECKING:
-    from dtr_fx.bench import Trainee
+    from dtr_fx.lab.trainee import Trainee
 
 Inputs: TypeAlias = "tuple[Any, ...] | dict[str, Any]"
 
@@ -32,7 +32,7 @@ def load_target(target: str, **settings: Any) -> tuple[Callable[..., Any], Input
     target:
         ``package.module:factory``, importable from here or from the working directory, or
         ``path/to/file.py:factory``, which may import from the file's own directory, or ``zoo:NAME``, one of
-        ``dtr_fx.zoo.MODELS``.
+        ``dtr_fx.lab.zoo.MODELS``.
 
     Returns
     -------
@@ -68,7 +68,7 @@ def load_trainee(target: str, **settings: Any) -> Trainee:
         As ``load_target`` does, or the model is no module.
     """
     # Compilation machinery takes seconds to import, which --help need not wait for.
-    from dtr_fx.bench import Trainee
+    from dtr_fx.lab.trainee import Trainee
 
     torch.manual_seed(0)
     model, inputs = load_target(target, **settings)
@@ -78,7 +78,7 @@ def load_trainee(target: str, **settings: Any) -> Trainee:
 
 
 def _zoo_member(name: str) -> Callable[..., object]:
-    from dtr_fx.zoo import MODELS
+    from dtr_fx.lab.zoo import MODELS
 
     if name not in MODELS:
         raise CommandError(f"the zoo has no {name!r}; it has: {', '.join(MODELS)}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dtr_fx.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from dtr_fx.curve import Curve
+    from dtr_fx.planning.curve import Curve
 
 
 @dataclass(frozen=True)

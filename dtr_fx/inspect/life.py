@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dtr_fx.blocks import Block, blocks
-from dtr_fx.errors import CommandError
-from dtr_fx.options import did_you_mean
+from dtr_fx.errors import CommandError, did_you_mean
 from dtr_fx.report import Choice, Report, StorageStats
+from dtr_fx.report.blocks import Block, blocks
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 
-from .graph import Storage
-from .heuristics import Heuristic
-from .pool import Pool
+from dtr_fx.runtime.graph import Storage
+from dtr_fx.runtime.heuristics import Heuristic
+from dtr_fx.runtime.pool import Pool
 
 
 class Local:

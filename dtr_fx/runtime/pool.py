@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .graph import Storage
-from .heuristics import Array, Score, Time
+from dtr_fx.runtime.graph import Storage
+from dtr_fx.runtime.heuristics import Array, Score, Time
 
 # A storage read at this very moment has a staleness of zero, and the paper divides by it.
 MIN_TIME = 1e-12

@@ -17,12 +17,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeAlias
 
-from . import events
-from .events import Event
-from .graph import Operator, Storage, Tensor
-from .heuristics import Heuristic, Score, resolve
-from .neighborhood import track
-from .pool import Pool
+from dtr_fx.runtime import events
+from dtr_fx.runtime.events import Event
+from dtr_fx.runtime.graph import Operator, Storage, Tensor
+from dtr_fx.runtime.heuristics import Heuristic, Score, resolve
+from dtr_fx.runtime.neighborhood import track
+from dtr_fx.runtime.pool import Pool
 
 Deallocation: TypeAlias = Literal["eager", "banish", "ignore"]
 Order: TypeAlias = Literal["depth first", "program"]

@@ -1,10 +1,17 @@
 """How a plan is found: one pass of the runtime, or many, steered.  Without torch."""
 
-from .follow import follow, followed
-from .policy import Policy, Run, paper, run_policy
-from .saving import holding_between_passes, restarted
-from .search import Infeasible, default_effort, first_that_fits, search, smallest, smallest_by_passes
-from .watch import Watched, watch
+from dtr_fx.search.execute import follow, followed
+from dtr_fx.search.policies import Policy, Run, paper, run_policy
+from dtr_fx.search.saved_tensors import holding_between_passes, restarted
+from dtr_fx.search.scores import Watched, watch
+from dtr_fx.search.search import (
+    Infeasible,
+    default_effort,
+    first_that_fits,
+    search,
+    smallest,
+    smallest_by_passes,
+)
 
 __all__ = [
     "Infeasible",

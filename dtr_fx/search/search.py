@@ -14,13 +14,12 @@ import math
 from collections.abc import Iterator, Sequence
 
 from dtr_fx.runtime import HEURISTICS
-from dtr_fx.simulate.schedule import Schedule
-
-from .follow import followed
-from .policy import Policy, Run, paper, run_policy
-from .starts import cuts, relieved, segmented
-from .timeline import Operators
-from .walk import Found, walk
+from dtr_fx.runtime.program import Schedule
+from dtr_fx.search.execute import followed
+from dtr_fx.search.policies import Policy, Run, paper, run_policy
+from dtr_fx.search.starts import cuts, relieved, segmented
+from dtr_fx.search.timeline import Operators
+from dtr_fx.search.walk import Found, walk
 
 # A pass that rematerializes more than this many times the program's own cost is given up; one of many over a
 # large program sooner.

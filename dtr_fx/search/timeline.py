@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dtr_fx.simulate.schedule import Call, Keep, Schedule
+from dtr_fx.runtime.program import Call, Keep, Schedule
 
 # Free slots before each run, for runs that are inserted later.
 _STRIDE = 8

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from .timeline import Operators, Timeline
+from dtr_fx.search.timeline import Operators, Timeline
 
 # By how much a walk cools down.
 _COOLING = 1 / 20

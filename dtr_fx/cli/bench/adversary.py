@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from dtr_fx.cli.arguments import positive
+from dtr_fx.lab.adversary import LEAST_BUDGET, AdversaryRun, run_adversary
 from dtr_fx.runtime import HEURISTICS
-from dtr_fx.simulate import AdversaryRun, run_adversary
-from dtr_fx.simulate.adversary import LEAST_BUDGET
 
 _ONLINE = tuple(name for name, heuristic in HEURISTICS.items() if heuristic.time != "next_use")
 

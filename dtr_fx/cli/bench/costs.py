@@ -30,15 +30,15 @@ from torch.fx import Node
 
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import load_trainee
+from dtr_fx.costs.profile import Profile, Tally, signature
+from dtr_fx.costs.roofline import roofline
 from dtr_fx.errors import CommandError
-from dtr_fx.options import Options
-from dtr_fx.passes.costs import roofline
-from dtr_fx.passes.profile import Profile, Tally, signature
 from dtr_fx.passes.storages import hint, tensors_of
+from dtr_fx.planning.options import Options
 from dtr_fx.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
-    from dtr_fx.bench import Trainee
+    from dtr_fx.lab.trainee import Trainee
 
 _REPEATS = 7
 _WORST = 5
@@ -136,7 +136,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _compare(target: str) -> Comparison:
     # Compilation machinery takes seconds to import, which --help need not wait for.
-    from dtr_fx.bench import compile_step
+    from dtr_fx.lab.trainee import compile_step
 
     trainee = load_trainee(target)
     accounts = _Accounts(trainee.device)

@@ -25,13 +25,12 @@ import torch
 from tabulate import tabulate
 
 from dtr_fx.cli.progress import progress
-from dtr_fx.errors import CommandError
-from dtr_fx.options import did_you_mean
+from dtr_fx.errors import CommandError, did_you_mean
 from dtr_fx.units import format_bytes, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
-    from dtr_fx.ways import Trial
-    from dtr_fx.zoo.sized import Subject
+    from dtr_fx.lab.methods import Trial
+    from dtr_fx.lab.zoo.sized import Subject
 
 _CAPS = {"cuda": "8GiB", "cpu": "64MiB"}
 _LARGEST, _ALIKE = "largest", "alike"
@@ -89,7 +88,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _chosen(names: list[str], device: torch.device) -> list[Subject]:
-    from dtr_fx.zoo.sized import SMALL, WHOLE
+    from dtr_fx.lab.zoo.sized import SMALL, WHOLE
 
     subjects = {subject.name: subject for subject in (WHOLE if device.type == "cuda" else SMALL)}
     for name in names:
@@ -117,13 +116,13 @@ def _name(device: torch.device) -> str:
 
 def _order() -> list[tuple[str, str]]:
     """What is measured of a model: what a later one needs to know comes first."""
-    from dtr_fx.ways import WAYS
+    from dtr_fx.lab.methods import WAYS
 
     return [(kind, way) for kind in (_LARGEST, _ALIKE) for way in WAYS]
 
 
 def _cell(subject: Subject, kind: str, way: str, device: torch.device, cap: int, cells: Cells) -> Cell:
-    from dtr_fx import ways
+    from dtr_fx.lab import methods as ways
 
     try:
         if kind == _LARGEST:
@@ -138,7 +137,7 @@ def _cell(subject: Subject, kind: str, way: str, device: torch.device, cap: int,
 
 def _alike(subject: Subject, way: str, cells: Cells) -> tuple[int, int | None]:
     """Eager's largest size, and for dtr the peak of the rival that it is held against."""
-    from dtr_fx import ways
+    from dtr_fx.lab import methods as ways
 
     eager = cells[subject.name, _LARGEST, ways.EAGER].trial
     rival = cells.get((subject.name, _ALIKE, ways.RIVALS.get(way, "")))
@@ -147,7 +146,7 @@ def _alike(subject: Subject, way: str, cells: Cells) -> tuple[int, int | None]:
 
 
 def _read(path: Path | None, facts: Facts) -> Cells:
-    from dtr_fx.ways import Trial
+    from dtr_fx.lab.methods import Trial
 
     if path is None or not path.exists():
         return {}
@@ -176,7 +175,7 @@ def _write(path: Path | None, facts: Facts, cells: Cells) -> None:
 
 
 def _table(subject: Subject, cells: Cells) -> str:
-    from dtr_fx.ways import EAGER, WAYS
+    from dtr_fx.lab.methods import EAGER, WAYS
 
     def row(way: str) -> dict[str, str]:
         pairs = [

@@ -25,13 +25,13 @@ from torch import Tensor, nn
 
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import load_target
+from dtr_fx.compiler.registry import LivePlan, plans
+from dtr_fx.costs.measure import measure_peak
 from dtr_fx.errors import CommandError
-from dtr_fx.live import LivePlan, plans
-from dtr_fx.measure import measure_peak
 from dtr_fx.units import format_percent, parse_percent
 
 if TYPE_CHECKING:
-    from dtr_fx.bench import Trainee
+    from dtr_fx.lab.trainee import Trainee
 
 _LIMIT = 10_000  # of Dynamo's recompilations
 _CALLS = 2000
@@ -146,7 +146,7 @@ def _load(target: str) -> tuple[nn.Module, Sequence[tuple[Any, ...]]]:
 
 def _trainee(model: nn.Module, batch: tuple[Any, ...]) -> Trainee:
     # Compilation machinery takes seconds to import, which --help need not wait for.
-    from dtr_fx.bench import Trainee
+    from dtr_fx.lab.trainee import Trainee
 
     return Trainee(model, batch)
 

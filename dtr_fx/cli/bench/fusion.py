@@ -31,14 +31,14 @@ from tabulate import tabulate
 from dtr_fx.cli.bench.inductor import add_step_arguments, bytes_of
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import load_trainee
+from dtr_fx.costs.roofline import Cost, apart, of_kernels, roofline
 from dtr_fx.errors import CommandError, OverBudgetError
-from dtr_fx.options import Options
-from dtr_fx.passes.costs import Cost, apart, of_kernels, roofline
+from dtr_fx.planning.options import Options
 from dtr_fx.runtime.events import DROP
 from dtr_fx.units import format_percent
 
 if TYPE_CHECKING:
-    from dtr_fx.bench import Trainee
+    from dtr_fx.lab.trainee import Trainee
     from dtr_fx.report import Report
 
 _BUDGETS = ("70%", "60%", "50%", "40%")
@@ -110,7 +110,7 @@ def _compile(
 ) -> Iterator[_Compiled]:
     """Budgets, by whose costs; what is compiled for one stays when the next one is."""
     # Compilation machinery takes seconds to import, which --help need not wait for.
-    from dtr_fx.bench import first_step
+    from dtr_fx.lab.trainee import first_step
 
     accounts = _accounts(trainee.device)
     _, whole, _ = first_step(trainee, Options(executor="inductor"))
@@ -139,7 +139,7 @@ def _time_ratios(
     watch: Callable[[int], None],
 ) -> list[float]:
     """The median time of each plan's step over that of a plain one; all take turns, in any order."""
-    from dtr_fx.bench import time_of_step
+    from dtr_fx.lab.trainee import time_of_step
 
     clock = time.process_time if trainee.device.type == "cpu" else time.perf_counter
     steps = [plain, *plans]

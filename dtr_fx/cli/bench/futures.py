@@ -27,9 +27,8 @@ from dtr_fx.cli.bench.logs import read_reference
 from dtr_fx.cli.progress import progress
 from dtr_fx.errors import CommandError
 from dtr_fx.runtime import HEURISTICS
+from dtr_fx.runtime.program import Call, Keep, Schedule
 from dtr_fx.search import Infeasible, Policy, search
-from dtr_fx.simulate import Schedule
-from dtr_fx.simulate.schedule import Call, Keep
 from dtr_fx.units import format_percent, format_seconds
 
 _THRASH = 2.0
@@ -221,7 +220,7 @@ def lower_bound(schedule: Schedule) -> int:
 
     Examples
     --------
-    >>> from dtr_fx.simulate.schedule import Constant, Output
+    >>> from dtr_fx.runtime.program import Constant, Output
     >>> calls = Call("f", (0,), (Output(1, 4),), 1.0), Call("g", (1,), (Output(2, 3),), 1.0)
     >>> lower_bound(Schedule("two", (Constant(0, 10), *calls, Keep(2))))
     17

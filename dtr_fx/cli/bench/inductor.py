@@ -27,13 +27,13 @@ from torch import Tensor
 from dtr_fx.cli.plans import add_settings
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import load_trainee
+from dtr_fx.costs.measure import measure_peak
 from dtr_fx.errors import CommandError
-from dtr_fx.measure import measure_peak
-from dtr_fx.options import Options, parse_budget
+from dtr_fx.planning.options import Options, parse_budget
 from dtr_fx.units import format_bytes, format_percent
 
 if TYPE_CHECKING:
-    from dtr_fx.bench import Trainee
+    from dtr_fx.lab.trainee import Trainee
 
 _WHOLE = "100%"
 _BUDGETS = ("80%", "60%", "40%")
@@ -113,7 +113,7 @@ def bytes_of(asked: str, constants: int, above: int) -> int:
 def _row(trainee: Trainee, asked: str, budget: float | int, pairs: int) -> Row:
     """Steps under a budget, held against plain Inductor's."""
     # Compilation machinery takes seconds to import, which --help need not wait for.
-    from dtr_fx.bench import measure, time_of_step
+    from dtr_fx.lab.trainee import measure, time_of_step
 
     ours = measure(trainee, Options(budget=budget, executor="inductor"))
     plain = torch.compile(trainee.model)

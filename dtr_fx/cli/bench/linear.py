@@ -20,8 +20,8 @@ from tabulate import tabulate
 
 from dtr_fx.cli.arguments import add_heuristics, positive
 from dtr_fx.errors import CommandError
+from dtr_fx.lab.linear import LinearRun, run_linear
 from dtr_fx.runtime import Deallocation, Thrash
-from dtr_fx.simulate import LinearRun, run_linear
 
 _REPEATS = 3
 _MAX_RATIO = 20.0  # heuristics for which the theorem does not hold need up to N/4

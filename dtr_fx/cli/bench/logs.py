@@ -24,8 +24,9 @@ from tabulate import tabulate
 from dtr_fx.cli.arguments import budget, read
 from dtr_fx.cli.progress import progress
 from dtr_fx.errors import CommandError
+from dtr_fx.lab.replay import Replay, replay
 from dtr_fx.runtime import HEURISTICS
-from dtr_fx.simulate import Replay, Schedule, replay
+from dtr_fx.runtime.program import Schedule
 from dtr_fx.units import format_percent
 
 _REPEATS = 3

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 from tabulate import tabulate
 
 from dtr_fx.cli.targets import load_trainee
-from dtr_fx.options import Options
+from dtr_fx.planning.options import Options
 from dtr_fx.runtime import HEURISTICS
 from dtr_fx.units import format_bytes, format_percent
 
 if TYPE_CHECKING:
-    from dtr_fx.bench import Row
+    from dtr_fx.lab.trainee import Row
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _sweep(target: str, options: Options, budgets: Sequence[str] | None) -> list[Row]:
     # Compilation machinery takes seconds to import, which --help need not wait for.
-    from dtr_fx.bench import PERCENTS, SMALLEST, sweep
+    from dtr_fx.lab.trainee import PERCENTS, SMALLEST, sweep
 
     asked = budgets or (*PERCENTS, SMALLEST)
     return list(sweep(load_trainee(target), options, asked, watch=_progress(target)))

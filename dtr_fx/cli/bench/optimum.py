@@ -26,10 +26,10 @@ from tabulate import tabulate
 from dtr_fx.cli.arguments import seconds, share
 from dtr_fx.cli.bench.goals import Goal, goal_table
 from dtr_fx.cli.progress import progress
-from dtr_fx.planners import Gap, OperatorGraph, gaps, training_chain
-from dtr_fx.planners.gaps import SEARCH
+from dtr_fx.lab import networks
+from dtr_fx.lab.planners import Gap, OperatorGraph, gaps, training_chain
+from dtr_fx.lab.planners.gaps import SEARCH
 from dtr_fx.runtime import HEURISTICS
-from dtr_fx.simulate import networks
 from dtr_fx.units import format_percent
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)

@@ -25,9 +25,9 @@ from dtr_fx.cli.arguments import seconds
 from dtr_fx.cli.bench import futures, optimum, rivals, times
 from dtr_fx.cli.bench.goals import Goal, goal_table
 from dtr_fx.errors import CommandError
-from dtr_fx.options import Options
-from dtr_fx.planners import OperatorGraph
-from dtr_fx.planners.moccasin import require_ortools
+from dtr_fx.lab.planners import OperatorGraph
+from dtr_fx.lab.planners.moccasin import require_ortools
+from dtr_fx.planning.options import Options
 
 _LOGS = Path(__file__).parents[4] / "shared" / "dtr_logs"
 _REFERENCE = "simrd_slowdown.json"

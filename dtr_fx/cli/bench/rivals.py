@@ -45,12 +45,12 @@ from dtr_fx.cli.bench.goals import (
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import load_target
 from dtr_fx.errors import CommandError, InfeasibleBudgetError
-from dtr_fx.judge import Judgement, judge
-from dtr_fx.options import Options
+from dtr_fx.planning.judge import Judgement, judge
+from dtr_fx.planning.options import Options
 from dtr_fx.units import format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
-    from dtr_fx.rivals import Joint
+    from dtr_fx.lab.baselines import Joint
 
 BUDGETS = tuple(tenths / 10 for tenths in range(10, -1, -1))
 _MODELS = ("gpt", "vit", "resnet50", "unet", "lstm", "mlp")
@@ -201,7 +201,7 @@ def compare(target: str, options: Options, budgets: Sequence[float] = BUDGETS) -
     # Compilation machinery takes seconds to import, which --help need not wait for.
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from dtr_fx import rivals
+    from dtr_fx.lab import baselines as rivals
 
     with progress(name_of(target), len(budgets) + _BISECTIONS + 4) as watch:
         tick = map(watch, itertools.count(1)).__next__
@@ -246,7 +246,7 @@ class _Planner:
         return self._plans[budget]
 
     def _plan(self, budget: int) -> Plan | None:
-        from dtr_fx.rivals import planned
+        from dtr_fx.lab.baselines import planned
 
         try:
             pair, report = planned(self._joint, replace(self._options, budget=budget))
@@ -275,7 +275,7 @@ class _Planner:
 
     def smallest(self) -> tuple[int, int, float]:
         """The smallest budget that works and the lower bound, in bytes, and the seconds to find them."""
-        from dtr_fx.rivals import plan
+        from dtr_fx.lab.baselines import plan
 
         started = time.perf_counter()
         try:

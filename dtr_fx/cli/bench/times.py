@@ -25,11 +25,11 @@ from dtr_fx.cli.bench.rivals import example, name_of
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import Inputs, load_target
 from dtr_fx.errors import CommandError
-from dtr_fx.options import Options
+from dtr_fx.planning.options import Options
 from dtr_fx.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
-    from dtr_fx.rivals import Joint
+    from dtr_fx.lab.baselines import Joint
 
 # The first has 2,000 nodes, the last 20,000.
 _LAYERS = (16, 24, 50, 100, 164)
@@ -139,7 +139,7 @@ def measure(subject: Subject, budget: float) -> Result:
     # Compilation machinery takes seconds to import, which --help need not wait for.
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from dtr_fx import rivals
+    from dtr_fx.lab import baselines as rivals
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         joint = rivals.trace(*subject.make())
@@ -155,7 +155,7 @@ def measure(subject: Subject, budget: float) -> Result:
 
 
 def _seconds(joint: Joint, options: Options) -> Seconds:
-    from dtr_fx.rivals import plan
+    from dtr_fx.lab.baselines import plan
 
     reports = [plan(joint, options)[1] for _ in range(_RUNS[options.planner])]
     return Seconds(

@@ -1,0 +1,240 @@
+"""``torch.compile(model, backend="dtr", options={"budget": "60%"})``.
+
+Each graph of Dynamo's becomes a ``Dispatcher``, which compiles a step for every tuple of sizes.  AOTAutograd
+traces the joint graph; it is rewritten first and split afterwards, so that recomputation stands where the
+plan put it.  The two graphs run eagerly, boxed, so that saved activations are freed as the backward pass
+reads them for the last time; or Inductor compiles them (see ``inductor``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import BackendCompilerFailed
+from torch.fx import GraphModule
+from torch.utils._triton import has_triton
+
+from dtr_fx.compiler.accounting import ledger_of
+from dtr_fx.compiler.dispatch import Dispatcher
+from dtr_fx.compiler.dynamo import sized_inputs
+from dtr_fx.compiler.retrace import Retracer
+from dtr_fx.compiler.tracing import keep_what_is_saved
+from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
+from dtr_fx.passes.drops import lower_drops
+from dtr_fx.passes.split import prepare, split
+from dtr_fx.planning.inputs import Inputs, call
+from dtr_fx.planning.loss import loss_of
+from dtr_fx.planning.options import Options
+from dtr_fx.planning.transform import rewrite
+from dtr_fx.report import Report
+
+log = logging.getLogger(__name__)
+
+
+def dtr(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """The compiler backend (entry point ``torch_dynamo_backends``); see ``Options``.
+
+    Raises
+    ------
+    OptionError
+        An unknown option or a value that cannot be understood, before anything is traced; a ``mode``.
+        Dynamo wraps it, its message ends with ours.
+
+    The function that it returns raises, when it is called with sizes that are new to it:
+
+    InfeasibleBudgetError
+        No plan fits.
+    OverBudgetError
+        Plans fit, but not what Inductor makes of them.
+    """
+    if mode not in (None, "default"):
+        raise OptionError(f"mode={mode!r}: CUDA graphs keep memory that no budget counts; leave the mode out")
+    chosen = Options.from_mapping(options)
+    retracer = Retracer(gm, chosen, _COMPILE[chosen.executor or _default_executor(gm, example_inputs)])
+    return Dispatcher(retracer, chosen.plans_kept, ledger_of(options, chosen))
+
+
+def _compile_eagerly(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+    compiler = aot_autograd(
+        fw_compiler=run_boxed,
+        bw_compiler=_compile_backward,
+        inference_compiler=functools.partial(_compile_inference, options=options),
+        partition_fn=functools.partial(_partition, options=options),
+        keep_inference_input_mutations=True,
+    )
+    compiled: Callable[..., Any] = compiler(gm, inputs)
+    return compiled
+
+
+def _compile_backward(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    keep_what_is_saved()
+    return run_boxed(gm, inputs)
+
+
+def _default_executor(gm: GraphModule, inputs: Sequence[Any]) -> str:
+    """Inductor compiles for as long as dozens of eager steps take: too long for each of many sizes."""
+    on_gpu = any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in inputs)
+    return "inductor if it fits" if on_gpu and has_triton() and not sized_inputs(gm) else "eager"
+
+
+def _compile_with_inductor(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+    # Importing Inductor's scheduler takes a second, which other executors do without.
+    from dtr_fx.compiler.inductor import compile_step
+
+    return compile_step(gm, inputs, options)
+
+
+def _compile_as_it_fits(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+    try:
+        return _compile_with_inductor(gm, inputs, replace(options, executor="inductor"))
+    except (InfeasibleBudgetError, OverBudgetError) as error:
+        log.warning("runs eagerly, as Inductor's kernels do not fit: %s", str(error).partition("\n")[0])
+        return _compile_eagerly(gm, inputs, options)
+
+
+_COMPILE = {
+    "eager": _compile_eagerly,
+    "inductor": _compile_with_inductor,
+    "inductor if it fits": _compile_as_it_fits,
+}
+
+
+def plan_step(model: Callable[..., Any], inputs: Inputs, options: Options) -> list[Report]:
+    """Compile and run one step, forward and, where there are gradients, backward; a report per graph.
+
+    The loss is the model's output if that is a scalar, else the sum of its floating-point outputs.
+    Gradients, buffers and random generators are afterwards what they were.
+
+    Raises
+    ------
+    DTRError
+        As ``dtr`` does.
+    """
+    reports: list[Report] = []
+    given = {**vars(options), "executor": options.executor or "eager", "on_report": reports.append}
+    compiled = torch.compile(model, backend=functools.partial(dtr, options=given))
+    try:
+        with _left_alone(model), _numbers_left_alone(), _compiled_as_often_as_asked():
+            _step(compiled, inputs)
+    except BackendCompilerFailed as error:
+        if isinstance(error.inner_exception, DTRError):
+            raise error.inner_exception from None
+        raise
+    finally:
+        _forget(model)
+    return reports
+
+
+def _forget(model: Callable[..., Any]) -> None:
+    """Dynamo runs what it compiled eight times uncompiled: plans that are only looked at must not count."""
+    function = type(model).forward if isinstance(model, torch.nn.Module) else model
+    if hasattr(function, "__code__"):
+        torch._dynamo.reset_code(function.__code__)
+
+
+def _step(model: Callable[..., Any], inputs: Inputs) -> None:
+    loss = loss_of(call(model, inputs))
+    if loss is not None:
+        loss.backward()
+
+
+@contextlib.contextmanager
+def _left_alone(model: Callable[..., Any]) -> Iterator[None]:
+    """What a step changes of a model is put back."""
+    module = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
+    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    for parameter, _ in gradients:
+        parameter.grad = None  # a backward pass adds to the one that is there
+    try:
+        yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+def _numbers_left_alone() -> contextlib.AbstractContextManager[None]:
+    """Random generators are put back; named, devices raise no warning that they are many."""
+    return torch.random.fork_rng(devices=range(torch.cuda.device_count()))
+
+
+def _compiled_as_often_as_asked() -> contextlib.AbstractContextManager[None]:
+    """Each plan of one model is a compilation, and Dynamo runs what was compiled eight times uncompiled."""
+    return torch._dynamo.config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize)
+
+
+def run_boxed(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+    """A function that takes its arguments in a list and empties it, so that each can be freed in time.
+
+    ``_BoxedCodeGen`` is private; checked on torch 2.11 and 2.13.
+    """
+    from torch.fx.graph import _BoxedCodeGen
+
+    gm.graph.set_codegen(_BoxedCodeGen())
+    gm.recompile()
+    forward = gm.forward
+
+    def run(arguments: list[Any]) -> Any:
+        return forward(arguments)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _partition(
+    joint: GraphModule, inputs: Any, *, options: Options, **facts: Any
+) -> tuple[GraphModule, GraphModule]:
+    if options.limits:
+        _check_regions(joint)
+    prepare(joint, facts.get("static_lifetime_input_indices") or ())
+    _rewrite(joint, options)
+    return split(joint, inputs, **facts)
+
+
+def _check_regions(joint: GraphModule) -> None:
+    """AOTAutograd splits a nested region by itself: what it saves is in no plan.
+
+    Raises
+    ------
+    GraphError
+        There is one.
+    """
+    if joint.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph):
+        raise GraphError(
+            "a nested_compile_region saves values that no budget counts: take the decorator off, or leave "
+            "the budget out"
+        )
+
+
+def _compile_inference(
+    gm: GraphModule, example_inputs: Sequence[Any], *, options: Options
+) -> Callable[[list[Any]], Any]:
+    _rewrite(gm, options, saves_nothing=True)
+    return run_boxed(gm, example_inputs)
+
+
+def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool = False) -> None:
+    if not any(node.op.startswith("call") for node in gm.graph.nodes):
+        return
+    report = rewrite(gm, options, saves_nothing=saves_nothing)
+    lower_drops(gm.graph)
+    gm.recompile()
+    if options.on_report is not None:
+        options.on_report(report)

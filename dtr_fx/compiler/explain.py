@@ -1,0 +1,85 @@
+"""``dtr_fx.explain(model, inputs, budget)``: what a budget would do to a model, to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import Any
+
+from dtr_fx.planning.inputs import Inputs
+from dtr_fx.planning.options import Options
+from dtr_fx.report import Report
+
+_HEIGHT = 860  # pixels of the page in a notebook
+
+
+class Reports(tuple[Report, ...]):
+    """The reports of all graphs that were traced, in order; in a notebook, one page."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "\n".join(report.summary() for report in self)
+
+    def _repr_html_(self) -> str:
+        return in_notebook(self)
+
+    def to_html(self) -> str:
+        """The page, complete in itself.
+
+        Raises
+        ------
+        ValueError
+            There are no reports.
+        """
+        from dtr_fx.inspect.html import render
+
+        return render(self)
+
+
+def explain(
+    model: Callable[..., Any], inputs: Inputs, budget: float | int | str = 1.0, **options: Any
+) -> Reports:
+    """Plan a model's training step, and leave the model as it is.
+
+    One step is compiled and run, forward, and backward from the output if that is a scalar, else from the sum
+    of its floating-point outputs.  Gradients, buffers and random generators are afterwards what they were.
+
+    Parameters
+    ----------
+    model:
+        A module or a function.
+    inputs:
+        Its example inputs: a tensor, a tuple of arguments, or a mapping of keyword arguments.
+    budget, options:
+        As for the backend; see ``Options``.
+
+    Raises
+    ------
+    OptionError
+        A budget or an option that cannot be understood.
+    InfeasibleBudgetError
+        No plan fits.
+
+    Examples
+    --------
+    >>> import torch, dtr_fx
+    >>> layers = [layer for _ in range(4) for layer in (torch.nn.Linear(64, 64), torch.nn.GELU())]
+    >>> reports = dtr_fx.explain(torch.nn.Sequential(*layers), torch.randn(256, 64), "80%")
+    >>> reports[0].planned_peak <= reports[0].budget
+    True
+    """
+    # Compilation machinery takes seconds to import.
+    from dtr_fx.compiler.backend import plan_step
+
+    return Reports(plan_step(model, inputs, Options.from_mapping({"budget": budget, **options})))
+
+
+def in_notebook(reports: Sequence[Report]) -> str:
+    """The page in a frame: the styles of page and notebook stay apart."""
+    from dtr_fx.inspect.html import render
+
+    if not reports:
+        return "<p>no graph was traced</p>"
+    frame = f'style="width: 100%; height: {_HEIGHT}px; border: 0" title="dtr_fx report"'
+    return f'<iframe srcdoc="{escape(render(reports))}" {frame}></iframe>'

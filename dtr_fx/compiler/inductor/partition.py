@@ -1,0 +1,266 @@
+"""The joint graph, split for Inductor: as PyTorch does, or by a plan over kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+from functorch.compile import min_cut_rematerialization_partition
+from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
+from torch.fx import GraphModule
+
+import dtr_fx.passes
+from dtr_fx.compiler.publish import publish
+from dtr_fx.costs.workspaces import workspaces
+from dtr_fx.errors import OptionError
+from dtr_fx.lab.baselines import activation_memory_budget
+from dtr_fx.passes import kernels, storages, verify
+from dtr_fx.passes.drops import lower_drops
+from dtr_fx.passes.propagate import fake_mode_of
+from dtr_fx.passes.split import prepare, split
+from dtr_fx.passes.storages import tensors_of
+from dtr_fx.planning.judge import join
+from dtr_fx.planning.options import BudgetSpec, Options, parse_budget, resolve_budget
+from dtr_fx.planning.transform import copy_of, rewrite
+from dtr_fx.report import Report
+
+# Stands for every step of a plan.
+_ANY = ""
+
+
+class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
+    """Splits the joint graph for Inductor: as PyTorch does if that fits the budget, else by a plan.
+
+    For those who stay with ``backend="inductor"``, whose options then have
+    ``{"custom_partitioner_fn": dtr_fx.Partitioner(budget="60%")}``.  The plan is within the budget; what
+    layouts and fusion add to its peak is held against it by ``backend="dtr"`` only.  ``report`` is that of
+    the last graph that was planned; what AOTAutograd has in its cache is not planned.
+
+    Parameters
+    ----------
+    budget, options:
+        As for ``backend="dtr"``; see ``Options``.
+
+    Raises
+    ------
+    OptionError
+        A value that cannot be understood.
+    """
+
+    def __init__(self, budget: float | int | str = 1.0, **options: Any) -> None:
+        if "executor" in options:
+            raise OptionError("a Partitioner is for Inductor: leave executor out")
+        self._start(Options.from_mapping({"budget": budget, **options, "executor": "inductor"}))
+
+    def _start(self, options: Options, besides: Mapping[str, int] | None = None) -> None:
+        self._options = options
+        self._besides = dict(besides or {})
+        self._step_of: dict[str, str] = {}
+        self.budget = 0
+        self.report: Report | None = None
+        self.storage_of: dict[str, int | None] = {}
+
+    def __call__(
+        self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any
+    ) -> tuple[GraphModule, GraphModule]:
+        pair = self._as_it_is(gm, joint_inputs, facts) or self._planned(gm, joint_inputs, facts)
+        if self.report is not None:
+            publish(self.report, self._options)
+        return pair
+
+    def tell(self) -> None:
+        """Hand the report on to whom the options name; a graph without a backward pass has none."""
+        if self._options.on_report is not None and self.report is not None:
+            self._options.on_report(self.report)
+
+    @property
+    def is_free(self) -> bool:
+        """At 100% of its peak a graph may be as it would be without a budget."""
+        return not self._options.limits
+
+    def besides(self, operators: Iterable[str], live: int) -> dict[str, int]:
+        """What is to be planned for besides, where so many bytes are live while a kernel runs, by its steps.
+
+        At first that is what is above the budget; a step that may have taken it from room to spare gets all
+        that it needs.  If the kernel's operators are unknown, it is any step.
+        """
+        assert self.report is not None
+        assert self.room is not None
+        steps = {self._step_of[name] for name in operators if name in self._step_of}
+        again = steps & self._besides.keys()
+        planned = max(
+            (event.live - self.report.constants for event in self.report.events if event.origin in again),
+            default=self.room,
+        )
+        return dict.fromkeys(steps or {_ANY}, live - min(planned, self.room))
+
+    @property
+    def room(self) -> int | None:
+        """Bytes of the budget for what the graphs make; None if there is no budget."""
+        if self.report is None or self.is_free or self._options.max_overhead is not None:
+            return None
+        return self.budget - self.report.constants
+
+    def _as_it_is(
+        self, gm: GraphModule, joint_inputs: Sequence[object], facts: Mapping[str, Any]
+    ) -> tuple[GraphModule, GraphModule] | None:
+        """The graphs of PyTorch's own partitioner, if they fit."""
+        if self._options.max_overhead is not None or parse_budget(self._options.budget).saved is not None:
+            return None
+        with torch.no_grad(), _mode_of(gm), activation_memory_budget(1.0):
+            joint = copy_of(gm)
+            pair: tuple[GraphModule, GraphModule] = min_cut_rematerialization_partition(
+                joint, joint_inputs, **facts
+            )
+            if _reads_what_it_changes(pair[0]):
+                return None
+            step = join(*pair)
+            kernels.contract(step.graph)
+            whole = copy_of(gm)
+            kernels.contract(whole.graph)
+            self.budget = self._budget_of(whole)
+            if not self.is_free and _peak(step) > self.budget:
+                return None
+            self.report = replace(rewrite(step, replace(self._options, budget=1.0)), budget=self.budget)
+            self.storage_of = _storages_saved(pair[0])
+        return pair
+
+    def _planned(
+        self, gm: GraphModule, joint_inputs: Sequence[object], facts: Mapping[str, Any]
+    ) -> tuple[GraphModule, GraphModule]:
+        with torch.no_grad(), _mode_of(gm):
+            prepare(gm, facts.get("static_lifetime_input_indices") or ())
+            kernels.contract(gm.graph)
+            options = self._options
+            if options.max_overhead is None:
+                spec = parse_budget(options.budget)
+                options = replace(options, budget=BudgetSpec("bytes", self._budget_of(gm), spec.saved))
+            # A view runs nothing, whatever kernels name it among those that they come from.
+            for node in itertools.filterfalse(kernels.is_view, gm.graph.nodes):
+                self._step_of.update(dict.fromkeys(kernels.members(node), node.name))
+                node.meta["dtr_besides"] = self._besides.get(node.name, 0) + self._besides.get(_ANY, 0)
+            self.report = rewrite(gm, options)
+            self.budget = self.report.budget
+            lower_drops(gm.graph)
+            kernels.expand(gm.graph)
+            gm.recompile()
+            pair = split(gm, joint_inputs, **{name: facts[name] for name in facts if name != "compiler"})
+            self.storage_of = _storages_saved(pair[0])
+        return pair
+
+    def _budget_of(self, gm: GraphModule) -> int:
+        """The budget in bytes, of a graph of kernels; a share is of its peak as it is."""
+        spec = parse_budget(self._options.budget)
+        device = storages.graph_device(gm)
+        inputs = gm.graph.find_nodes(op="placeholder")
+        held = sum(
+            storages.storage_bytes(tensor, device)
+            for node in inputs
+            if node.users and not storages.is_tangent(node)
+            for tensor in tensors_of(node.meta.get("val"))
+        )
+        return resolve_budget(spec, _peak(gm) if spec.kind == "fraction" else 0, device, already_held=held)
+
+    def uuid(self) -> Any | None:
+        """What a compiled graph depends on; None, so that nothing is cached, where that cannot be told."""
+        options = replace(self._options, on_report=None)
+        if any(map(callable, vars(options).values())) or options.budget == "auto":
+            return None
+        return get_hash_for_files(
+            _sources(), extra=f"{type(self).__name__} {options} {sorted(self._besides.items())}"
+        )
+
+    def __getstate__(self) -> Any:
+        """What the key of a cached graph is made from; where that cannot be told, never the same again."""
+        return self.uuid() or uuid4().hex
+
+    def __deepcopy__(self, memo: Any) -> Partitioner:
+        """Settings are copied with what is in them."""
+        return self
+
+
+class AsItIs(Partitioner):
+    """PyTorch's own partition or, where that does not fit, none."""
+
+    def __init__(self, options: Options) -> None:
+        self._start(options)
+
+    def __call__(
+        self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any
+    ) -> tuple[GraphModule, GraphModule]:
+        pair = self._as_it_is(gm, joint_inputs, facts)
+        if pair is None:
+            raise TooMuch(0, {})
+        return pair
+
+
+class Planned(Partitioner):
+    """A plan in which some steps need some bytes ``besides``."""
+
+    def __init__(self, options: Options, besides: Mapping[str, int]) -> None:
+        self._start(options, besides)
+
+    def __call__(
+        self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any
+    ) -> tuple[GraphModule, GraphModule]:
+        return self._planned(gm, joint_inputs, facts)
+
+
+@functools.cache
+def _sources() -> tuple[str, ...]:
+    folders = [path for package in (dtr_fx, dtr_fx.passes) for path in map(Path, package.__path__)]
+    return tuple(sorted(str(path) for folder in folders for path in folder.rglob("*.py")))
+
+
+def _reads_what_it_changes(forward: GraphModule) -> bool:
+    """Whether the backward graph is given an input that the forward graph changes.
+
+    It would compute from the new value what the forward graph computed from the old one (pytorch#197039).
+    """
+    written = storages.last_writes(forward.graph)
+    returned = forward.graph.output_node().all_input_nodes
+    return any(
+        key in written for node in returned if node.op == "placeholder" for key in storages.storage_keys(node)
+    )
+
+
+def _storages_saved(forward: GraphModule) -> dict[str, int | None]:
+    """The storage of each value that the forward graph returns, by name; None if it is one of its inputs'."""
+    inputs = forward.graph.find_nodes(op="placeholder")
+    of_inputs = {key for node in inputs for key in storages.storage_keys(node)}
+    returned = forward.graph.output_node().all_input_nodes
+    return {
+        node.name: None if key in of_inputs else key
+        for node in returned
+        for key in storages.storage_keys(node)
+    }
+
+
+def _mode_of(gm: GraphModule) -> contextlib.AbstractContextManager[Any]:
+    return fake_mode_of(gm) or contextlib.nullcontext()
+
+
+def _peak(gm: GraphModule) -> int:
+    """The peak of a graph of kernels as it is."""
+    workspace = workspaces(node for node in gm.graph.nodes if node.op.startswith("call"))
+    by_name = {node.name: nbytes for node, nbytes in workspace.items()}
+    return max(point.live for point in verify.liveness(gm, by_name, storages.graph_device(gm)))
+
+
+class TooMuch(Exception):
+    """Ends a compilation whose kernels need more than the budget.
+
+    ``excess`` is by how much, ``besides`` how much more than planned, at each step of the plan where that is.
+    """
+
+    def __init__(self, excess: int, besides: Mapping[str, int]) -> None:
+        super().__init__(excess, besides)
+        self.excess = excess
+        self.besides = besides

@@ -1,0 +1,81 @@
+"""Where a plan is told: the log, ``TORCH_TRACE``, report files, and the caller's own function.
+
+TORCH_LOGS="dtr_fx"      one line for each plan, "+dtr_fx" the whole diff
+TORCH_TRACE=folder       artifacts dtr_plan (JSON) and dtr_diff (text) for each
+DTR_REPORT=folder        a page and the JSON of all plans of a process, as they are made
+options={"report": ...}  the same for one compiled model
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+
+from torch._logging import trace_structured
+
+from dtr_fx.planning.options import Options
+from dtr_fx.report import Report
+
+log = logging.getLogger(__name__)
+
+# All plans of this process, by the file that they are written to.
+_told: defaultdict[Path, list[Report]] = defaultdict(list)
+
+
+def publish(report: Report, options: Options) -> None:
+    """Tell of a plan that is made; a file that cannot be written is a warning, not the end of a training."""
+    _trace(report)
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("%s", _diff(report))
+    for path in _files(options):
+        _told[path].append(report)
+        _write(path, _told[path])
+    if options.on_report is not None:
+        options.on_report(report)
+
+
+def _trace(report: Report) -> None:
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": "dtr_plan", "encoding": "json"},
+        payload_fn=report.to_json,
+    )
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": "dtr_diff", "encoding": "string"},
+        payload_fn=lambda: _diff(report),
+    )
+
+
+def _diff(report: Report) -> str:
+    from dtr_fx.inspect.diff import render_diff
+
+    return render_diff(report)
+
+
+def _files(options: Options) -> list[Path]:
+    """The files that the options and the environment name."""
+    files = [] if options.report is None else [Path(options.report)]
+    folder = os.environ.get("DTR_REPORT")
+    if folder:
+        files += [Path(folder, f"dtr-{os.getpid()}{suffix}") for suffix in (".html", ".json")]
+    return files
+
+
+def _write(path: Path, reports: list[Report]) -> None:
+    if path.suffix == ".html":
+        from dtr_fx.inspect.html import render
+
+        text = render(reports)
+    else:
+        text = json.dumps(list(map(asdict, reports))) + "\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        log.info("wrote the report %s", path)
+    except OSError as error:
+        log.warning("cannot write the report %s: %s", path, error.strerror)

@@ -1,0 +1,1 @@
+"""Seconds, FLOPs and temporary bytes of operators, estimated or measured."""

@@ -1,0 +1,247 @@
+"""Seconds per operator, by running it: each distinct operator once, alone, on its device.
+
+    Profile(device, estimate)(node)
+      ├─ signature      operator, layouts of what it reads and makes, other arguments: the key
+      ├─ Timings        what was timed before, on disk
+      ├─ alone          the operator on made-up tensors, outside of any tracing
+      └─ estimate       for what cannot be run alone, scaled to what the graph's other operators take
+
+Inputs are in the cache when the operator is timed.
+
+Requires: ``meta["val"]`` on every node.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from dtr_fx.costs.isolated import Maker, extent, outside_of_tracing
+from dtr_fx.costs.measure import free_memory
+from dtr_fx.costs.signature import CannotRunAlone, call, module_of, signature
+from dtr_fx.costs.timings import Timings
+from dtr_fx.errors import OptionError
+from dtr_fx.passes.storages import is_selection, may_run_twice, storage_key, tensors_of
+
+log = logging.getLogger(__name__)
+
+_WARM_UPS = 3
+_MOST_REPEATS, _FEWEST_REPEATS = 50, 3
+_TIME_CAP = 0.02  # seconds of repeats of one operator, unless so many are fewer than the fewest
+_SHORTEST = 1e-9  # seconds: the resolution of the clock; a cost is above zero
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many distinct operators were timed, and in how many seconds; how many were known before."""
+
+    timed: int = 0
+    known: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.timed} operators timed in {self.seconds:.1f} s, {self.known} known"
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(self.timed + other.timed, self.known + other.known, self.seconds + other.seconds)
+
+
+class Profile:
+    """A cost function that measures: the median time of a node's operator, in seconds, run alone.
+
+    The operators of a graph are timed together when the first of its nodes is asked for, and each node is
+    read once: what it costs later is what it cost then.  Nothing of the user's is read or changed: operands
+    are made up, random generators stay as they were.  A custom operator that declares no mutation is run,
+    too; collectives, operators with effects, writes in place and higher-order operators are estimated.
+
+    Parameters
+    ----------
+    device:
+        Where the graph runs.
+    estimate:
+        Seconds of what cannot be run alone, up to a factor; the same for nodes of one signature.
+
+    Raises
+    ------
+    OptionError
+        The device is neither the CPU nor a CUDA device that is there.
+    """
+
+    def __init__(self, device: torch.device, estimate: Callable[[Node], float]) -> None:
+        _check(device)
+        self._device = device
+        self._estimate = estimate
+        self._timings = Timings(device)
+        self._asked: set[str] = set()
+        self._keys: dict[Node, str] = {}
+        self._seconds: dict[Node, float | None] = {}
+        self._described: dict[Node, str] = {}
+        self._storages: dict[Node, frozenset[int]] = {}
+        self._scales: dict[Graph, float] = {}
+        self._learned: set[Graph] = set()
+        self.tally = Tally()
+
+    def __call__(self, node: Node) -> float:
+        seconds = self._look_up(node)
+        return self._scale(node.graph) * self._estimate(node) if seconds is None else seconds
+
+    def measured(self, node: Node) -> float | None:
+        """Seconds of the node's operator; None if it is a view, which is free, or cannot be run alone."""
+        return self._look_up(node) or None
+
+    def _look_up(self, node: Node) -> float | None:
+        if node.graph not in self._learned:
+            self._learned.add(node.graph)
+            self._learn(used for used in node.graph.nodes if used.op.startswith("call"))
+            log.info("%s, %s", self.tally, self._timings.file)
+        if node not in self._seconds:
+            # An input of which the plan keeps a copy.
+            self._learn([node])
+        return self._seconds[node]
+
+    def _learn(self, nodes: Iterable[Node]) -> None:
+        """Look the nodes up on disk, and time what is not there."""
+        keys: dict[Node, str] = {}
+        for node in nodes:
+            try:
+                self._seconds[node] = 0.0 if self._is_view(node) else None
+                if self._seconds[node] is None:
+                    keys[node] = signature(node, self._described)
+            except CannotRunAlone as reason:
+                log.debug("%s is estimated: %s", node.name, reason)
+        self._time_new(keys)
+        self._keys.update(keys)
+        self._seconds.update((node, self._timings.seconds.get(key)) for node, key in keys.items())
+
+    def _is_view(self, node: Node) -> bool:
+        """Whether the node's operator makes no storage and does nothing else."""
+        if not node.op.startswith("call"):
+            return False
+        if is_selection(node):
+            return True
+        read = set().union(*map(self._storages_of, node.all_input_nodes))
+        return self._storages_of(node) <= read and may_run_twice(node)
+
+    def _storages_of(self, node: Node) -> frozenset[int]:
+        if node not in self._storages:
+            self._storages[node] = frozenset(map(storage_key, _tensors(node)))
+        return self._storages[node]
+
+    def _time_new(self, keys: Mapping[Node, str]) -> None:
+        asked: dict[str, Node] = {}
+        for node, key in keys.items():
+            if key not in self._asked:
+                asked.setdefault(key, node)
+        self._asked |= asked.keys()
+        new = {key: node for key, node in asked.items() if key not in self._timings.seconds}
+        self.tally += Tally(known=len(asked) - len(new))
+        if new:
+            self._time(new)
+
+    def _time(self, cases: Mapping[str, Node]) -> None:
+        found: dict[str, float] = {}
+        started = time.perf_counter()
+        for key, node in cases.items():
+            try:
+                with outside_of_tracing(self._device):
+                    found[key] = _median_seconds(_prepared(node, self._device), self._device)
+            except Exception as reason:
+                log.debug("%s is estimated: %s", key, reason)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # the device's memory is as it was
+        self.tally += Tally(timed=len(found), seconds=time.perf_counter() - started)
+        self._timings.add(found)
+
+    def _scale(self, graph: Graph) -> float:
+        """What the estimate is to be multiplied by, so that it agrees in total with what was measured."""
+        if graph not in self._scales:
+            timed = [(self._keys[node], node) for node in graph.nodes if self._is_timed(node)]
+            estimates = {key: self._estimate(node) for key, node in dict(timed).items()}
+            estimated = sum(estimates[key] for key, _ in timed)
+            measured = sum(self._timings.seconds[key] for key, _ in timed)
+            self._scales[graph] = measured / estimated if estimated else 1.0
+        return self._scales[graph]
+
+    def _is_timed(self, node: Node) -> bool:
+        return node.op.startswith("call") and bool(self._seconds.get(node))
+
+
+def _tensors(node: Node) -> list[torch.Tensor]:
+    return tensors_of(node.meta.get("val"))
+
+
+def _prepared(node: Node, device: torch.device) -> Callable[[], Any]:
+    """The node's operator on made-up tensors, which live as long as the function."""
+    _check_size(node, device)
+    maker = Maker()
+    target, args, kwargs = call(node)
+    args, kwargs = maker.arguments((args, kwargs))
+    if node.op == "call_module":
+        target = maker.module(module_of(node))
+    elif node.op == "call_method":
+        target, args = getattr(args[0], target), args[1:]
+    return lambda: target(*args, **kwargs)
+
+
+def _check_size(node: Node, device: torch.device) -> None:
+    tensors = [tensor for used in (node, *node.all_input_nodes) for tensor in _tensors(used)]
+    needed = sum(extent(tensor) * tensor.element_size() for tensor in tensors)
+    free = free_memory(device)
+    # As much again for what the operator takes for itself.
+    if free is not None and 2 * needed > free:
+        raise MemoryError(f"{needed} bytes of operands are too many for what {device} has free")
+
+
+def _median_seconds(run: Callable[[], Any], device: torch.device) -> float:
+    repeats = _MOST_REPEATS
+    for _ in range(_WARM_UPS):
+        started = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        took = time.perf_counter() - started
+        repeats = max(_FEWEST_REPEATS, min(_MOST_REPEATS, int(_TIME_CAP / max(took, _SHORTEST))))
+        if took > _TIME_CAP:
+            break
+    times = _cuda_times if device.type == "cuda" else _cpu_times
+    return max(statistics.median(times(run, repeats)), _SHORTEST)
+
+
+def _cpu_times(run: Callable[[], Any], repeats: int) -> list[float]:
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter_ns()
+        run()
+        times.append((time.perf_counter_ns() - started) * 1e-9)
+    return times
+
+
+def _cuda_times(run: Callable[[], Any], repeats: int) -> list[float]:
+    """Between two events around each run, with no wait between them: the longer of launch and kernel."""
+    events = [(_event(), _event()) for _ in range(repeats)]
+    for before, after in events:
+        before.record()
+        run()
+        after.record()
+    torch.cuda.synchronize()
+    return [before.elapsed_time(after) * 1e-3 for before, after in events]
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)
+
+
+def _check(device: torch.device) -> None:
+    if device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_available()):
+        return
+    raise OptionError(
+        f"costs='profile' runs operators on the graph's device, and {device} is no CPU or CUDA device that "
+        "is here: write 'roofline'"
+    )

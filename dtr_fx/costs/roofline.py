@@ -1,0 +1,146 @@
+"""Seconds per operator.
+
+By a roofline: the longer of computing its FLOPs and moving its bytes.  By a profile: see ``profile``.
+
+FLOPs come from ``torch.utils.flop_counter``; bytes are those of the tensors read and written.  View
+operators, which make no storage, cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils.flop_counter import flop_registry
+
+from dtr_fx.costs import arithmetic
+from dtr_fx.costs.arithmetic import FUNCTION, SCALAR
+from dtr_fx.costs.profile import Profile
+from dtr_fx.errors import OptionError
+from dtr_fx.passes import kernels, subgraphs
+from dtr_fx.passes.storages import held_by, hint, tensors_of
+
+Cost = Callable[[Node], float]
+
+
+@dataclass(frozen=True)
+class Device:
+    """FLOP/s by bytes per element, bytes/s of memory, and seconds to launch an operator.
+
+    The figures are data-sheet values (dense, no sparsity); what a plan needs is their ratio.  ``arithmetic``
+    is seconds per element of what Inductor generates code for, by kind (see there), where that is slow.
+    """
+
+    flops: Mapping[int, float]
+    bandwidth: float
+    launch: float = 4e-6
+    arithmetic: Mapping[str, float] = field(default_factory=dict)
+
+
+CPU = Device({4: 2e11, 2: 1e11, 8: 1e11}, 3e10, 2e-6, {FUNCTION: 1.5e-10, SCALAR: 1.2e-9})
+_ACCELERATORS = {
+    "H200": Device({2: 989e12, 4: 67e12, 8: 34e12}, 4.8e12),
+    "H100": Device({2: 989e12, 4: 67e12, 8: 34e12}, 3.35e12),
+    "A100": Device({2: 312e12, 4: 19.5e12, 8: 9.7e12}, 2.0e12),
+    "L40": Device({2: 181e12, 4: 90e12, 8: 1.4e12}, 0.86e12),
+    "V100": Device({2: 125e12, 4: 15.7e12, 8: 7.8e12}, 0.9e12),
+    "T4": Device({2: 65e12, 4: 8.1e12, 8: 0.25e12}, 0.32e12),
+}
+_UNKNOWN_ACCELERATOR = Device({2: 100e12, 4: 15e12, 8: 7e12}, 1e12)
+
+
+def device_figures(device: torch.device) -> Device:
+    """The figures of a device, by its name."""
+    if device.type == "cpu":
+        return CPU
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" and torch.cuda.is_available() else ""
+    return next((figures for key, figures in _ACCELERATORS.items() if key in name), _UNKNOWN_ACCELERATOR)
+
+
+def roofline(device: torch.device) -> Cost:
+    """A cost function for the nodes of a graph on ``device``."""
+    figures = device_figures(device)
+
+    def cost(node: Node) -> float:
+        if subgraphs.is_higher_order(node) and subgraphs.graphs_of(node):
+            return figures.launch + subgraphs.cost_inside(node, cost)
+        written = tensors_of(node.meta.get("val"))
+        moved = sum(held.elements for touched in (node, *node.all_input_nodes) for held in held_by(touched))
+        width = written[0].element_size() if written else 4
+        speed = figures.flops.get(width, figures.flops[4])
+        return figures.launch + max(flops(node) / speed, moved / figures.bandwidth)
+
+    return cost
+
+
+def apart(cost: Cost) -> Cost:
+    """``cost`` of each operator of a kernel, as if there were no kernels."""
+
+    def of(node: Node) -> float:
+        if not isinstance(node.target, kernels.Kernel):
+            return cost(node)
+        return sum(cost(inner) for inner in node.target.graph.nodes if inner.op == "call_function")
+
+    return of
+
+
+def of_kernels(cost: Cost, device: torch.device) -> Cost:
+    """``cost`` where a library is called; what Inductor generates code for moves its bytes or computes.
+
+    What is fused with its readers is part of their launch, and leaves nothing in memory that they would read.
+    """
+    figures = device_figures(device)
+
+    def of(node: Node) -> float:
+        if not kernels.is_kernel(node):
+            return cost(node)
+        launch = 0.0 if kernels.is_fused(node) else figures.launch
+        computed = arithmetic.seconds(node, figures.arithmetic)
+        return launch + max(kernels.moved(node) / figures.bandwidth, computed)
+
+    return of
+
+
+def flops(node: Node) -> int:
+    """Floating-point operations of one run, 0 for what the counter does not know."""
+    facts = node.meta.get("dtr_facts")
+    if facts is not None:
+        return int(facts.flops)
+    formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    if formula is None:
+        return 0
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    return hint(formula(*args, **kwargs, out_val=node.meta.get("val")))
+
+
+def resolve(costs: str | Cost | Mapping[Any, float], device: torch.device) -> Cost:
+    """``"roofline"``, ``"profile"``, a function of a node, or a mapping from its name or target to seconds.
+
+    Raises
+    ------
+    OptionError
+        It is none of these, or a profile is asked for on a device where nothing can be run.
+    """
+    if callable(costs):
+        return costs
+    if isinstance(costs, Mapping):
+        estimate = roofline(device)
+
+        def look_up(node: Node) -> float:
+            for key in (node.name, node.target):
+                if key in costs:
+                    return costs[key]
+            return estimate(node)
+
+        return look_up
+    if costs == "roofline":
+        return roofline(device)
+    if costs == "profile":
+        return Profile(device, roofline(device))
+    raise OptionError(
+        f"costs={costs!r} is unknown: write 'roofline', 'profile', a function of a node that returns "
+        "seconds, or a mapping from node names or targets to seconds"
+    )

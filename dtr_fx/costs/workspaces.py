@@ -1,0 +1,323 @@
+"""Bytes that an operator allocates beside its outputs while it runs, and frees before it returns.
+
+No graph shows them, but the allocator's peak has them. A rule says how many there are (``_RULES``: mostly
+none, else a formula read off the kernel); what no rule covers is run once, alone, on inputs of the same
+shapes, strides and types. While a profiler runs it is taken to need as much again as its outputs. Checked on
+torch 2.13, CPU.
+
+Requires: ``meta["val"]`` on every node.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from dtr_fx.costs.isolated import Maker, known, outside_of_tracing, sizes
+from dtr_fx.costs.measure import cpu_peaks
+from dtr_fx.passes.storages import (
+    graph_device,
+    held_by,
+    hint,
+    storage_bytes,
+    storage_key,
+    storage_keys,
+    tensors_of,
+)
+from dtr_fx.passes.subgraphs import graphs_of, is_higher_order
+from dtr_fx.passes.verify import liveness
+
+log = logging.getLogger(__name__)
+aten = torch.ops.aten
+
+# A Python number among the arguments becomes a 0-dimensional tensor or two for the kernel's sake.
+SCALARS = 24
+
+_measured: dict[Any, int] = {}
+
+
+def workspaces(nodes: Iterable[Node]) -> dict[Node, int]:
+    """Hidden temporary bytes of each operator, those of other devices than the CPU taken as none."""
+    known = {node: _inside(node) if is_higher_order(node) else _known(node) for node in nodes}
+    unknown = [node for node, nbytes in known.items() if nbytes is None]
+    found = _guess(unknown) if _is_profiled() else _measure(unknown)
+    return {node: found[node] if nbytes is None else nbytes for node, nbytes in known.items()}
+
+
+def _inside(node: Node) -> int:
+    """What the largest of its graphs holds beside its inputs, and where it is a branch its outputs."""
+    made = sum(_fresh(node).values()) if node.target is torch.ops.higher_order.cond else 0
+    return max([0, *(_peak_above_inputs(gm) - made for gm in graphs_of(node))])
+
+
+def _peak_above_inputs(gm: GraphModule) -> int:
+    device = graph_device(gm)
+    own = workspaces(node for node in gm.graph.nodes if node.op.startswith("call"))
+    timeline = liveness(gm, {node.name: nbytes for node, nbytes in own.items()}, device)
+    read = [node for node in gm.graph.find_nodes(op="placeholder") if node.users]
+    inputs = {storage_key(tensor): tensor for node in read for tensor in _outputs(node)}
+    given = sum(storage_bytes(tensor, device) for tensor in inputs.values())
+    return max((point.live for point in timeline), default=given) - given
+
+
+def _is_profiled() -> bool:
+    """Whether a profiler runs, in this thread or another."""
+    return torch.autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled
+
+
+def _guess(nodes: Iterable[Node]) -> dict[Node, int]:
+    """As much again as the outputs: beside a running profiler no other can measure."""
+    return {node: sum(_fresh(node).values()) for node in nodes}
+
+
+def _measure(nodes: Sequence[Node]) -> dict[Node, int]:
+    """From the cache, filled for all of ``nodes`` under one profile: much cheaper than one by one."""
+    cases = {_key(node): _Case(node) for node in nodes if _key(node) not in _measured}
+    if cases:
+        with outside_of_tracing(torch.device("cpu")):
+            peaks = cpu_peaks(case.prepared() for case in cases.values())
+        for (key, case), peak in zip(cases.items(), peaks):
+            # Where made-up inputs do not do, as much again as the outputs: a grad or a contiguous copy.
+            _measured[key] = case.fresh_bytes if case.error is not None else max(0, peak - case.fresh_bytes)
+            if case.error is not None:
+                log.debug("workspace of %s could not be measured: %s", case.node.target, case.error)
+    return {node: _measured[_key(node)] for node in nodes}
+
+
+def _known(node: Node) -> int | None:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return 0  # a custom operator or a collective is not run for the sake of a figure
+    if _device_type(node) != "cpu":
+        return 0
+    read = {held.storage for used in node.all_input_nodes for held in held_by(used)}
+    if read.issuperset(storage_keys(node)):
+        return SCALARS if target._schema.is_mutable else 0
+    rule = _RULES.get(target.overloadpacket)
+    answer = rule(node) if rule is not None else None
+    return answer if answer is not None else _measured.get(_key(node))
+
+
+# --- what a node says of itself ----------------------------------------------------------------------------
+
+
+def _inputs(node: Node) -> list[Tensor]:
+    return [tensor for source in node.all_input_nodes for tensor in tensors_of(source.meta.get("val"))]
+
+
+def _outputs(node: Node) -> list[Tensor]:
+    return tensors_of(node.meta.get("val"))
+
+
+def _arg(node: Node, index: int) -> Tensor:
+    return node.args[index].meta["val"]  # type: ignore[union-attr]
+
+
+def _device_type(node: Node) -> str:
+    held = held_by(node) or [held for used in node.all_input_nodes for held in held_by(used)]
+    return held[0].device if held else "cpu"
+
+
+def _fresh(node: Node) -> dict[int, int]:
+    """Storages that the operator makes, with their bytes."""
+    old = {storage_key(tensor) for tensor in _inputs(node)}
+    made = {storage_key(tensor): tensor for tensor in _outputs(node) if tensor.layout is torch.strided}
+    return {key: hint(made[key].untyped_storage().nbytes()) for key in made if key not in old}
+
+
+def _bytes(tensor: Tensor) -> int:
+    return hint(tensor.numel()) * tensor.element_size()
+
+
+# --- rules -------------------------------------------------------------------------------------------------
+# A rule answers None where it does not apply: then the operator is measured.
+
+_Rule = Callable[[Node], "int | None"]
+
+
+def _none(node: Node) -> int | None:
+    return SCALARS
+
+
+def _plain(node: Node) -> int | None:
+    """Nothing, if all operands are of one floating type: kernels copy an operand that they must convert."""
+    types = {tensor.dtype for tensor in [*_inputs(node), *_outputs(node)] if tensor.dim() > 0}
+    if not types or (len(types) == 1 and types <= _FLOATS):
+        return SCALARS
+    return SCALARS if len(types - {torch.bool}) == 1 and types <= _FLOATS | _selectors(node) else None
+
+
+_FLOATS = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
+
+
+def _selectors(node: Node) -> set[torch.dtype]:
+    # mul(x, mask) converts its mask; where and comparisons do not.
+    return {torch.bool} if node.target.overloadpacket in _TAKES_BOOL else set()  # type: ignore[union-attr]
+
+
+_TAKES_BOOL = {
+    aten.where, aten.masked_fill, aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge,
+    aten.logical_not, aten.logical_and, aten.logical_or, aten.bitwise_not, aten.bitwise_and, aten.bitwise_or,
+}  # fmt: skip
+
+
+def _full_precision(node: Node) -> int | None:
+    """Nothing, in single and double precision: low precision is accumulated in a wider copy."""
+    wide = all(tensor.dtype in (torch.float32, torch.float64) for tensor in _inputs(node))
+    return _plain(node) if wide else None
+
+
+def _same_layout(node: Node) -> int | None:
+    """Nothing, if moreover the operands are laid out alike: kernels that want them contiguous copy them."""
+    return _plain(node) if all(tensor.is_contiguous() for tensor in _inputs(node)) else None
+
+
+def _with_indices(node: Node) -> int | None:
+    return SCALARS if all(tensor.is_contiguous() for tensor in _inputs(node)) else None
+
+
+def _matmul(node: Node) -> int | None:
+    """Nothing, where BLAS takes the operands as they are; oneDNN has low precision and its own scratchpad."""
+    operands = _inputs(node)
+    if any(tensor.dtype not in (torch.float32, torch.float64) for tensor in operands):
+        return None
+    return SCALARS if all(_blas_reads(tensor) for tensor in operands) else None
+
+
+def _blas_reads(tensor: Tensor) -> bool:
+    if tensor.dim() < 2:
+        return True
+    _, shape, stride = _layout(tensor)
+    (rows, columns), (down, across) = shape[-2:], stride[-2:]
+    return (
+        (across == 1 and down >= max(1, columns))
+        or (down == 1 and across >= max(1, rows))
+        or rows * columns <= 1
+    )
+
+
+def _copy(node: Node) -> int | None:
+    """A transposed matrix is copied by way of a 60×60 tile."""
+    sources, (copy,) = _inputs(node), _outputs(node)
+    tiled = copy.dim() == 2 and hint(copy.numel()) >= 3600 and copy.dtype == sources[0].dtype
+    transposed = _layout(sources[0])[2] != _layout(copy)[2]
+    return SCALARS + (3600 * copy.element_size() if tiled and transposed else 0)
+
+
+def _dropout(node: Node) -> int | None:
+    """A mask in floating point, before it becomes booleans."""
+    training = node.args[2] if len(node.args) > 2 else node.kwargs.get("train")
+    return SCALARS + (_bytes(_arg(node, 0)) if training is not False else 0)
+
+
+def _dropout_backward(node: Node) -> int | None:
+    """The mask in floating point; or the product with it, when that is scaled."""
+    return SCALARS + _bytes(_arg(node, 0))
+
+
+def _layer_norm_backward(node: Node) -> int | None:
+    """Partial sums of the two parameter gradients for each thread."""
+    if not all(tensor.is_contiguous() for tensor in _inputs(node)):
+        return None
+    width = 1
+    for size in node.args[2]:  # type: ignore[union-attr]
+        width *= hint(size.meta["val"] if isinstance(size, Node) else size)  # type: ignore[arg-type]
+    return 2 * torch.get_num_threads() * width * max(tensor.element_size() for tensor in _inputs(node))
+
+
+def _safe_softmax(node: Node) -> int | None:
+    """Which elements, and which rows, are masked."""
+    x = _arg(node, 0)
+    count = hint(x.numel())
+    rows = count // max(1, hint(x.shape[node.args[1]])) if x.dim() else 1  # type: ignore[index]
+    return SCALARS + count + rows if _plain(node) is not None else None
+
+
+_POINTWISE = """
+    abs add sub rsub mul div neg exp log log1p sqrt rsqrt reciprocal sin cos tanh sigmoid relu silu pow
+    erf clamp clamp_min clamp_max maximum minimum where masked_fill lerp addcmul addcdiv leaky_relu eq
+    ne lt le gt ge logical_not logical_and logical_or bitwise_not bitwise_and bitwise_or
+    sigmoid_backward tanh_backward threshold_backward leaky_relu_backward hardtanh hardtanh_backward cat
+    stack constant_pad_nd slice_backward select_backward roll flip
+""".split()
+_ACCUMULATING = """
+    sum mean amax amin _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data
+""".split()
+_CONTIGUOUS = """
+    gelu gelu_backward silu_backward native_layer_norm native_group_norm
+""".split()
+_FACTORIES = """
+    zeros ones full empty arange scalar_tensor zeros_like ones_like full_like empty_like new_zeros
+    new_ones new_full new_empty empty_strided new_empty_strided rand rand_like randn randn_like
+    _unsafe_view bernoulli
+""".split()
+_INDEXED = """
+    embedding embedding_dense_backward nll_loss_forward nll_loss_backward nll_loss2d_forward
+    nll_loss2d_backward tril triu max_pool2d_with_indices max_pool2d_with_indices_backward
+""".split()
+
+_RULES: dict[Any, _Rule] = {
+    **{getattr(aten, name): _plain for name in _POINTWISE},
+    **{getattr(aten, name): _full_precision for name in _ACCUMULATING},
+    **{getattr(aten, name): _same_layout for name in _CONTIGUOUS},
+    **{getattr(aten, name): _none for name in _FACTORIES},
+    **{getattr(aten, name): _with_indices for name in _INDEXED},
+    **dict.fromkeys((aten.mm, aten.addmm, aten.bmm, aten.baddbmm), _matmul),
+    **dict.fromkeys((aten.clone, aten._to_copy), _copy),
+    aten.native_dropout: _dropout,
+    aten.native_dropout_backward: _dropout_backward,
+    aten.native_layer_norm_backward: _layer_norm_backward,
+    aten._safe_softmax: _safe_softmax,
+}
+
+
+# --- measurement -------------------------------------------------------------------------------------------
+
+
+def _key(node: Node) -> Any:
+    """What decides the workspace: operator, layout of the operands, other arguments, threads."""
+    numbers = {source: number for number, source in enumerate(node.all_input_nodes)}
+
+    def describe(value: Any) -> Any:
+        if isinstance(value, Node):
+            given = value.meta.get("val")
+            return numbers[value], tuple(map(_layout, tensors_of(given))), _symbol(given)
+        if isinstance(value, (list, tuple)):
+            return tuple(map(describe, value))
+        return repr(value)
+
+    kwargs = tuple((name, describe(value)) for name, value in sorted(node.kwargs.items()))
+    return node.target, describe(node.args), kwargs, torch.get_num_threads()
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, *sizes(tensor)
+
+
+def _symbol(value: Any) -> Any:
+    return None if isinstance(value, Tensor) else known(value)
+
+
+class _Case:
+    """One operator to run on made-up inputs."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.fresh_bytes = sum(_fresh(node).values())
+        self.error: Exception | None = None
+
+    def prepared(self) -> Callable[[], None]:
+        args, kwargs = Maker().arguments((self.node.args, self.node.kwargs))
+
+        def run() -> None:
+            try:
+                self.node.target(*args, **kwargs)  # type: ignore[operator]
+            except Exception as error:
+                self.error = error
+
+        return run

@@ -1,0 +1,265 @@
+"""DTR against static planners: Figure 3, overhead against memory.
+
+The networks are small enough to be planned optimally, and of the paper's kinds: chains, one of them with the
+costs and sizes of VGG-16, a residual network and a U-shaped one, an operator for each layer and direction.
+Operator graphs of logs come beside them, for the planners that are quick enough on their size.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from dtr_fx.lab.figures.curves import draw_ending, ending_of_legend
+from dtr_fx.lab.figures.slowdowns import MEMORY_RATIO, panel_style
+from dtr_fx.lab.figures.style import Look, heuristic_looks, legend_below, panels, strokes
+from dtr_fx.lab.networks import Layer, linear, residual, training_step, unet
+from dtr_fx.lab.parallel import run_tasks
+from dtr_fx.lab.planners import (
+    PLANNERS,
+    CannotPlan,
+    OperatorGraph,
+    Plan,
+    Solution,
+    check,
+    plan_dtr,
+    solve_checkmate,
+    solve_moccasin,
+)
+from dtr_fx.runtime.program import Schedule
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# An exact planner gets that many seconds for a budget.
+SECONDS = 20.0
+# DTR gives up when it recomputes more than that many times the program; far less is shown.
+MAX_RECOMPUTE = 4.0
+BUDGETS = 10
+_MOST_SHOWN = 1.6
+
+Verdict = Literal["optimal", "planned", "no plan", "not tried"]
+Planner = Callable[[OperatorGraph, float], "Plan | Solution"]
+
+COMPARED: dict[str, Planner] = {
+    "Checkmate": partial(solve_checkmate, seconds=SECONDS),
+    "MOCCASIN": partial(solve_moccasin, seconds=SECONDS),
+    **{
+        name: partial(plan_dtr, heuristic=name, max_recompute=MAX_RECOMPUTE)
+        for name in ("dtr", "dtr-eq", "lru")
+    },
+    **PLANNERS,
+}
+_EXACT = ("Checkmate", "MOCCASIN")
+
+# The most operators that a planner is tried on: exact ones hardly get further in their time, and searching
+# ones, which try many orders, take minutes.
+LARGEST = {"Checkmate": 64, "MOCCASIN": 64, "Chen greedy": 600, "Revolve": 600, "largest first": 600}
+
+_LOOKS = {
+    "Checkmate": Look("Checkmate", "#000000", "*"),
+    "MOCCASIN": Look("MOCCASIN", "#888888", "X"),
+    **heuristic_looks(("dtr", "dtr-eq", "lru")),
+    "Chen √N": Look("Chen √N", "#332288", "^"),
+    "Chen greedy": Look("Chen greedy", "#44AA99", ">"),
+    "Revolve": Look("Revolve", "#CC6677", "<"),
+    "largest first": Look("largest first", "#999933", "P"),
+}
+
+# Curves that often lie on those before them.
+_DASHES = {"MOCCASIN": "dotted", "dtr-eq": "dashed"}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a planner came to on a graph of ``operators`` under a budget.
+
+    ``budget`` and ``peak`` are bytes, constants aside, and ``ratio`` is the budget over the graph's own peak.
+    ``overhead`` is total over base cost; no plan of the planner's kind is below ``bound``.  What is not known
+    is None.  ``seconds`` is wall time, and ``reason`` why there is no plan, or why none was tried to find.
+    """
+
+    graph: str
+    operators: int
+    planner: str
+    budget: int
+    ratio: float
+    outcome: Verdict
+    overhead: float | None = None
+    bound: float | None = None
+    peak: int | None = None
+    seconds: float = 0.0
+    reason: str = ""
+
+
+def networks() -> list[OperatorGraph]:
+    """The networks that the figure is drawn from when no log is at hand."""
+    return [OperatorGraph.of(network) for network in (linear(16), vgg16(), residual(6), unet(3))]
+
+
+def vgg16() -> Schedule:
+    """VGG-16 on one image of 224 × 224: sizes in bytes of float32, costs in megaflops.
+
+    Simonyan and Zisserman, "Very deep convolutional networks" (2015), table 1, column D.
+    """
+    stack: list[Layer] = []
+
+    def add(name: str, cost: float, values: int) -> None:
+        stack.append(Layer(name, (len(stack) - 1,) if stack else (), cost=cost / 1e6, size=4 * values))
+
+    channels, side = 3, 224
+    for block, (width, layers) in enumerate(((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)), 1):
+        for layer in range(1, layers + 1):
+            add(f"conv{block}_{layer}", 2 * 9 * channels * width * side**2, width * side**2)
+            channels = width
+        side //= 2
+        add(f"pool{block}", 4 * channels * side**2, channels * side**2)
+    values = channels * side**2
+    for number, width in enumerate((4096, 4096, 1000), 6):
+        add(f"fc{number}", 2 * values * width, width)
+        values = width
+    return training_step("VGG-16", stack)
+
+
+def budgets(graph: OperatorGraph) -> list[int]:
+    """Evenly from below the graph's own peak down to what no plan can do without."""
+    room = graph.peak - graph.floor
+    return list(dict.fromkeys(graph.floor + room * step // BUDGETS for step in reversed(range(BUDGETS))))
+
+
+class Comparison:
+    """Every planner on every graph under every budget, ``len(comparison)`` tasks.
+
+    A planner is not tried on graphs of more operators than ``LARGEST`` has for it; its results say so.
+    ``results`` are there when it has run.
+    """
+
+    def __init__(self, graphs: Sequence[OperatorGraph]) -> None:
+        self.graphs = list(graphs)
+        self._tasks = [
+            (graph, planner, budget)
+            for graph in self.graphs
+            for planner in COMPARED
+            for budget in budgets(graph)
+        ]
+        self.results: list[Planned] = []
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def run(self, *, processes: int | None = None, watch: Callable[[int], None] = lambda done: None) -> None:
+        """Plan; ``processes`` and ``watch`` are as for ``run_tasks``."""
+        self.results = run_tasks(self._plan, len(self), processes=processes, watch=watch)
+
+    def _plan(self, number: int) -> Planned:
+        return _plan(*self._tasks[number])
+
+
+def _plan(graph: OperatorGraph, planner: str, budget: int) -> Planned:
+    about = Planned(graph.name, len(graph), planner, budget, budget / graph.peak, "no plan")
+    if len(graph) > LARGEST.get(planner, len(graph)):
+        reason = f"not tried on more than {LARGEST[planner]} operators"
+        return replace(about, outcome="not tried", reason=reason)
+    start = time.perf_counter()
+    try:
+        found = COMPARED[planner](graph, budget)
+        plan = found.require() if isinstance(found, Solution) else found
+    except CannotPlan as error:
+        return replace(about, seconds=time.perf_counter() - start, reason=str(error))
+    seconds = time.perf_counter() - start
+    cost = check(graph, plan, budget)
+    about = replace(
+        about, outcome="planned", overhead=_over_base(cost.total, graph), peak=cost.peak, seconds=seconds
+    )
+    if isinstance(found, Solution):
+        outcome: Verdict = "optimal" if found.optimal else "planned"
+        about = replace(about, outcome=outcome, bound=_over_base(found.bound, graph))
+    return about
+
+
+def _over_base(cost: float, graph: OperatorGraph) -> float:
+    return cost / graph.cost if graph.cost else 1.0
+
+
+def plot_overheads(graphs: Sequence[OperatorGraph], results: Sequence[Planned], title: str) -> Figure:
+    """A panel for each graph, a curve for each planner.
+
+    What a planner found but did not prove optimal in its time has a hollow marker, if it is one that proves.
+    Where a curve ends above the smallest budget, a mark tells that there is no plan.
+
+    Raises
+    ------
+    DTRError
+        matplotlib is not installed.
+    """
+    figure, axes = panels(len(graphs), title, MEMORY_RATIO, "overhead (total / base cost)")
+    for graph, panel in zip(graphs, axes):
+        floor = graph.floor / graph.peak
+        panel_style(panel, f"{graph.name} ({len(graph)} operators)")
+        panel.set(ylim=(0.98, _MOST_SHOWN), xlim=(floor - 0.1 * (1 - floor), 1.01))
+        panel.axvspan(0, floor, facecolor="#D0D0D0", linewidth=0)
+        for planner in COMPARED:
+            own = [result for result in results if (result.graph, result.planner) == (graph.name, planner)]
+            _draw(panel, planner, own)
+    legend_below(figure, _legend({result.planner for result in results if result.overhead is not None}))
+    return figure
+
+
+def _draw(axes: Axes, planner: str, results: Sequence[Planned]) -> None:
+    axes.plot(*_points(results), **_strokes(planner), zorder=3)
+    _draw_end(axes, planner, results)
+    unproved = [result for result in results if planner in _EXACT and result.outcome != "optimal"]
+    axes.plot(
+        *_points(unproved),
+        linestyle="none",
+        marker=_LOOKS[planner].marker,
+        markerfacecolor="#FFFFFF",
+        markeredgecolor=_LOOKS[planner].color,
+        zorder=5,
+    )
+
+
+def _draw_end(axes: Axes, planner: str, results: Sequence[Planned]) -> None:
+    """A mark at the budget below the smallest that there is a plan for."""
+    ended = _ended(results)
+    if ended is None:
+        return
+    last, failed = ended
+    ratios, overheads = (last.ratio, failed.ratio), (last.overhead or 1.0, last.overhead or 1.0)
+    draw_ending(axes, _LOOKS[planner].color, ratios, overheads)
+    axes.plot(ratios[1:], overheads[1:], color=_LOOKS[planner].color, marker="x", markersize=5.5, zorder=4)
+
+
+def _ended(results: Sequence[Planned]) -> tuple[Planned, Planned] | None:
+    """The result of the smallest budget that has a plan, and that of the next one."""
+    by_size = sorted(results, key=lambda result: -result.ratio)
+    planned = [number for number, result in enumerate(by_size) if result.overhead is not None]
+    if not planned or planned[-1] + 1 == len(by_size):
+        return None
+    return by_size[planned[-1]], by_size[planned[-1] + 1]
+
+
+def _points(results: Sequence[Planned]) -> tuple[list[float], list[float]]:
+    ended = [(result.ratio, result.overhead) for result in results if result.overhead is not None]
+    return [ratio for ratio, _ in ended], [overhead for _, overhead in ended]
+
+
+def _strokes(planner: str) -> dict[str, Any]:
+    rank = list(COMPARED).index(planner)
+    return {**strokes(_LOOKS[planner], rank, len(COMPARED)), "linestyle": _DASHES.get(planner, "solid")}
+
+
+def _legend(planners: set[str]) -> list[Any]:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    lines = [Line2D([], [], **_strokes(planner)) for planner in COMPARED if planner in planners]
+    return [
+        *lines,
+        ending_of_legend("x", "no plan"),
+        Patch(facecolor="#D0D0D0", label="no plan can do with less"),
+    ]

@@ -1,0 +1,524 @@
+"""Operator logs: the JSON lines of Appendix C.6, as the original artifact writes and reads them.
+
+    {"INSTRUCTION":"CALL","NAME":"relu","ARGS":["x1"],"RESULT":["x2"],"TIME":"1200"}
+    {"INSTRUCTION":"MEMORY","NAME":"x2","MEMORY":"4096"}
+    {"INSTRUCTION":"ALIAS","NAME":"x2","ALIAS":"-1"}
+
+Sizes are bytes and times nanoseconds, both as strings.  ``read_log`` turns the names of a log, which copies,
+mutations and releases bind anew, into the numbered tensors of a ``Schedule``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any, TextIO, TypeAlias
+
+from dtr_fx.errors import DTRError
+from dtr_fx.runtime.program import Call, Constant, Keep, Output, Release, Schedule, Step
+
+
+class LogError(DTRError, ValueError):
+    """A log that cannot be read: the file, the line, and what was expected there."""
+
+
+class _DamagedError(LogError):
+    """A file that ends in the middle of its data, or has other than text in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotateLine:
+    """``START``: the program begins here, what came before does not count. ``BACKWARD``: its second half."""
+
+    annotation: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallLine:
+    """An operator; a ``MemoryLine`` and an ``AliasLine`` follow for each result."""
+
+    args: tuple[str, ...]
+    name: str
+    result: tuple[str, ...]
+    time: int
+
+
+@dataclass(frozen=True, slots=True)
+class MutateLine:
+    """An operator that writes into the arguments of the numbers ``mutate``."""
+
+    args: tuple[str, ...]
+    mutate: tuple[int, ...]
+    name: str
+    time: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantLine:
+    """A tensor from before the program; its ``MemoryLine`` follows."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLine:
+    """The bytes of a tensor."""
+
+    memory: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class AliasLine:
+    """Of which argument of its operator a tensor is a view; -1: of none."""
+
+    alias: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopyLine:
+    """``dst`` is a new name for the tensor ``src``."""
+
+    dst: str
+    src: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFromLine:
+    """The name ``dst`` stands for the tensor ``src`` from now on."""
+
+    dst: str
+    src: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLine:
+    """The name is gone."""
+
+    name: str
+
+
+Line: TypeAlias = (
+    AnnotateLine
+    | CallLine
+    | MutateLine
+    | ConstantLine
+    | MemoryLine
+    | AliasLine
+    | CopyLine
+    | CopyFromLine
+    | ReleaseLine
+)
+
+START = "START"
+BACKWARD = "BACKWARD"
+
+_WHOLE = re.compile(r"-?[0-9]+")
+_DIGITS = 20  # more than sizes and times have; int() takes no more than thousands
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("a string")
+    return value
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, str) or not _WHOLE.fullmatch(value):
+        raise ValueError("a whole number in a string")
+    if len(value) > _DIGITS or int(value) >= 2**63:
+        raise ValueError("a number below 2**63")
+    return int(value)
+
+
+def _amount(value: Any) -> int:
+    number = _number(value)
+    if number < 0:
+        raise ValueError("a number that is not negative")
+    return number
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ValueError("a list of names")
+    return tuple(value)
+
+
+def _positions(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(number) is int and number >= 0 for number in value):
+        raise ValueError("a list of argument numbers")
+    return tuple(value)
+
+
+# The keys of each instruction, in the order of the class's fields.
+_FORMS: dict[str, tuple[type[Any], dict[str, Callable[[Any], Any]]]] = {
+    "ANNOTATE": (AnnotateLine, {"ANNOTATION": _text}),
+    "CALL": (CallLine, {"ARGS": _names, "NAME": _text, "RESULT": _names, "TIME": _amount}),
+    "MUTATE": (MutateLine, {"ARGS": _names, "MUTATE": _positions, "NAME": _text, "TIME": _amount}),
+    "CONSTANT": (ConstantLine, {"NAME": _text}),
+    "MEMORY": (MemoryLine, {"MEMORY": _amount, "NAME": _text}),
+    "ALIAS": (AliasLine, {"ALIAS": _number, "NAME": _text}),
+    "COPY": (CopyLine, {"DST": _text, "SRC": _text}),
+    "COPY_FROM": (CopyFromLine, {"DST": _text, "SRC": _text}),
+    "COPYFROM": (CopyFromLine, {"DST": _text, "SRC": _text}),  # the paper's spelling
+    "RELEASE": (ReleaseLine, {"NAME": _text}),
+}
+# COPY_FROM comes before COPYFROM above, so it is the one that is written.
+_KINDS = {cls: kind for kind, (cls, _) in reversed(_FORMS.items())}
+_AS_TEXT = {"TIME", "MEMORY", "ALIAS"}
+
+
+def parse_line(text: str) -> Line:
+    """One line of a log.
+
+    Raises
+    ------
+    LogError
+        What was expected instead.
+    """
+    try:
+        fields = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise LogError(f"expected a JSON object, found {_shown(text)} ({error.msg})") from None
+    except (ValueError, RecursionError):  # thousands of digits, or of brackets
+        raise LogError(f"expected a JSON object, found {_shown(text)}") from None
+    if not isinstance(fields, dict) or "INSTRUCTION" not in fields:
+        raise LogError(f'expected an object with "INSTRUCTION", found {_shown(text)}')
+    kind = fields["INSTRUCTION"]
+    if not isinstance(kind, str) or kind not in _FORMS:
+        raise LogError(f"expected an instruction among {', '.join(_FORMS)}, found {_shown(kind)}")
+    cls, keys = _FORMS[kind]
+    values = []
+    for key, decode in keys.items():
+        if key not in fields:
+            raise LogError(f'{kind}: expected a key "{key}", found {_shown(text)}')
+        try:
+            values.append(decode(fields[key]))
+        except ValueError as error:
+            raise LogError(f'{kind}: expected {error} as "{key}", found {_shown(fields[key])}') from None
+    return cls(*values)
+
+
+def format_line(line: Line) -> str:
+    """The line as text, keys in alphabetical order and no spaces, as the original artifact writes it."""
+    kind = _KINDS[type(line)]
+    fields: dict[str, Any] = {"INSTRUCTION": kind}
+    for key, value in zip(_FORMS[kind][1], astuple(line)):
+        fields[key] = str(value) if key in _AS_TEXT else value
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+
+
+def write_log(path: str | Path, lines: Iterable[Line]) -> None:
+    """Write a log, compressed if the name ends in ``.gz``; a file half-written does not stay."""
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.partial")
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(partial, "wt", encoding="utf-8") as file:
+            for line in lines:
+                file.write(format_line(line) + "\n")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_log(path: str | Path, *, simrd: bool = False) -> Schedule:
+    """The schedule of an operator log, plain or gzip; a pipe will do.
+
+    Mutation becomes a pure operator that returns a new storage of the same size (C.6).  Every name of the old
+    storage then means the new one; with ``simrd`` only the name that was mutated does, as in the original
+    simulator, so that other names still see the old contents and hold on to their memory.  A schedule read
+    with ``simrd`` is also replayed by that simulator's rules.
+
+    The tensors that still have a name at the end are the results: they are rematerialized and stay (the
+    output condition of C.6).
+
+    Raises
+    ------
+    LogError
+        The line that cannot be read or has no place there, its number, and what was expected.
+    OSError
+        The file cannot be opened.
+    """
+    path = Path(path)
+    with _open(path) as file:
+        reader = _read(_Lines(file, path), path, simrd=simrd)
+    if not reader.calls:
+        raise LogError(f"{path}: expected operators, found none")
+    schedule = reader.schedule(path.name.removesuffix(".gz").removesuffix(".log"))
+    if not schedule.peak:
+        raise LogError(f"{path}: expected tensors of some bytes, found 0 bytes in each")
+    return schedule
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[TextIO]:
+    with open(path, "rb") as file:
+        compressed = file.peek(2)[:2] == b"\x1f\x8b"
+        source: Any = gzip.GzipFile(fileobj=file) if compressed else file
+        with io.TextIOWrapper(source, encoding="utf-8") as text:
+            yield text
+
+
+def _read(lines: _Lines, path: Path, *, simrd: bool) -> _Reader:
+    """The lines from START on, or all of them; what is wrong before a START does not count."""
+    reader = _Reader(simrd=simrd)
+    while True:
+        try:
+            for line in lines:
+                reader.read(line, lines)
+        except _Started:
+            reader = _Reader(simrd=simrd, before=lines.before)
+        except _DamagedError:
+            raise
+        except LogError as error:
+            number = lines.number
+            if not lines.skip_to_start():
+                raise LogError(f"{path}:{number}: {error}") from None
+            reader = _Reader(simrd=simrd, before=lines.before)
+        else:
+            return reader
+
+
+class _Started(Exception):
+    """The line was START, and the first."""
+
+
+_START = AnnotateLine(START)
+
+
+class _Lines:
+    """The lines of a file, each checked; ``number`` is that of the last one.
+
+    ``before`` are the names that were made before START.
+    """
+
+    def __init__(self, file: TextIO, path: Path) -> None:
+        self._texts = _numbered(file, path)
+        self._started = False
+        self.number = 0
+        self.before: set[str] = set()
+
+    def __iter__(self) -> Iterator[Line]:
+        for number, text in self._texts:
+            self.number = number
+            if text.strip():
+                line = parse_line(text)
+                if not self._started:
+                    self._look_for_start(line)
+                yield line
+
+    def skip_to_start(self) -> bool:
+        """Go on after START, if it is still to come."""
+        started = self._started
+        while not self._started:
+            try:
+                for _ in self:
+                    pass
+                return False
+            except _DamagedError:
+                raise
+            except (LogError, _Started):
+                pass
+        return not started
+
+    def expect(self, kind: type[Any], name: str) -> Any:
+        """The next line, which has to be of this kind and name."""
+        expected = f"{_KINDS[kind]} of {name}"
+        line = next(iter(self), None)
+        if line is None:
+            raise LogError(f"expected {expected}, found the end of the log")
+        if type(line) is not kind or getattr(line, "name", None) != name:
+            raise LogError(f"expected {expected}, found {format_line(line)}")
+        return line
+
+    def _look_for_start(self, line: Line) -> None:
+        if line == _START:
+            self._started = True
+            raise _Started
+        match line:
+            case CallLine(result=names):
+                self.before.update(names)
+            case ConstantLine(name) | CopyLine(dst=name):
+                self.before.add(name)
+
+
+def _numbered(file: TextIO, path: Path) -> Iterator[tuple[int, str]]:
+    number = 0
+    try:
+        for number, text in enumerate(file, 1):
+            yield number, text
+    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
+        raise _DamagedError(
+            f"{path}: expected a log, plain or gzip: damaged after line {number}: {error}"
+        ) from None
+
+
+class _Reader:
+    """Binds names to tensors, line by line, and writes down the steps."""
+
+    def __init__(self, *, simrd: bool, before: Iterable[str] = ()) -> None:
+        self.steps: list[Step] = []
+        self._simrd = simrd
+        self._before = set(before)  # names that may still be released
+        self._tensors: dict[str, int] = {}  # the tensor that a name stands for
+        self._names: dict[int, int] = {}  # how many names a tensor has
+        self._storages: list[int] = []  # of each tensor, its storage: the number of the first tensor there
+        self._named: dict[int, dict[str, None]] = {}  # the names of a storage's tensors
+        self._sizes: dict[int, int] = {}
+        self.calls = 0
+        self._backward: int | None = None
+        self._first_named: int | None = None  # for logs that do not say where their backward pass begins
+
+    def schedule(self, name: str) -> Schedule:
+        kept = dict.fromkeys(tensor for tensor in self._tensors.values() if self._names[tensor])
+        backward = self._first_named if self._backward is None else self._backward
+        steps = (*self.steps, *(Keep(tensor) for tensor in kept))
+        return Schedule(name, steps, backward, simrd=self._simrd)
+
+    def read(self, line: Line, lines: _Lines) -> None:
+        match line:
+            case AnnotateLine(annotation):
+                if annotation == BACKWARD:
+                    self._backward = self.calls
+            case ConstantLine(name):
+                size = lines.expect(MemoryLine, name).memory
+                self.steps.append(Constant(self._new(name, size), size))
+            case CallLine():
+                self._call(line, lines)
+            case MutateLine():
+                self._mutate(line)
+            case CopyLine(dst, src):
+                tensor = self._tensor(src)
+                self._claim(dst)
+                self._bind(dst, tensor)
+            case CopyFromLine(dst, src):
+                tensor = self._tensor(src)
+                self._tensor(dst)
+                self._rename(dst, tensor)
+            case ReleaseLine(name) if name not in self._tensors and name in self._before:
+                self._before.remove(name)
+            case ReleaseLine(name):
+                tensor = self._tensor(name)
+                del self._tensors[name]
+                self._unbind(name, tensor)
+            case MemoryLine(name=name) | AliasLine(name=name):
+                raise LogError(f"expected {_KINDS[type(line)]} of {name} only after the line that makes it")
+
+    def _call(self, line: CallLine, lines: _Lines) -> None:
+        inputs = tuple(self._tensor(name) for name in line.args)
+        outputs = []
+        for name in line.result:
+            size = lines.expect(MemoryLine, name).memory
+            alias = lines.expect(AliasLine, name).alias
+            if not -1 <= alias < len(inputs):
+                raise LogError(f"expected -1 or the number of an argument below {len(inputs)}, found {alias}")
+            if alias == -1:
+                outputs.append(Output(self._new(name, size), size))
+            else:
+                outputs.append(Output(self._view(name, inputs[alias]), 0, inputs[alias]))
+        self._append(Call(line.name, inputs, tuple(outputs), line.time))
+
+    def _mutate(self, line: MutateLine) -> None:
+        """Copy on write (C.6): the operator returns the mutated storages as fresh ones."""
+        inputs = tuple(self._tensor(name) for name in line.args)
+        if any(number >= len(inputs) for number in line.mutate):
+            raise LogError(f"expected argument numbers below {len(inputs)}, found {list(line.mutate)}")
+        written = [line.args[number] for number in line.mutate]
+        stale = {name: [name] if self._simrd else self._others(name) for name in written}
+        outputs = []
+        for name in written:
+            size = self._sizes[self._storages[self._tensor(name)]]
+            tensor = self._number(size)
+            outputs.append(Output(tensor, size))
+        self._append(Call(line.name, inputs, tuple(outputs), line.time))
+        for name, output in zip(written, outputs):
+            self._rebind(name, stale[name], output.tensor)
+
+    def _others(self, name: str) -> list[str]:
+        """All names of the storage, the given one first."""
+        names = self._named[self._storages[self._tensor(name)]]
+        return [name, *(other for other in names if other != name)]
+
+    def _rebind(self, mutated: str, names: list[str], tensor: int) -> None:
+        """Let the names, views among them, stand for the new storage instead of the old one."""
+        views = {self._tensors[mutated]: tensor}
+        for name in names:
+            old = self._tensors[name]
+            if old not in views:
+                views[old] = self._view(None, tensor)
+                self._append(Call("view", (tensor,), (Output(views[old], 0, tensor),), 0))
+            self._rename(name, views[old])
+
+    def _append(self, call: Call) -> None:
+        if self._first_named is None and "backward" in call.name:
+            self._first_named = self.calls
+        self.steps.append(call)
+        self.calls += 1
+
+    # Names and tensors
+
+    def _tensor(self, name: str) -> int:
+        if name not in self._tensors:
+            raise LogError(f"expected the name of a tensor, found {name!r}, which no line before has made")
+        return self._tensors[name]
+
+    def _claim(self, name: str) -> None:
+        if name in self._tensors:
+            raise LogError(f"expected a new name, found {name!r}, which already stands for a tensor")
+
+    def _new(self, name: str, size: int) -> int:
+        self._claim(name)
+        tensor = self._number(size)
+        self._bind(name, tensor)
+        return tensor
+
+    def _number(self, size: int) -> int:
+        tensor = len(self._storages)
+        self._storages.append(tensor)
+        self._sizes[tensor] = size
+        return tensor
+
+    def _view(self, name: str | None, base: int) -> int:
+        tensor = len(self._storages)
+        self._storages.append(self._storages[base])
+        if name is not None:
+            self._claim(name)
+            self._bind(name, tensor)
+        return tensor
+
+    def _bind(self, name: str, tensor: int) -> None:
+        self._tensors[name] = tensor
+        self._names[tensor] = self._names.get(tensor, 0) + 1
+        self._named.setdefault(self._storages[tensor], {})[name] = None
+
+    def _rename(self, name: str, tensor: int) -> None:
+        before = self._tensors[name]
+        self._bind(name, tensor)
+        self._unbind(name, before)
+
+    def _unbind(self, name: str, tensor: int) -> None:
+        storage = self._storages[tensor]
+        now = self._tensors.get(name)
+        if now is None or self._storages[now] != storage:
+            del self._named[storage][name]
+        self._names[tensor] -= 1
+        if not self._names[tensor]:
+            self.steps.append(Release(tensor))
+
+
+def _shown(value: Any) -> str:
+    """The value for a message, not too long."""
+    if isinstance(value, str):
+        value = value.strip()
+        return repr(value if len(value) <= 60 else value[:59] + "…")
+    text = repr(value)
+    return text if len(text) <= 60 else text[:59] + "…"

@@ -1,0 +1,168 @@
+"""Ways to train one model in little memory, as their users write them, and how far each gets under a cap.
+
+largest(way, subject, cap) ─► probe at two sizes ─► the size where the cap lies ─► attempt ─► Trial
+attempt(way, model, inputs, cap)                                                        ─► Trial
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
+
+from dtr_fx.compiler.backend import dtr
+from dtr_fx.costs.measure import measure_peak
+from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
+from dtr_fx.lab.baselines import activation_memory_budget, checkpoints
+from dtr_fx.lab.zoo.sized import Subject
+
+Forward: TypeAlias = Callable[..., Tensor]
+
+# What Inductor is told to keep of its activations, and what a plan may add to the compute of a step at most.
+_KEPT, _ACCEPTED = 0.5, 0.5
+# Seconds of each of the plans that only tell what a size needs.
+_PROBING = 0.05
+# The allocator cannot use all of its memory: blocks are rounded up, and gaps between them are lost.
+_USABLE = 0.95
+_SMALLER, _TRIES = 0.95, 5
+_STEPS = 5
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Training steps that fitted: ``peak`` in bytes, with parameters and inputs, and ``seconds`` a step."""
+
+    size: int
+    peak: int
+    seconds: float
+
+
+Way: TypeAlias = "Callable[[nn.Module, int | None], contextlib.AbstractContextManager[Forward]]"
+
+
+@contextlib.contextmanager
+def _eager(model: nn.Module, budget: int | None) -> Iterator[Forward]:
+    yield model
+
+
+@contextlib.contextmanager
+def _checkpointed(model: nn.Module, budget: int | None) -> Iterator[Forward]:
+    with checkpoints(model):
+        yield model
+
+
+@contextlib.contextmanager
+def _inductor(model: nn.Module, budget: int | None) -> Iterator[Forward]:
+    yield torch.compile(model, dynamic=False)
+
+
+@contextlib.contextmanager
+def _inductor_with_budget(model: nn.Module, budget: int | None) -> Iterator[Forward]:
+    with activation_memory_budget(_KEPT):
+        yield torch.compile(model, dynamic=False)
+
+
+@contextlib.contextmanager
+def _dtr(model: nn.Module, budget: int | None, *, executor: str) -> Iterator[Forward]:
+    """Within the budget; without one, in about the least memory at an accepted overhead."""
+    probing = {"max_overhead": _ACCEPTED, "plan_seconds": _PROBING}
+    options = {"executor": executor, **(probing if budget is None else {"budget": budget})}
+    backend = functools.partial(dtr, options=options)
+    yield torch.compile(model, backend=backend, dynamic=False)
+
+
+EAGER, CHECKPOINT, KEEPING = "eager", "checkpoint per block", f"Inductor, activation_memory_budget={_KEPT}"
+DTR, DTR_INDUCTOR = "dtr", "dtr, Inductor"
+WAYS: dict[str, Way] = {
+    EAGER: _eager,
+    CHECKPOINT: _checkpointed,
+    "Inductor": _inductor,
+    KEEPING: _inductor_with_budget,
+    DTR: functools.partial(_dtr, executor="eager"),
+    DTR_INDUCTOR: functools.partial(_dtr, executor="inductor"),
+}
+# Whose peak each of ours is given as its budget.
+RIVALS = {DTR: CHECKPOINT, DTR_INDUCTOR: KEEPING}
+
+
+def largest(way: Way, subject: Subject, device: torch.device, cap: int) -> Trial | None:
+    """The largest size that trains under ``cap`` bytes, to some per cent; None if the start does not.
+
+    What a step needs grows in proportion to its size, so that two small ones tell where the cap is reached.
+    """
+    first, second = (attempt(way, subject, size, device, cap) for size in (subject.start, 2 * subject.start))
+    if first is None or second is None:
+        return first
+    slope = (second.peak - first.peak) / subject.start
+    size = first.size + int((cap - first.peak) / max(slope, 1))
+    for _ in range(_TRIES):
+        if size <= second.size:
+            break
+        trial = attempt(way, subject, size, device, cap, budget=int(_USABLE * cap))
+        if trial is not None:
+            return trial
+        size = int(_SMALLER * size)
+    return second
+
+
+def attempt(
+    way: Way, subject: Subject, size: int, device: torch.device, cap: int, *, budget: int | None = None
+) -> Trial | None:
+    """Some training steps of one size; None if they take more than the cap, or no plan fits."""
+    torch._dynamo.reset()
+    gc.collect()
+    torch.manual_seed(0)
+    model, inputs = subject.make(size)
+    model, inputs = model.to(device), tuple(tensor.to(device) for tensor in inputs)
+    held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), *inputs))
+    try:
+        with way(model, budget) as forward, _capped(device, cap):
+            step = functools.partial(_step, model, forward, inputs)
+            step()
+            peak = held + measure_peak(step, device=device)
+            seconds = statistics.median(_seconds(step, device) for _ in range(_STEPS))
+    except (torch.OutOfMemoryError, InfeasibleBudgetError, OverBudgetError):
+        return None
+    except BackendCompilerFailed as failure:
+        if isinstance(failure.inner_exception, (InfeasibleBudgetError, OverBudgetError)):
+            return None
+        raise
+    return Trial(size, peak, seconds) if peak <= cap else None
+
+
+def _step(model: nn.Module, forward: Forward, inputs: tuple[Tensor, ...]) -> None:
+    forward(*inputs).backward()
+    model.zero_grad(set_to_none=True)
+
+
+def _seconds(step: Callable[[], Any], device: torch.device) -> float:
+    started = time.perf_counter()
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started
+
+
+@contextlib.contextmanager
+def _capped(device: torch.device, cap: int) -> Iterator[None]:
+    """A device with no more than ``cap`` bytes for PyTorch; on a CPU the peak alone tells."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.empty_cache()

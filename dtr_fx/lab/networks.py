@@ -1,0 +1,213 @@
+"""Synthetic networks: training steps, forward and backward, of known shape.
+
+A network is a list of forward operators; ``training_step`` adds the rest.  The gradient operator of f reads
+what f read and the gradient of f's output, and returns a gradient for each input of f.  Where a value has
+several readers, their gradients are added up as they come.  Every tensor is released after its last use.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Container, Iterator, Sequence
+from itertools import count
+from typing import NamedTuple
+
+from dtr_fx.runtime.program import Call, Keep, Output, Release, Schedule, Step
+
+_SUM_COST = 1.0
+
+
+class Layer(NamedTuple):
+    """A forward operator: ``parents`` are the numbers of the operators whose outputs it reads."""
+
+    name: str
+    parents: tuple[int, ...]
+    cost: float = 1.0
+    size: int = 1
+
+
+def training_step(name: str, layers: Sequence[Layer], *, backward_cost: float = 2.0) -> Schedule:
+    """The forward pass over ``layers`` and the backward pass of them all.
+
+    Outputs that no operator reads are the network's own: the backward pass starts from them and reads neither
+    them nor a gradient of them.  The gradient operator of an operator without inputs returns the gradient of
+    its parameters, which is kept from then on.
+
+    Parameters
+    ----------
+    layers:
+        In an order in which parents come first.
+    backward_cost:
+        What a gradient operator costs, relative to its forward operator.  A sum of two gradients costs 1.
+
+    Raises
+    ------
+    ValueError
+        There are no layers; a layer reads one that does not come before it; a cost or a size is negative.
+
+    Examples
+    --------
+    >>> step = training_step("pair", [Layer("f", ()), Layer("g", (0,))])
+    >>> [(call.name, call.inputs, call.outputs[0].tensor) for call in step.calls()]
+    [('f', (), 0), ('g', (0,), 1), ('g backward', (0,), 2), ('f backward', (2,), 3)]
+    """
+    _check(layers, backward_cost)
+    forward = [
+        Call(layer.name, layer.parents, (Output(number, layer.size),), float(layer.cost))
+        for number, layer in enumerate(layers)
+    ]
+    backward, results = _backward(layers, backward_cost)
+    return Schedule(name, tuple(_released([*forward, *backward], results)), backward=len(forward))
+
+
+def _check(layers: Sequence[Layer], backward_cost: float) -> None:
+    if not layers:
+        raise ValueError("a network needs at least one layer")
+    if backward_cost < 0:
+        raise ValueError(f"backward_cost is {backward_cost}; it must not be negative")
+    for number, layer in enumerate(layers):
+        if not all(0 <= parent < number for parent in layer.parents):
+            raise ValueError(f"layer {number} reads {layer.parents}; parents must come before it")
+        if layer.cost < 0 or layer.size < 0:
+            raise ValueError(
+                f"layer {number} has cost {layer.cost} and size {layer.size}; neither may be negative"
+            )
+
+
+def _backward(layers: Sequence[Layer], backward_cost: float) -> tuple[list[Call], set[int]]:
+    """The calls of the backward pass, and the gradients of parameters among their outputs."""
+    calls: list[Call] = []
+    results: set[int] = set()
+    gradients: dict[int, int] = {}
+    fresh = count(len(layers))
+
+    def emit(name: str, inputs: tuple[int, ...], like: Sequence[int], cost: float) -> tuple[int, ...]:
+        outputs = tuple(Output(next(fresh), layers[number].size) for number in like)
+        calls.append(Call(name, inputs, outputs, cost))
+        return tuple(output.tensor for output in outputs)
+
+    for number in reversed(range(len(layers))):
+        layer = layers[number]
+        inputs = (*layer.parents, gradients[number]) if number in gradients else layer.parents
+        of = tuple(dict.fromkeys(layer.parents)) or (number,)
+        made = emit(f"{layer.name} backward", inputs, of, backward_cost * layer.cost)
+        if not layer.parents:
+            results.update(made)
+            continue
+        for parent, gradient in zip(of, made):
+            if parent in gradients:
+                [gradient] = emit("sum", (gradients[parent], gradient), [parent], _SUM_COST)
+            gradients[parent] = gradient
+    return calls, results
+
+
+def _released(calls: Sequence[Call], results: Container[int]) -> Iterator[Step]:
+    """The calls; after its last use each tensor is released, or kept if it is a result."""
+    last: dict[int, int] = {}
+    for number, call in enumerate(calls):
+        last.update(dict.fromkeys(_touched(call), number))
+    for number, call in enumerate(calls):
+        yield call
+        for tensor in _touched(call):
+            if last[tensor] == number:
+                yield Keep(tensor) if tensor in results else Release(tensor)
+
+
+def _touched(call: Call) -> list[int]:
+    """The call's tensors, newest first: a gradient is released before the values it was computed from."""
+    return sorted({*call.inputs, *(output.tensor for output in call.outputs)}, reverse=True)
+
+
+def linear(n: int) -> Schedule:
+    """The linear feedforward network of Theorem 3.1 and Appendix A: ``n`` unit operators each way.
+
+        t_1 = f_1()          t̂_N = f̂_N(t_{N-1})
+        t_i = f_i(t_{i-1})   t̂_i = f̂_i(t_{i-1}, t̂_{i+1})   t̂_1 = f̂_1(t̂_2)
+
+    Examples
+    --------
+    >>> linear(100).cost, linear(100).peak
+    (200.0, 100)
+    """
+    _at_least(1, n=n)
+    layers = [Layer(f"f{number + 1}", _previous(number)) for number in range(n)]
+    return training_step(f"linear({n})", layers, backward_cost=1.0)
+
+
+def residual(n: int) -> Schedule:
+    """A chain of ``n`` residual blocks x → g(x, f(x)), every tensor of 1 byte; f costs 4 and g 1."""
+    _at_least(1, n=n)
+    layers = [Layer("input", ())]
+    for block in range(n):
+        layers += [Layer(f"f{block}", (2 * block,), cost=4), Layer(f"g{block}", (2 * block, 2 * block + 1))]
+    return training_step(f"residual({n})", layers)
+
+
+def unet(depth: int) -> Schedule:
+    """A U-shaped network: ``depth`` levels down and up again, each joined by a skip to its other side.
+
+    A level down has a quarter of the pixels and twice the channels: its tensors are half as large, and its
+    convolutions cost as much as those above.  Tensors of the lowest level have 1 byte, convolutions cost 4,
+    resampling costs 1.
+    """
+    _at_least(1, depth=depth)
+    layers = [Layer("input", (), size=2**depth)]
+    skips: list[int] = []
+    for level in range(depth):
+        size = 2 ** (depth - level)
+        layers.append(Layer(f"down{level}", (len(layers) - 1,), cost=4, size=size))
+        skips.append(len(layers) - 1)
+        layers.append(Layer(f"pool{level}", (len(layers) - 1,), size=size // 2))
+    layers.append(Layer("bottom", (len(layers) - 1,), cost=4))
+    for level in reversed(range(depth)):
+        size = 2 ** (depth - level)
+        layers.append(Layer(f"upsample{level}", (len(layers) - 1,), size=size))
+        layers.append(Layer(f"up{level}", (len(layers) - 1, skips.pop()), cost=4, size=size))
+    return training_step(f"unet({depth})", layers)
+
+
+def tree(depth: int) -> Schedule:
+    """A binary tree over 2^``depth`` leaves, reduced to its root from left to right as a TreeLSTM does.
+
+    All operators cost 1 and all tensors have 1 byte.
+    """
+    _at_least(0, depth=depth)
+    layers: list[Layer] = []
+
+    def reduce(level: int) -> int:
+        parents = (reduce(level - 1), reduce(level - 1)) if level else ()
+        layers.append(Layer("cell" if level else "leaf", parents))
+        return len(layers) - 1
+
+    reduce(depth)
+    return training_step(f"tree({depth})", layers)
+
+
+def random_dag(n: int, seed: int = 0, *, fan_in: int = 3) -> Schedule:
+    """A network of ``n`` operators that read up to ``fan_in`` of those before them.
+
+    Costs and sizes are whole numbers from 1 to 10.  An operator may read nothing; the same arguments give the
+    same network.
+    """
+    _at_least(1, n=n, fan_in=fan_in)
+    dice = random.Random(seed)
+    layers = [
+        Layer(
+            f"f{number}",
+            tuple(dice.sample(range(number), min(dice.randint(0, fan_in), number))),
+            cost=dice.randint(1, 10),
+            size=dice.randint(1, 10),
+        )
+        for number in range(n)
+    ]
+    return training_step(f"random_dag({n}, {seed})", layers)
+
+
+def _previous(number: int) -> tuple[int, ...]:
+    return (number - 1,) if number else ()
+
+
+def _at_least(least: int, **arguments: int) -> None:
+    for name, value in arguments.items():
+        if value < least:
+            raise ValueError(f"{name} is {value}; it must be at least {least}")

@@ -1,0 +1,114 @@
+"""How far DTR is from the optimum, on graphs small enough to solve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dtr_fx.lab.planners.checkmate import TooLarge, solve_checkmate
+from dtr_fx.lab.planners.dtr import plan_dtr, plan_search
+from dtr_fx.lab.planners.graph import OperatorGraph
+from dtr_fx.lab.planners.moccasin import require_ortools, solve_moccasin
+from dtr_fx.lab.planners.plan import CannotPlan, check
+from dtr_fx.lab.planners.solution import Solution
+
+SEARCH = "search"
+"""Among heuristics: the plan that a search finds."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A graph under a budget: the optimum, and what DTR costs under each heuristic.
+
+    ``share`` is the budget's share of the graph's own peak, constants in both; ``budget`` are bytes without
+    constants.  ``floor`` are the bytes that an operator alone needs, or the results: no plan of any kind has
+    less.  ``cost`` is what the program costs unconstrained.  ``best`` is the cheapest plan that ``solver``
+    found, and no plan costs less than ``bound``; the two are equal where ``optimal``.  They speak of the
+    solver's own kind of plans: Checkmate's run an operator once in a stage, MOCCASIN's a few times
+    altogether.  DTR is not bound to either, and may be cheaper where memory is tightest.  A cost is infinite
+    where there is no plan, and ``bound`` where that is proved.
+    """
+
+    graph: str
+    operators: int
+    share: float
+    budget: int
+    floor: int
+    cost: float
+    best: float
+    bound: float
+    optimal: bool
+    solver: str
+    seconds: float
+    dtr: Mapping[str, float]
+
+    def gap(self, heuristic: str) -> float:
+        """DTR's cost above the bound, as a share of the bound; not a number where no plan is known to fit."""
+        return self.dtr[heuristic] / self.bound - 1 if math.isfinite(self.bound) and self.bound else math.nan
+
+
+def gaps(
+    graphs: Iterable[OperatorGraph],
+    shares: Sequence[float],
+    heuristics: Sequence[str],
+    seconds: float = 60.0,
+) -> Iterator[Gap]:
+    """A row for each graph and budget, as soon as it is known.
+
+    Checkmate's program is tried first, MOCCASIN's where it proves nothing in time, each for ``seconds``.
+
+    Raises
+    ------
+    DTRError
+        scipy or ortools is not installed.
+    """
+    require_ortools()
+    for graph in graphs:
+        for share in shares:
+            # The small number: shares such as 11 / 18 shall give whole budgets back.
+            budget = math.floor(share * (graph.peak + graph.constants) + 1e-9) - graph.constants
+            solution = _solve(graph, budget, seconds)
+            yield Gap(
+                graph=graph.name,
+                operators=len(graph),
+                share=share,
+                budget=budget,
+                floor=graph.floor,
+                cost=graph.cost,
+                best=solution.cost,
+                bound=solution.bound,
+                optimal=solution.optimal,
+                solver=solution.planner,
+                seconds=solution.seconds,
+                dtr={heuristic: _cost(graph, budget, heuristic) for heuristic in heuristics},
+            )
+
+
+def _solve(graph: OperatorGraph, budget: int, seconds: float) -> Solution:
+    """Checkmate's optimum, else MOCCASIN's, else the better plan under Checkmate's bound (of more plans)."""
+    none = Solution("Checkmate", None, math.inf, math.inf, optimal=False, seconds=0.0)
+    first: Solution | None = None
+    try:
+        first = solve_checkmate(graph, budget, seconds)
+    except TooLarge:
+        pass
+    except CannotPlan:  # proved, of MOCCASIN's plans too
+        return none
+    if first is not None and first.optimal:
+        return first
+    try:
+        second = solve_moccasin(graph, budget, seconds)
+    except CannotPlan:
+        return first or replace(none, planner="MOCCASIN")
+    if first is None or second.optimal:
+        return second
+    return first if first.cost <= second.cost else replace(second, bound=first.bound)
+
+
+def _cost(graph: OperatorGraph, budget: int, heuristic: str) -> float:
+    try:
+        plan = plan_search(graph, budget) if heuristic == SEARCH else plan_dtr(graph, budget, heuristic)
+        return check(graph, plan, budget).total
+    except CannotPlan:
+        return math.inf

@@ -1,0 +1,222 @@
+"""The operator graph that every static planner works on, made from a schedule as for the paper's Figure 3.
+
+Checkmate and its relatives know neither views nor operators with several outputs.  As in the comparison of
+Kirisame et al. (section 4.3), a view is part of its base and the outputs of an operator are one result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from numbers import Integral
+from typing import NamedTuple
+
+from dtr_fx.errors import GraphError
+from dtr_fx.runtime.program import Call, Constant, Keep, Output, Release, Schedule, Step
+
+
+class Node(NamedTuple):
+    """An operator: ``size`` are the bytes of its result, ``inputs`` the numbers of the operators it reads."""
+
+    name: str
+    cost: float
+    size: int
+    inputs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class OperatorGraph:
+    """Operators in program order, each with one result.
+
+    Parameters
+    ----------
+    name:
+        What reports call it.
+    nodes:
+        The operators; each reads earlier ones only.
+    backward:
+        The number of the first operator of the backward pass, None if there is none.
+    results:
+        The operators whose results have to be there at the end.
+    constants:
+        Bytes that are there all the time.  Neither costs nor budgets of planners count them.
+
+    Raises
+    ------
+    GraphError
+        An operator reads a later one or itself, a size is no whole number, or a number is out of range.
+
+    Examples
+    --------
+    >>> graph = OperatorGraph("two", (Node("a", 1, 4), Node("b", 2, 1, (0,))), results=frozenset({1}))
+    >>> graph.cost, graph.peak
+    (3, 5)
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+    backward: int | None = None
+    results: frozenset[int] = frozenset()
+    constants: int = 0
+
+    def __post_init__(self) -> None:
+        for number, node in enumerate(self.nodes):
+            if not all(0 <= source < number for source in node.inputs):
+                raise GraphError(f"operator {number} ({node.name}) may read operators before it only: {node}")
+            if not (0 <= node.cost < math.inf and isinstance(node.size, Integral) and node.size >= 0):
+                raise GraphError(
+                    f"operator {number} ({node.name}) needs a cost, and whole bytes, of 0 or more: {node}"
+                )
+        limit = len(self.nodes)
+        if not all(0 <= number < limit for number in self.results):
+            raise GraphError(
+                f"results are numbers of operators, 0 to {limit - 1}, not {sorted(self.results)}"
+            )
+        if self.backward is not None and not 0 <= self.backward <= limit:
+            raise GraphError(
+                f"the backward pass starts at one of the {limit} operators, not at {self.backward}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @staticmethod
+    def of(schedule: Schedule) -> OperatorGraph:
+        """The graph of a schedule: views are their base, outputs are merged, constants are taken out.
+
+        An operator that returns results of the program beside other values becomes two: one of the same cost
+        that returns the others, and one that reads it and returns the results at no cost.  Merged, the
+        gradient of a parameter would hold that of an activation until the end.
+
+        An operator that returns views alone adds its cost to the operator that makes their base, as in the
+        runtime's own metadata (C.2); what it reads beside the base is not counted as read again.  Views of
+        constants are constants, and cost nothing here.
+        """
+        storages = schedule.storages
+        builder = _Builder({storages[step.tensor] for step in schedule.steps if isinstance(step, Keep)})
+        for step in schedule.steps:
+            builder.take(step)
+        backward = None if schedule.backward is None else builder.before(schedule.backward)
+        return OperatorGraph(
+            schedule.name,
+            tuple(node.freeze() for node in builder.nodes),
+            backward,
+            frozenset(
+                owner for owner in (builder.owner[storage] for storage in builder.kept) if owner is not None
+            ),
+            schedule.constants,
+        )
+
+    @cached_property
+    def users(self) -> tuple[tuple[int, ...], ...]:
+        """Of each operator those that read it, in program order."""
+        users: list[list[int]] = [[] for _ in self.nodes]
+        for number, node in enumerate(self.nodes):
+            for source in dict.fromkeys(node.inputs):
+                users[source].append(number)
+        return tuple(map(tuple, users))
+
+    @cached_property
+    def forward(self) -> range:
+        """The operators of the forward pass; all of them if there is no backward pass."""
+        return range(len(self.nodes) if self.backward is None else self.backward)
+
+    @cached_property
+    def _last_uses(self) -> list[list[int]]:
+        """Of each operator the values that no operator after it reads."""
+        unused: list[list[int]] = [[] for _ in self.nodes]
+        for number, users in enumerate(self.users):
+            unused[max(users, default=number)].append(number)
+        return unused
+
+    @property
+    def cost(self) -> float:
+        """What all operators cost, each run once."""
+        return sum(node.cost for node in self.nodes)
+
+    @cached_property
+    def peak(self) -> int:
+        """The most bytes live at once if each operator runs once, each value freed after its last use."""
+        live = peak = 0
+        for node, unused in zip(self.nodes, self._last_uses):
+            live += node.size
+            peak = max(peak, live)
+            live -= sum(self.nodes[value].size for value in unused if value not in self.results)
+        return peak
+
+    @cached_property
+    def floor(self) -> int:
+        """Bytes that no plan can do without: an operator's inputs and output, or the results at the end."""
+        sizes = [node.size for node in self.nodes]
+        needs = (node.size + sum(sizes[source] for source in set(node.inputs)) for node in self.nodes)
+        return max(max(needs, default=0), sum(sizes[number] for number in self.results))
+
+    def schedule(self) -> Schedule:
+        """The program: each value is released after its last use, and the results are kept at the end."""
+        steps: list[Step] = []
+        for number, (node, unused) in enumerate(zip(self.nodes, self._last_uses)):
+            steps.append(Call(node.name, node.inputs, (Output(number, node.size),), node.cost))
+            steps += (Release(value) for value in unused if value not in self.results)
+        return Schedule(self.name, (*steps, *map(Keep, sorted(self.results))), self.backward)
+
+
+@dataclass
+class _Draft:
+    name: str
+    cost: float
+    size: int
+    inputs: dict[int, None]
+
+    def freeze(self) -> Node:
+        return Node(self.name, self.cost, self.size, tuple(self.inputs))
+
+
+@dataclass
+class _Builder:
+    """``kept`` are results; ``owner`` is the operator that makes a tensor's storage, None for constants."""
+
+    kept: set[int]
+    nodes: list[_Draft] = field(default_factory=list)
+    owner: dict[int, int | None] = field(default_factory=dict)
+    starts: list[int] = field(default_factory=list)  # of each call, how many operators there were before it
+
+    def take(self, step: Step) -> None:
+        if isinstance(step, Constant):
+            self.owner[step.tensor] = None
+        elif isinstance(step, Call):
+            self.starts.append(len(self.nodes))
+            self._call(step)
+
+    def before(self, call: int) -> int:
+        return self.starts[call] if call < len(self.starts) else len(self.nodes)
+
+    def _call(self, call: Call) -> None:
+        bases = [self.owner[output.alias] for output in call.outputs if output.alias is not None]
+        fresh = [output for output in call.outputs if output.alias is None]
+        if fresh or not bases:
+            self._make(call, fresh)
+        else:
+            evictable = {base for base in bases if base is not None}
+            for base in evictable:
+                self.nodes[base].cost += call.cost / len(evictable)
+        for output in call.outputs:
+            if output.alias is not None:
+                self.owner[output.tensor] = self.owner[output.alias]
+
+    def _make(self, call: Call, fresh: Sequence[Output]) -> None:
+        results = [output for output in fresh if output.tensor in self.kept]
+        others = [output for output in fresh if output.tensor not in self.kept]
+        self._add(call.name, call.cost, others or results, self._owners(call.inputs))
+        if others and results:
+            self._add(f"{call.name} results", 0.0, results, [len(self.nodes) - 1])
+
+    def _add(self, name: str, cost: float, outputs: Sequence[Output], reads: Iterable[int]) -> None:
+        for output in outputs:
+            self.owner[output.tensor] = len(self.nodes)
+        self.nodes.append(_Draft(name, cost, sum(output.size for output in outputs), dict.fromkeys(reads)))
+
+    def _owners(self, tensors: Iterable[int]) -> Iterable[int]:
+        owners = (self.owner[tensor] for tensor in tensors)
+        return (owner for owner in owners if owner is not None)

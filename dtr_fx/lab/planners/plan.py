@@ -1,0 +1,178 @@
+"""Plans, and the verifier that judges every planner alike, DTR included."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from dtr_fx.errors import DTRError
+from dtr_fx.lab.planners.graph import OperatorGraph
+
+
+class CannotPlan(DTRError, ValueError):
+    """What a planner cannot plan, and why."""
+
+
+class PlanError(DTRError, ValueError):
+    """A plan that does not compute its graph, or not within the budget."""
+
+
+class Compute(NamedTuple):
+    """Run the operator; its inputs are live, its result is afterwards."""
+
+    op: int
+
+
+class Free(NamedTuple):
+    """Give up the operator's result."""
+
+    op: int
+
+
+PlanStep: TypeAlias = Compute | Free
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to compute and what to free, in order."""
+
+    steps: tuple[PlanStep, ...]
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The operators that are computed, recomputations included."""
+        return tuple(step.op for step in self.steps if isinstance(step, Compute))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a plan comes to: its total cost, its peak in bytes, and how often each operator runs."""
+
+    total: float
+    peak: int
+    computes: tuple[int, ...]
+
+
+def check(graph: OperatorGraph, plan: Plan, budget: float | None = None) -> Cost:
+    """Verify a plan step by step, and say what it costs.
+
+    The peak is the most bytes live while an operator runs, its inputs and its result among them, as in the
+    runtime and in Checkmate's memory accounting.
+
+    Raises
+    ------
+    PlanError
+        An operator's input is not live, or its result is already; a value is freed that is not live; an
+        operator never runs; a result is missing at the end; the peak is over the budget.
+
+    Examples
+    --------
+    >>> from dtr_fx.lab.planners.graph import Node, OperatorGraph
+    >>> graph = OperatorGraph("two", (Node("a", 1, 4), Node("b", 2, 1, (0,))))
+    >>> check(graph, Plan((Compute(0), Compute(1), Free(0))))
+    Cost(total=3, peak=5, computes=(1, 1))
+    """
+    limit = math.inf if budget is None else budget
+    live: set[int] = set()
+    used = peak = 0
+    computes = [0] * len(graph)
+    for number, step in enumerate(plan.steps):
+        if not 0 <= step.op < len(graph):
+            raise PlanError(f"step {number}: {step} names none of the {len(graph)} operators")
+        node = graph.nodes[step.op]
+        if isinstance(step, Free):
+            if step.op not in live:
+                raise PlanError(f"step {number}: {node.name} ({step.op}) is freed and is not live")
+            live.remove(step.op)
+            used -= node.size
+            continue
+        missing = [source for source in node.inputs if source not in live]
+        if missing or step.op in live:
+            reason = f"without its inputs {missing}" if missing else "and is already live"
+            raise PlanError(f"step {number}: {node.name} ({step.op}) is computed {reason}")
+        live.add(step.op)
+        computes[step.op] += 1
+        used += node.size
+        peak = max(peak, used)
+        if used > limit:
+            raise PlanError(f"step {number}: {node.name} ({step.op}) brings {used} bytes, over {budget}")
+    if 0 in computes:
+        raise PlanError(f"{graph.nodes[computes.index(0)].name} ({computes.index(0)}) is never computed")
+    if not graph.results <= live:
+        raise PlanError(f"the results {sorted(graph.results - live)} are not live at the end")
+    return Cost(sum(node.cost * runs for node, runs in zip(graph.nodes, computes)), peak, tuple(computes))
+
+
+def plan_order(graph: OperatorGraph, order: Sequence[int]) -> Plan:
+    """The plan that computes operators in this order and frees each value as early as that allows.
+
+    No other placement of the frees needs less memory at any time.  Operators may repeat; each must come after
+    its inputs.
+    """
+    last_use: list[int] = [-1] * len(order)  # of each computation, the step that reads its value last
+    current: dict[int, int] = {}
+    for position, op in enumerate(order):
+        for source in graph.nodes[op].inputs:
+            last_use[current[source]] = position
+        current[op] = position
+    frees: list[list[int]] = [[] for _ in order]
+    for position, op in enumerate(order):
+        if current[op] != position or op not in graph.results:
+            frees[max(last_use[position], position)].append(op)
+    steps: list[PlanStep] = []
+    for op, freed in zip(order, frees):
+        steps.append(Compute(op))
+        steps += map(Free, freed)
+    return Plan(tuple(steps))
+
+
+def prune(graph: OperatorGraph, order: Sequence[int]) -> list[int]:
+    """The order without recomputations whose value nothing reads."""
+    first = {op: position for position, op in reversed(list(enumerate(order)))}
+    needed = set(graph.results)
+    kept = []
+    for position in range(len(order) - 1, -1, -1):
+        op = order[position]
+        if op in needed or first[op] == position:
+            kept.append(op)
+            needed.discard(op)
+            needed.update(graph.nodes[op].inputs)
+    return kept[::-1]
+
+
+def cheapest(graph: OperatorGraph, orders: Iterable[Sequence[int]], budget: float, what: str) -> Plan:
+    """Of the orders that fit the budget the cheapest, of equals the first.
+
+    Raises
+    ------
+    CannotPlan
+        None fits; the smallest peak among them is named.
+    """
+    best: tuple[float, Plan] | None = None
+    smallest = math.inf
+    for order in orders:
+        plan = plan_order(graph, prune(graph, order))
+        cost = check(graph, plan)
+        smallest = min(smallest, cost.peak)
+        if cost.peak <= budget and (best is None or cost.total < best[0]):
+            best = cost.total, plan
+    if best is None:
+        raise CannotPlan(
+            f"{graph.name}: no plan of {what} fits {budget} bytes; the smallest found needs {smallest}"
+        )
+    return best[1]
+
+
+def forward_and_backward(graph: OperatorGraph, what: str) -> tuple[range, range]:
+    """The operators of the two passes.
+
+    Raises
+    ------
+    CannotPlan
+        The graph has no backward pass.
+    """
+    if graph.backward is None or graph.backward == len(graph):
+        raise CannotPlan(f"{graph.name}: {what} plans training steps, and this graph has no backward pass")
+    return range(graph.backward), range(graph.backward, len(graph))

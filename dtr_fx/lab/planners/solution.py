@@ -1,0 +1,98 @@
+"""What an exact planner reports, and the units that it solves in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dtr_fx.lab.planners.graph import Node, OperatorGraph
+from dtr_fx.lab.planners.plan import CannotPlan, Plan
+
+# Costs that are not whole numbers are rounded to this share of what the program costs.
+_RESOLUTION = 10**7
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The best plan found, None if there was no time to find one.
+
+    ``cost`` is what it costs, infinite without one.  No plan of the kind that the planner searches costs less
+    than ``bound``; ``optimal`` says that the plan is as good as that.  ``seconds`` is the wall time taken.
+    """
+
+    planner: str
+    plan: Plan | None
+    cost: float
+    bound: float
+    optimal: bool
+    seconds: float
+
+    def require(self) -> Plan:
+        """The plan.
+
+        Raises
+        ------
+        CannotPlan
+            None was found in time.
+        """
+        if self.plan is None:
+            raise CannotPlan(
+                f"{self.planner}: no plan found in {self.seconds:.0f} s, and none is cheaper than "
+                f"{self.bound:g}; give it more time or a larger budget"
+            )
+        return self.plan
+
+
+def require_room(graph: OperatorGraph, budget: float, seconds: float, planner: str) -> None:
+    """Refuse what no program need be written for.
+
+    Raises
+    ------
+    CannotPlan
+        There are no operators, or one alone does not fit.
+    ValueError
+        The budget or the time is no number, or the time is not positive.
+    """
+    if not seconds > 0 or math.isnan(budget):
+        raise ValueError(f"{planner} needs a budget and some seconds, not {budget} and {seconds}")
+    if not len(graph):
+        raise CannotPlan(f"{graph.name}: there are no operators to plan")
+    if graph.floor > budget:
+        raise CannotPlan(
+            f"{graph.name}: {planner} cannot plan {budget} bytes; every plan needs {graph.floor}"
+        )
+
+
+def closed(graph: OperatorGraph) -> OperatorGraph:
+    """The graph with one more operator, which reads the results and takes neither time nor memory.
+
+    The results need not be kept then: what was freed can be run once more before the end, as under DTR.
+    """
+    if graph.results <= {len(graph) - 1}:
+        return replace(graph, results=frozenset())
+    end = Node("end", 0, 0, tuple(sorted(graph.results)))
+    return replace(graph, nodes=(*graph.nodes, end), results=frozenset())
+
+
+def whole_sizes(graph: OperatorGraph, budget: float, finest: float = math.inf) -> tuple[list[int], int]:
+    """Sizes and budget in units, of which the budget has ``finest`` at most.
+
+    The unit is the sizes' greatest common divisor if that will do.  Else it is larger, and sizes are
+    rounded up.  A budget above the sum of all sizes is taken to be that sum.
+    """
+    sizes = [node.size for node in graph.nodes]
+    capacity = math.floor(min(budget, sum(sizes)))
+    unit = max(math.gcd(*sizes), math.ceil(capacity / finest), 1)
+    return [-(-size // unit) for size in sizes], capacity // unit
+
+
+def whole_costs(graph: OperatorGraph) -> tuple[list[int], float]:
+    """Costs as whole numbers and the unit that they are multiples of; exact if they are whole already."""
+    costs: Sequence[float] = [node.cost for node in graph.nodes]
+    total = sum(costs) or 1.0
+    if all(float(cost).is_integer() for cost in costs):
+        unit = math.gcd(*map(int, costs)) or 1
+        if total / unit <= _RESOLUTION:
+            return [int(cost) // unit for cost in costs], float(unit)
+    return [round(cost / total * _RESOLUTION) for cost in costs], total / _RESOLUTION

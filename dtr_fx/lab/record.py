@@ -1,0 +1,464 @@
+"""Operator logs of real models (Appendix C.6 of Kirisame et al., ICLR 2021).
+
+    dtr_fx.record_log(model, inputs, "model.log.gz")
+
+One eager training step, forward, loss and backward, runs under a ``TorchDispatchMode``, which sees every
+operator that autograd and the model call.
+
+What is exact: which operators run, on which tensors, in which order; what aliases what; the bytes of each
+storage; the place between two operators where a storage dies.  A name lives as long as its *storage*, whoever
+holds on to that, because the tensors that autograd saves come back as other objects on the same storage.  Two
+events end a name earlier.  A later view of the same storage with the same shape, strides and type takes its
+place.  A write into the storage leaves the name that was written; whoever uses another view of it afterwards
+uses one that is made anew, by a call ``alias`` of no cost.
+
+What is not:
+
+- Under a dispatch mode autograd adds up the gradients of a tensor out of place, where it would otherwise have
+  done so in place.  The log has what is run then.
+- ``aten.detach`` is left out: autograd calls it under a dispatch mode for what it saves, and it computes
+  nothing.
+- An operator that returns no tensor and writes none (``item``) has a result of 0 bytes, released at once: the
+  original simulator reads no call without results.
+- Memory that a kernel allocates and frees while it runs is not seen.
+- The times hold the overhead of calling an operator from Python, a few microseconds.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dtr_fx.errors import DTRError
+from dtr_fx.lab.log import (
+    BACKWARD,
+    START,
+    AliasLine,
+    AnnotateLine,
+    CallLine,
+    ConstantLine,
+    CopyFromLine,
+    Line,
+    MemoryLine,
+    MutateLine,
+    ReleaseLine,
+    write_log,
+)
+from dtr_fx.planning.loss import loss_of
+
+__all__ = ["RecordError", "record_log"]
+
+_TIMED_STEPS = 3  # after one to warm up
+
+# Arguments that an operator writes into though its schema does not say so, while it is training (argument 5).
+_BATCH_NORMS = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
+_TRAINING = 5
+
+Inputs: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
+
+
+class RecordError(DTRError, ValueError):
+    """A model whose training step cannot be recorded, or a file that cannot be written."""
+
+
+def record_log(model: Callable[..., Any], inputs: Inputs, path: str | Path) -> None:
+    """Run a training step and write its operator log.
+
+    The step runs once to warm up and then three times, each from the same start; an operator's time is the
+    median of its three, in nanoseconds.  Parameters, buffers, inputs, other tensors that operators read, the
+    gradients of all these, and random generators are left as they were; what a module keeps in attributes
+    that are no tensors is its own affair.
+
+    Parameters
+    ----------
+    model, inputs:
+        ``model(*inputs)``, or ``model(**inputs)`` of a mapping.  The loss is its output if that is a scalar,
+        else the sum of its floating-point outputs.
+    path:
+        The file, overwritten if it is there, compressed if its name ends in ``.gz``.  At the end of the log
+        the parameters, buffers, inputs, gradients and outputs are live.
+
+    Raises
+    ------
+    RecordError
+        Nothing that the model returns requires a gradient, its loss is complex, an operator has to do with a
+        tensor that has no storage (a sparse one) or nothing in it (on the meta device), the inputs are
+        neither, or the file cannot be written.
+
+    Examples
+    --------
+    >>> import tempfile, torch
+    >>> from dtr_fx.lab.log import read_log
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     record_log(torch.nn.Linear(4, 2), (torch.ones(3, 4),), f"{folder}/linear.log")
+    ...     [call.name for call in read_log(f"{folder}/linear.log").calls()]
+    ['t', 'addmm', 'sum', 'ones_like', 'expand', 't', 'mm', 't', 'sum', 'view', 't']
+    """
+    path = Path(path)
+    if not isinstance(inputs, (tuple, list, Mapping)):
+        raise RecordError(
+            f"expected the inputs as a tuple of arguments or a mapping of keyword arguments, "
+            f"not {type(inputs).__name__}"
+        )
+    if not path.parent.is_dir():
+        raise RecordError(f"cannot write {path}: there is no folder {path.parent}")
+    recordings = [_record_step(model, inputs) for _ in range(1 + _TIMED_STEPS)]
+    lines, _ = recordings[-1]
+    # A model that draws from Python's random module may do something else in each step.
+    columns = zip(*(times for other, times in recordings[1:] if other == lines))
+    try:
+        write_log(path, _with_times(lines, (int(statistics.median(column)) for column in columns)))
+    except OSError as error:
+        raise RecordError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _with_times(lines: Iterable[Line], times: Iterator[int]) -> Iterator[Line]:
+    for line in lines:
+        yield replace(line, time=next(times)) if isinstance(line, (CallLine, MutateLine)) else line
+
+
+def _record_step(model: Callable[..., Any], inputs: Inputs) -> tuple[list[Line], list[int]]:
+    """The lines of a step, and the times that belong into its operators' lines."""
+    state = _state(model, inputs)
+    with _as_before(state) as saved, torch.enable_grad(), _Recorder(_clock(state), saved) as recorder:
+        recorder.start(state)
+        output = model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
+        loss = loss_of(output)
+        if loss is None:
+            raise RecordError(
+                "no output of the model requires a gradient, so it has no backward pass: "
+                "return a floating-point tensor that depends on a parameter"
+            )
+        if loss.is_complex():
+            raise RecordError("the loss is complex, and has no gradient: return its absolute value")
+        recorder.lines.append(AnnotateLine(BACKWARD))
+        loss.backward()
+        del loss
+        gradients = [tensor.grad for tensor in state if tensor.grad is not None]
+        recorder.end([*state, *gradients, *_tensors(output)])
+        return list(recorder.lines), recorder.clock.times()
+
+
+def _state(model: Callable[..., Any], inputs: Inputs) -> list[Tensor]:
+    """Parameters, buffers and inputs."""
+    own = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
+    return [*own, *_tensors(inputs)]
+
+
+class _Saved:
+    """Tensors with their contents and gradients, to be put back; none lives longer for that."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[weakref.ref[Tensor], Tensor, Tensor | None]] = []
+
+    def save(self, tensor: Tensor) -> None:
+        """Remember a tensor, and let it start without a gradient."""
+        if tensor.is_meta:
+            raise RecordError(
+                "a tensor is on the meta device, where nothing runs: move the model and its inputs"
+            )
+        gradient = tensor.grad if tensor.is_leaf else None
+        self._before.append((weakref.ref(tensor), tensor.detach().clone(), gradient))
+        if gradient is not None:
+            tensor.grad = None
+
+    def restore(self) -> None:
+        for reference, content, gradient in reversed(self._before):
+            tensor = reference()
+            if tensor is None:
+                continue
+            if tensor.is_leaf:
+                tensor.grad = gradient
+            if not torch.equal(tensor, content):
+                with torch.no_grad():
+                    tensor.copy_(content)
+
+
+@contextmanager
+def _as_before(state: Sequence[Tensor]) -> Iterator[_Saved]:
+    """Start without gradients, and put tensors, gradients and generators back in the end.
+
+    Yields where to save what is met on the way.
+    """
+    saved = _Saved()
+    try:
+        for tensor in state:
+            saved.save(tensor)
+        with torch.random.fork_rng(devices={tensor.get_device() for tensor in state if tensor.is_cuda}):
+            yield saved
+    finally:
+        saved.restore()
+
+
+# Times
+
+
+class _CpuClock:
+    def __init__(self) -> None:
+        self._times: list[int] = []
+
+    def skip(self) -> None:
+        """An operator that takes no time."""
+        self._times.append(0)
+
+    def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        started = time.perf_counter_ns()
+        result = function(*args, **kwargs)
+        self._times.append(time.perf_counter_ns() - started)
+        return result
+
+    def times(self) -> list[int]:
+        """Nanoseconds of each operator."""
+        return self._times
+
+
+class _CudaClock:
+    """Times between two events on the device's stream around each operator, so that nothing has to wait."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event] | None] = []
+
+    def skip(self) -> None:
+        self._events.append(None)
+
+    def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        pair = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        stream = torch.cuda.current_stream(self._device)
+        pair[0].record(stream)
+        result = function(*args, **kwargs)
+        pair[1].record(stream)
+        self._events.append(pair)
+        return result
+
+    def times(self) -> list[int]:
+        torch.cuda.synchronize(self._device)
+        return [round(1e6 * pair[0].elapsed_time(pair[1])) if pair else 0 for pair in self._events]
+
+
+def _clock(state: Iterable[Tensor]) -> _CpuClock | _CudaClock:
+    device = next((tensor.device for tensor in state if tensor.is_cuda), None)
+    return _CpuClock() if device is None else _CudaClock(device)
+
+
+# Names
+
+
+_Geometry: TypeAlias = "tuple[Any, ...]"
+
+
+_Result: TypeAlias = tuple[str, int, int]  # name, bytes, and the number of the argument that it is a view of
+
+
+@dataclass
+class _Storage:
+    """A live storage: its bytes, and its tensors' names.  ``watch`` calls back when it dies."""
+
+    size: int
+    watch: weakref.ref[Any]
+    names: dict[_Geometry, str] = field(default_factory=dict)
+
+
+class _Argument:
+    """A tensor that an operator takes, with its name and storage before the operator runs."""
+
+    def __init__(self, name: str, tensor: Tensor) -> None:
+        self.name = name
+        self.tensor = tensor
+        self.storage = _key(tensor)
+
+
+def _geometry(tensor: Tensor) -> _Geometry:
+    """What tells two tensors of one storage apart."""
+    where = (tensor.shape, tensor.stride(), tensor.storage_offset())
+    return (tensor.dtype, *where, tensor.is_conj(), tensor.is_neg())
+
+
+def _storage_of(tensor: Tensor) -> torch.UntypedStorage:
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        raise RecordError(
+            f"a {tensor.layout} tensor of shape {tuple(tensor.shape)} has no storage: only strided tensors "
+            "can be recorded"
+        ) from None
+
+
+def _key(tensor: Tensor) -> int:
+    return _storage_of(tensor)._cdata
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return _storage_of(tensor).nbytes()
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The arguments that the operator writes into, one of each storage."""
+    declared = function._schema.arguments
+    given = {argument.name: value for argument, value in zip(declared, args)} | dict(kwargs)
+    names = [argument.name for argument in declared if argument.alias_info and argument.alias_info.is_write]
+    undeclared = _BATCH_NORMS.get(function.overloadpacket.__name__, ())
+    if undeclared and given[declared[_TRAINING].name]:
+        names += [declared[position].name for position in undeclared]
+    written = _tensors([given.get(name) for name in names])
+    return list({_key(tensor): tensor for tensor in reversed(written)}.values())[::-1]
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes down the operators that run under it, and the ends of their tensors' storages."""
+
+    def __init__(self, clock: _CpuClock | _CudaClock, saved: _Saved) -> None:
+        super().__init__()
+        self.clock = clock
+        self._saved = saved
+        self.lines: list[Line] = []
+        self._storages: dict[int, _Storage] = {}
+        self._count = 0
+
+    def start(self, state: Iterable[Tensor]) -> None:
+        self.lines.append(AnnotateLine(START))
+        for tensor in state:
+            self._name(tensor)
+
+    def end(self, results: Iterable[Tensor]) -> None:
+        """Give up every name but those of the results; a storage that lives on elsewhere keeps one."""
+        kept = {self._name(tensor) for tensor in results}
+        for storage in self._storages.values():
+            names = list(storage.names.values())
+            keeps = kept.intersection(names) or names[:1]
+            self._release(name for name in names if name not in keeps)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.detach.default or func.namespace == "profiler":
+            return func(*args, **kwargs)
+        for tensor in _tensors((args, kwargs)):
+            if _key(tensor) not in self._storages:
+                self._saved.save(tensor)
+        inputs = [_Argument(self._name(tensor), tensor) for tensor in _tensors((args, kwargs))]
+        writes = [_Argument(self._name(tensor), tensor) for tensor in _written(func, args, kwargs)]
+        result = self.clock.run(func, args, kwargs)
+        self._log(func.overloadpacket.__name__, inputs, writes, _tensors(result))
+        return result
+
+    def _log(
+        self,
+        operator: str,
+        inputs: Sequence[_Argument],
+        writes: Sequence[_Argument],
+        results: Sequence[Tensor],
+    ) -> None:
+        """The lines of an operator that ran.
+
+        One that writes into arguments and also returns something new, or enlarges what it writes into,
+        becomes one that returns what it wrote as new storages, which the names then stand for.
+        """
+        writes = [write for write in writes if write.storage == _key(write.tensor)]  # all but those of set_
+        names = tuple(argument.name for argument in inputs)
+        made, replaced = self._results(results, inputs, writes)
+        if not made and not writes:
+            replaced.append(self._new_name())
+            made.append((replaced[-1], 0, -1))
+        if made or not writes or any(self._has_grown(write.tensor) for write in writes):
+            copies = {self._new_name(): write for write in writes}
+            made += [(name, _nbytes(write.tensor), -1) for name, write in copies.items()]
+            self._call(operator, names, made)
+            for copy, write in copies.items():
+                self.lines += (CopyFromLine(write.name, copy), ReleaseLine(copy))
+        else:
+            positions = tuple(names.index(write.name) for write in writes)
+            self.lines.append(MutateLine(names, positions, operator, 0))
+        self._release(replaced)
+        for write in writes:
+            self._leave_only(write)
+
+    def _results(
+        self, results: Sequence[Tensor], inputs: Sequence[_Argument], writes: Sequence[_Argument]
+    ) -> tuple[list[_Result], list[str]]:
+        """Names for what the operator made, and the names that these take the place of.
+
+        An argument that was written in place and returned has its name.  A second view of a storage that the
+        operator allocated has no argument to be a view of; it is named when somebody reads it.
+        """
+        made: list[_Result] = []
+        replaced: list[str] = []
+        homes = [argument.storage for argument in inputs]
+        written = {write.storage for write in writes}
+        for tensor in results:
+            key = _key(tensor)
+            if key in written or (key in self._storages and key not in homes):
+                continue
+            name = self._new_name()
+            alias = homes.index(key) if key in homes else -1
+            made.append((name, _nbytes(tensor) if alias == -1 else 0, alias))
+            replaced += self._bind(name, tensor)
+        return made, replaced
+
+    def _call(self, operator: str, names: tuple[str, ...], made: Sequence[_Result]) -> None:
+        self.lines.append(CallLine(names, operator, tuple(name for name, _, _ in made), 0))
+        for name, size, alias in made:
+            self.lines += (MemoryLine(size, name), AliasLine(alias, name))
+
+    def _name(self, tensor: Tensor) -> str:
+        """The name of a tensor; one that no operator made is a constant, or a view made anew."""
+        storage = self._storages.get(_key(tensor))
+        if storage is not None and _geometry(tensor) in storage.names:
+            return storage.names[_geometry(tensor)]
+        name = self._new_name()
+        if storage is None:
+            self.lines += (ConstantLine(name), MemoryLine(_nbytes(tensor), name))
+        else:
+            self._call("alias", (next(iter(storage.names.values())),), [(name, 0, 0)])
+            self.clock.skip()
+        self._bind(name, tensor)
+        return name
+
+    def _new_name(self) -> str:
+        self._count += 1
+        return f"x{self._count - 1}"
+
+    def _bind(self, name: str, tensor: Tensor) -> list[str]:
+        """Let the name stand for the tensor; the name that did so before, if any."""
+        key = _key(tensor)
+        if key not in self._storages:
+            # PyTorch keeps this object as long as the storage lives, whoever holds on to that.
+            watch = weakref.ref(_storage_of(tensor), partial(self._died, key))
+            self._storages[key] = _Storage(_nbytes(tensor), watch)
+        names = self._storages[key].names
+        before = names.get(_geometry(tensor))
+        names[_geometry(tensor)] = name
+        return [] if before is None else [before]
+
+    def _leave_only(self, write: _Argument) -> None:
+        """Leave what was written as the only name of its storage; its shape may have changed, too."""
+        storage = self._storages[write.storage]
+        self._release(name for name in storage.names.values() if name != write.name)
+        storage.names = {_geometry(write.tensor): write.name}
+        storage.size = _nbytes(write.tensor)
+
+    def _has_grown(self, tensor: Tensor) -> bool:
+        return self._storages[_key(tensor)].size != _nbytes(tensor)
+
+    def _died(self, key: int, _: object) -> None:
+        self._release(self._storages.pop(key).names.values())
+
+    def _release(self, names: Iterable[str]) -> None:
+        self.lines += (ReleaseLine(name) for name in names)

@@ -1,0 +1,146 @@
+"""Replay a schedule under a budget, and say what it came to (Appendix C.6 and D)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from dtr_fx.lab.simrd import SimrdRuntime
+from dtr_fx.runtime import (
+    Deallocation,
+    Heuristic,
+    OutOfBudget,
+    Runtime,
+    Thrash,
+    collector_paused,
+    resolve,
+)
+from dtr_fx.runtime.driver import drive
+from dtr_fx.runtime.events import RECOMPUTE
+from dtr_fx.runtime.heuristics import Score
+from dtr_fx.runtime.program import Schedule
+
+Outcome: TypeAlias = Literal["ok", "out of memory", "thrash"]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a replay came to.
+
+    ``budget``, ``whole`` (the schedule's own peak) and ``peak`` are bytes.  ``base`` is the cost of the
+    program's operators, each once, and ``recompute`` that of the rematerialized ones, both in the schedule's
+    unit of cost; ``rematerialized`` counts the latter, and ``rematerialized_bytes`` adds up what they
+    allocated.  ``scored`` and ``maintained`` are the storages that were accessed to evaluate the heuristic
+    and to keep its metadata (Appendix D.3).  A replay that ran ``"out of memory"`` or began to ``"thrash"``
+    is counted as far as it came.
+    """
+
+    schedule: str
+    heuristic: str
+    deallocation: Deallocation
+    budget: float
+    whole: int
+    outcome: Outcome
+    base: float
+    recompute: float
+    peak: int
+    operators: int
+    rematerialized: int
+    rematerialized_bytes: int
+    scored: int
+    maintained: int
+
+    @property
+    def slowdown(self) -> float:
+        """Total over base cost, 1 if nothing costs anything; infinite if the replay did not end."""
+        if self.outcome != "ok":
+            return math.inf
+        return 1 + self.recompute / self.base if self.base else 1.0
+
+
+def replay(
+    schedule: Schedule,
+    budget: float = math.inf,
+    heuristic: str | Heuristic | Score = "dtr-eq",
+    *,
+    deallocation: Deallocation = "eager",
+    max_slowdown: float = math.inf,
+) -> Replay:
+    """Run a schedule on the runtime.
+
+    Parameters
+    ----------
+    schedule:
+        From ``read_log`` or ``networks``.  One that says ``simrd`` is run by the rules of the original
+        simulator (see the module of that name).
+    budget:
+        Bytes, constants included; ``schedule.peak`` is the whole of which the paper takes shares.
+    heuristic, deallocation:
+        As for ``Runtime``.  Heuristics that look at the next use are told it.
+    max_slowdown:
+        Total over base cost above which the run counts as thrashing and stops.
+
+    Raises
+    ------
+    ValueError
+        A budget that is negative or no number, a policy that is unknown, a slowdown below 1; ``simrd`` with
+        another deallocation than eager: the rules are those of eager eviction.
+
+    Examples
+    --------
+    >>> from dtr_fx.lab import networks
+    >>> replay(networks.linear(100), budget=20).slowdown
+    1.4
+    """
+    check_limits(schedule, deallocation, max_slowdown)
+    if isinstance(budget, bool) or not budget >= 0:
+        raise ValueError(f"the budget is {budget!r}; give bytes, 0 or more, or math.inf for no limit")
+    heuristic = resolve(heuristic)
+    base = schedule.cost
+    runtime = (SimrdRuntime if schedule.simrd else Runtime)(
+        budget, heuristic, deallocation=deallocation, max_recompute=(max_slowdown - 1) * base
+    )
+    outcome: Outcome = "ok"
+    with collector_paused():
+        try:
+            drive(runtime, schedule)
+        except OutOfBudget:
+            outcome = "out of memory"
+        except Thrash:
+            outcome = "thrash"
+    recomputed = [event.op for event in runtime.events if event.kind == RECOMPUTE]
+    allocated = [sum(output.size for output in call.outputs) for call in schedule.calls()]
+    return Replay(
+        schedule=schedule.name,
+        heuristic=heuristic.name,
+        deallocation=deallocation,
+        budget=budget,
+        whole=schedule.peak,
+        outcome=outcome,
+        base=base,
+        recompute=runtime.recompute_cost,
+        peak=runtime.peak,
+        operators=len(allocated),
+        rematerialized=len(recomputed),
+        rematerialized_bytes=sum(allocated[op] for op in recomputed),
+        scored=runtime.scored,
+        maintained=runtime.maintained,
+    )
+
+
+def check_limits(schedule: Schedule, deallocation: Deallocation, max_slowdown: float) -> None:
+    """What a replay of the schedule cannot do.
+
+    Raises
+    ------
+    ValueError
+        See ``replay``.
+    """
+    if deallocation not in get_args(Deallocation):
+        known = ", ".join(map(repr, get_args(Deallocation)))
+        raise ValueError(f"unknown deallocation {deallocation!r}; choose one of {known}")
+    if schedule.simrd and deallocation != "eager":
+        raise ValueError(f"the original simulator's rules are for eager eviction, not {deallocation!r}")
+    if not max_slowdown >= 1:
+        raise ValueError(f"max_slowdown is {max_slowdown}; it is at least 1, the program's own time")

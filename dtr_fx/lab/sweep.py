@@ -1,0 +1,97 @@
+"""Replays over schedules × heuristics × deallocation policies × budgets, side by side on all cores."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from dtr_fx.lab.parallel import run_tasks
+from dtr_fx.lab.replay import Replay, check_limits, replay
+from dtr_fx.runtime import Deallocation, Heuristic, resolve
+from dtr_fx.runtime.program import Schedule
+
+RATIOS = tuple(tenths / 10 for tenths in range(9, 0, -1))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What to replay: every schedule with every heuristic, policy and budget.
+
+    A budget is a share of the schedule's own peak if it is a float, bytes if it is an int; ``max_slowdown``
+    is as in ``replay``.
+
+    Raises
+    ------
+    ValueError
+        One of the replays cannot be: see ``replay`` and ``Schedule.budget``.
+    """
+
+    schedules: Sequence[Schedule]
+    heuristics: Sequence[str | Heuristic]
+    budgets: Sequence[float | int] = RATIOS
+    deallocations: Sequence[Deallocation] = ("eager",)
+    max_slowdown: float = 2.0
+
+    def __post_init__(self) -> None:
+        for schedule in self.schedules:
+            for asked in self.budgets:
+                schedule.budget(asked)
+            for deallocation in self.deallocations:
+                check_limits(schedule, deallocation, self.max_slowdown)
+        for heuristic in self.heuristics:
+            resolve(heuristic)
+
+    def __len__(self) -> int:
+        return len(self.schedules) * len(self.heuristics) * len(self.deallocations) * len(self.budgets)
+
+    def replay(self, number: int) -> Replay:
+        """The replay of that number: budgets vary fastest, then policies, then heuristics."""
+        number, budget = divmod(number, len(self.budgets))
+        number, deallocation = divmod(number, len(self.deallocations))
+        number, heuristic = divmod(number, len(self.heuristics))
+        schedule = self.schedules[number]
+        return replay(
+            schedule,
+            schedule.budget(self.budgets[budget]),
+            self.heuristics[heuristic],
+            deallocation=self.deallocations[deallocation],
+            max_slowdown=self.max_slowdown,
+        )
+
+    def run(
+        self, *, processes: int | None = None, watch: Callable[[int], None] = lambda done: None
+    ) -> list[Replay]:
+        """All replays, in the order of their numbers; the arguments are those of ``run_tasks``."""
+        return run_tasks(self.replay, len(self), processes=processes, watch=watch)
+
+
+def as_rows(replays: Sequence[Replay]) -> list[dict[str, Any]]:
+    """The fields of each replay, and its slowdown: None if it did not end."""
+    return [
+        {**asdict(result), "slowdown": result.slowdown if math.isfinite(result.slowdown) else None}
+        for result in replays
+    ]
+
+
+def to_json(replays: Sequence[Replay]) -> str:
+    """A JSON list with an object for each replay."""
+    return json.dumps(as_rows(replays), indent=1) + "\n"
+
+
+def to_csv(replays: Sequence[Replay]) -> str:
+    """A line of column names, and one for each replay."""
+    return as_csv([*(field.name for field in fields(Replay)), "slowdown"], as_rows(replays))
+
+
+def as_csv(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """A line of column names, and one for each row."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

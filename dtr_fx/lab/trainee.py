@@ -1,0 +1,314 @@
+"""Hold a plan against what a training step really does: its results, its allocator peak, its time.
+
+    trainee = Trainee(model, inputs)
+    for row in sweep(trainee, Options(), ["90%", "60%", SMALLEST]):
+        print(row.asked, row.deviation, row.overhead, row.identical)
+
+Tests judge with ``measure`` and ``differing``, the command line shows what ``sweep`` yields.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+
+from dtr_fx.compiler.backend import dtr, plan_step
+from dtr_fx.costs.measure import measure_peak
+from dtr_fx.errors import GraphError, InfeasibleBudgetError
+from dtr_fx.planning.loss import loss_of
+from dtr_fx.planning.options import Options, parse_budget, resolve_budget
+from dtr_fx.report import Report
+
+SMALLEST = "smallest"
+PERCENTS = tuple(f"{percent}%" for percent in range(90, 0, -10))
+
+
+class Trainee:
+    """A model and its inputs, whose training step can be run again and again from the same start.
+
+    Parameters
+    ----------
+    model, inputs:
+        ``model(*inputs)``, or ``model(**inputs)`` of a mapping. The loss is its output if that is a scalar,
+        else the sum of its floating-point outputs.
+    seed:
+        Of every device's generator, at each start.
+    """
+
+    def __init__(
+        self, model: nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any], *, seed: int = 0
+    ) -> None:
+        self.model = model
+        self.inputs = inputs
+        self._seed = seed
+        self._start = {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
+
+    @property
+    def device(self) -> torch.device:
+        return next((tensor.device for tensor in self.tensors().values()), torch.device("cpu"))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters, buffers and inputs, by name."""
+        given = (leaf for leaf in pytree.tree_leaves(self.inputs) if isinstance(leaf, Tensor))
+        return {
+            **dict(self.model.named_parameters()),
+            **dict(self.model.named_buffers()),
+            **{f"input {number}": tensor for number, tensor in enumerate(given)},
+        }
+
+    def restart(self) -> None:
+        """Put every tensor and generator back to the start, and take the gradients away."""
+        with torch.no_grad():
+            for name, tensor in self.tensors().items():
+                tensor.copy_(self._start[name])
+        self.clear_gradients()
+        torch.manual_seed(self._seed)
+
+    def clear_gradients(self) -> None:
+        for tensor in self.tensors().values():
+            tensor.grad = None
+
+    def step(self, forward: Callable[..., Any]) -> list[Tensor]:
+        """One forward and backward pass; gradients are added to those that are there. The outputs."""
+        output = forward(**self.inputs) if isinstance(self.inputs, Mapping) else forward(*self.inputs)
+        leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+        loss = loss_of(leaves)
+        if loss is not None:
+            loss.backward()
+        return [leaf.detach() for leaf in leaves]
+
+    def results(self, outputs: Iterable[Tensor]) -> dict[str, Tensor]:
+        """Copies of all that a step may leave behind, by name: outputs, tensors, gradients, generators."""
+        found = {f"output {number}": tensor for number, tensor in enumerate(outputs)}
+        for name, tensor in self.tensors().items():
+            found[name] = tensor.detach()
+            if tensor.grad is not None:
+                found[f"gradient of {name}"] = tensor.grad
+        found["generator"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            found["cuda generator"] = torch.cuda.get_rng_state(self.device)
+        return {name: tensor.clone() for name, tensor in found.items()}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Two training steps in a row under one plan, and the second's peak in bytes above what was there before.
+
+    ``results`` has what each of the two left behind (see ``Trainee.results``). ``seconds`` is the median time
+    of a step, 0 if none was timed. ``forward`` is the compiled model, for more steps.
+    """
+
+    forward: Callable[..., Any]
+    report: Report
+    results: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
+    peak: int
+    seconds: float
+
+    @property
+    def planned(self) -> int:
+        """The planned peak, above the inputs and parameters that are there before."""
+        return self.report.planned_peak - self.report.constants
+
+    @property
+    def allowed(self) -> int:
+        """What the budget leaves for a step, above the inputs and parameters."""
+        return self.report.budget - self.report.constants
+
+    @property
+    def deviation(self) -> float:
+        """How far the measured peak is above the planned one: 0.01 is 1%."""
+        return self.peak / self.planned - 1 if self.planned else 0.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one budget came to. Sizes are bytes.
+
+    ``allowed``, ``planned`` and ``measured`` count above the ``constants``, inputs and parameters; the others
+    count them too. ``deviation`` is how far measured is above planned, ``overhead`` is planned extra compute
+    over base compute, ``time_ratio`` the measured time of a step over that of the unrewritten graph.
+    ``differing`` names the results that did not come out the same. ``planning`` is seconds, ``verify_share``
+    the part of them spent in verifying.
+    """
+
+    asked: str
+    budget: int
+    baseline_peak: int
+    lower_bound: int
+    constants: int
+    allowed: int
+    planned: int
+    measured: int
+    deviation: float
+    overhead: float
+    time_ratio: float
+    differing: tuple[str, ...]
+    planning: float
+    verify_share: float
+
+    @property
+    def identical(self) -> bool:
+        """Whether every result of the unrewritten graph came out the same, bit for bit."""
+        return not self.differing
+
+
+def compile_step(trainee: Trainee, options: Options) -> tuple[Callable[..., Any], list[Report]]:
+    """The model, compiled at its first call, and the list that its reports come to.
+
+    Forgets all that was compiled before, so that Dynamo's limit of recompilations is never reached.
+    """
+    torch._dynamo.reset()
+    return _compiled(trainee, options)
+
+
+def first_step(trainee: Trainee, options: Options) -> tuple[Callable[..., Any], Report, Mapping[str, Tensor]]:
+    """The model, compiled by a step from the start; the report of its one plan; what the step left behind.
+
+    Raises
+    ------
+    GraphError
+        Not one graph was traced but several, or none: they cannot be told apart from outside.
+    DTRError
+        As ``dtr`` does.
+    """
+    forward, reports = _compiled(trainee, options)
+    trainee.restart()
+    results = trainee.results(trainee.step(forward))
+    if len(reports) != 1:
+        raise GraphError(f"{len(reports)} graphs were traced: only the step of a single one can be measured")
+    return forward, reports[0], results
+
+
+def _compiled(trainee: Trainee, options: Options) -> tuple[Callable[..., Any], list[Report]]:
+    reports: list[Report] = []
+    given = {**vars(options), "executor": options.executor or "eager", "on_report": reports.append}
+    return torch.compile(trainee.model, backend=functools.partial(dtr, options=given)), reports
+
+
+def measure(trainee: Trainee, options: Options, *, repeats: int = 0) -> Measurement:
+    """Compile the model and measure its second step; then time ``repeats`` more.
+
+    Raises
+    ------
+    DTRError
+        As ``first_step`` does.
+    """
+    torch._dynamo.reset()
+    forward, report, first = first_step(trainee, options)
+    trainee.clear_gradients()
+    outputs: list[Tensor] = []
+    peak = measure_peak(lambda: outputs.extend(trainee.step(forward)), device=trainee.device)
+    second = trainee.results(outputs)
+    outputs.clear()
+    times = [time_of_step(trainee, forward) for _ in range(repeats)]
+    trainee.clear_gradients()
+    return Measurement(forward, report, (first, second), peak, statistics.median(times) if times else 0.0)
+
+
+def smallest_budget(trainee: Trainee, options: Options) -> InfeasibleBudgetError:
+    """What the planner says of a budget that nothing fits, one byte: ``.smallest`` is what works."""
+    torch._dynamo.reset()
+    trainee.restart()
+    try:
+        plan_step(trainee.model, trainee.inputs, replace(options, budget=1))
+    except InfeasibleBudgetError as error:
+        return error
+    raise GraphError("the model fits into one byte: there is nothing to plan")
+
+
+def differing(
+    results: Iterable[Mapping[str, Tensor]], expected: Iterable[Mapping[str, Tensor]]
+) -> tuple[str, ...]:
+    """The names of the results that are not the same bits, or that only one side has."""
+    names: dict[str, None] = {}
+    for ours, theirs in zip(results, expected, strict=True):
+        for name in {**theirs, **ours}:
+            if name not in ours or name not in theirs or not same_bits(ours[name], theirs[name]):
+                names[name] = None
+    return tuple(names)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same bytes; unlike ``torch.equal``, NaN is itself and 0.0 is not -0.0."""
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bytes_of(a), _bytes_of(b))
+
+
+def sweep(
+    trainee: Trainee,
+    options: Options,
+    budgets: Iterable[str] = (*PERCENTS, SMALLEST),
+    *,
+    repeats: int = 5,
+    watch: Callable[[str], None] = lambda asked: None,
+) -> Iterator[Row]:
+    """A row for every budget that works; ``watch`` is told which is at hand, and "" at the end.
+
+    Raises
+    ------
+    GraphError
+        See ``measure``.
+    OptionError
+        A budget that cannot be understood.
+    """
+    asked_for = {asked: None if asked == SMALLEST else parse_budget(asked) for asked in budgets}
+    watch("100%")
+    base = measure(trainee, replace(options, budget=1.0), repeats=repeats)
+    watch("smallest budget")
+    smallest = smallest_budget(trainee, options).smallest
+    for asked, spec in asked_for.items():
+        budget = smallest if spec is None else resolve_budget(spec, base.report.baseline_peak, trainee.device)
+        if budget >= smallest:
+            watch(asked)
+            measured = measure(trainee, replace(options, budget=budget), repeats=repeats)
+            yield _row(asked, measured, base)
+    watch("")
+
+
+def _row(asked: str, measured: Measurement, base: Measurement) -> Row:
+    report = measured.report
+    planning = sum(report.seconds.values())
+    return Row(
+        asked=asked,
+        budget=report.budget,
+        baseline_peak=report.baseline_peak,
+        lower_bound=report.lower_bound,
+        constants=report.constants,
+        allowed=measured.allowed,
+        planned=measured.planned,
+        measured=measured.peak,
+        deviation=measured.deviation,
+        overhead=report.overhead,
+        time_ratio=measured.seconds / base.seconds if base.seconds else 0.0,
+        differing=differing(measured.results, base.results),
+        planning=planning,
+        verify_share=report.seconds.get("verify", 0.0) / planning if planning else 0.0,
+    )
+
+
+def time_of_step(
+    trainee: Trainee, forward: Callable[..., Any], clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Seconds that a step takes by a clock, on the device too."""
+    trainee.clear_gradients()
+    _wait_for(trainee.device)
+    started = clock()
+    trainee.step(forward)
+    _wait_for(trainee.device)
+    return clock() - started
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

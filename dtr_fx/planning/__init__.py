@@ -1,0 +1,1 @@
+"""From a graph and a budget to a rewritten graph and its report."""

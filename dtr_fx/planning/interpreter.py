@@ -1,0 +1,238 @@
+"""The paper's prototype over FX: a graph runs under a byte budget, and what goes is decided while it runs.
+
+DTRInterpreter.run(*inputs)
+  ├─ first     the runtime runs each operator when it has made room for it (_Machine), and times it
+  │              └─ what it did is written into a copy of the graph, with a report
+  └─ again     that graph runs
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.node import map_arg
+
+from dtr_fx.passes import rng, storages
+from dtr_fx.passes.propagate import propagate
+from dtr_fx.passes.storages import Program, Step
+from dtr_fx.planning.options import Options
+from dtr_fx.planning.planning import Planning
+from dtr_fx.planning.transform import Laps, carry_out, copy_of, forget_earlier_rewrite
+from dtr_fx.report import Report
+from dtr_fx.runtime import Heuristic, OutOfBudget, Runtime
+from dtr_fx.runtime.driver import drive
+from dtr_fx.runtime.events import BANISH, DROP
+from dtr_fx.runtime.graph import Operator
+from dtr_fx.runtime.heuristics import Score
+from dtr_fx.search import Run
+
+
+class DTRInterpreter:
+    """Runs an FX graph on its device under a byte budget, deciding online what to evict.
+
+    The costs are the times that the operators take when they run for the first time, in seconds.  No gradient
+    is recorded: give it a graph that contains its backward pass, or one that needs none.
+
+    Parameters
+    ----------
+    gm:
+        Any FX graph, as for ``transform``.
+    budget:
+        As for ``transform``; it counts inputs, parameters, activations and outputs.
+    heuristic:
+        What is evicted first; the default is the paper's.  It knows no next use: the future is not known.
+
+    Attributes
+    ----------
+    graph_module:
+        The rewritten graph, which does what the last live run did; None before it.
+    report:
+        What that was.
+
+    Examples
+    --------
+    >>> import torch, dtr_fx
+    >>> gm = torch.fx.symbolic_trace(lambda x: ((y := x.sin()).cos().exp().sum() + y.sum()))
+    >>> interpreter = dtr_fx.DTRInterpreter(gm, "90%")
+    >>> x = torch.ones(1024)
+    >>> bool(interpreter.run(x) == gm(x))
+    True
+    >>> interpreter.report.planned_peak <= interpreter.report.budget
+    True
+    """
+
+    def __init__(
+        self,
+        gm: GraphModule,
+        budget: float | int | str = 1.0,
+        *,
+        heuristic: str | Heuristic | Score = "dtr-eq",
+    ) -> None:
+        self._gm = gm
+        self._options = Options(budget=budget, heuristic=heuristic, planner="online")
+        self._layouts: list[Any] | None = None
+        self.graph_module: GraphModule | None = None
+        self.report: Report | None = None
+
+    def run(self, *inputs: Any) -> Any:
+        """The graph's outputs; inputs of other shapes than before are run live again.
+
+        Raises
+        ------
+        GraphError
+            A graph without operators, or one that does not run on the inputs.
+        InfeasibleBudgetError
+            Nothing is left to evict; the error holds a budget that works.
+        """
+        layouts = [_layout(value) for value in inputs]
+        if self.graph_module is None or layouts != self._layouts:
+            outputs = self._run_live(inputs)
+            self._layouts = layouts
+            return outputs
+        with torch.no_grad():
+            return self.graph_module(*inputs)
+
+    def _run_live(self, inputs: Sequence[Any]) -> Any:
+        gm = copy_of(self._gm)
+        forget_earlier_rewrite(gm)
+        propagate(gm, inputs)
+        laps = Laps()
+        planning = Planning(gm, self._options)
+        budget = planning.budget
+        machine = _Machine(gm, planning.program, inputs)
+        runtime = Runtime(budget, self._options.heuristic)
+        runtime.execute = functools.partial(machine.execute, runtime)
+        laps.take("analysis")
+        try:
+            with torch.no_grad():
+                tensors = drive(runtime, planning.program.schedule())
+        except OutOfBudget:
+            raise planning.error(budget, planning.planner.smallest.runtime.peak) from None
+        finally:
+            runtime.execute = None  # a cycle, which would keep the tensors
+        machine.follow(runtime)
+        outputs = machine.outputs()
+        machine.tell_costs()
+        laps.take("run")
+        self.report = carry_out(gm, planning, budget, Run(runtime, tensors), laps)
+        gm.recompile()
+        self.graph_module = gm
+        return outputs
+
+
+class _Machine:
+    """The values of a graph that runs, by their numbers in its program."""
+
+    def __init__(self, gm: GraphModule, program: Program, inputs: Sequence[Any]) -> None:
+        self._program = program
+        self._calls = Interpreter(gm, garbage_collect_values=False)
+        self._graph = gm.graph
+        self._tensors: dict[int, Tensor] = {}
+        self._others: dict[Node, tuple[pytree.TreeSpec, list[Any]]] = {}
+        self._views: dict[int, list[int]] = {}
+        self._value_of_storage: dict[int, int] = {}
+        self._seconds: dict[int, float] = {}
+        self._seen = 0
+        for number, value in enumerate(program.values):
+            self._views.setdefault(value.alias_of, []).append(number)
+        given = dict(zip(gm.graph.find_nodes(op="placeholder"), inputs))
+        for node in gm.graph.find_nodes(op="get_attr"):
+            given[node] = self._calls.fetch_attr(str(node.target))
+        for node, value in given.items():
+            self._remember(node, value)
+
+    def execute(self, runtime: Runtime, op: Operator) -> float:
+        """Run an operator, for the first time or again; its seconds."""
+        self.follow(runtime)
+        step = self._program.steps[op.id]
+        for value, tensor in zip(step.outputs, op.outputs):
+            self._value_of_storage.setdefault(tensor.storage.id, value)
+        self._synchronize()
+        started = time.perf_counter()
+        if step.role == storages.SAVE_RNG:
+            self._tensors[step.outputs[0]] = rng.save_state(str(self._program.device))
+        elif step.role == storages.KEEP:
+            self._tensors[step.outputs[0]] = self._read(step.node).clone()
+        elif step.role == storages.COMPUTE:
+            self._remember(step.node, self._call(step, again=op.runs > 0))
+        self._synchronize()
+        seconds = time.perf_counter() - started
+        self._seconds.setdefault(op.id, seconds)
+        return seconds
+
+    def follow(self, runtime: Runtime) -> None:
+        """Let go of the storages that the runtime has dropped meanwhile, with all their views."""
+        for event in runtime.events[self._seen :]:
+            if event.kind in (DROP, BANISH):
+                for view in self._views[self._value_of_storage[event.storage]]:
+                    self._tensors.pop(view, None)
+        self._seen = len(runtime.events)
+
+    def tell_costs(self) -> None:
+        """What the operators took goes into the program, for the report."""
+        for number, seconds in self._seconds.items():
+            self._program.steps[number].cost = seconds
+
+    def outputs(self) -> Any:
+        """What the graph returns."""
+        return map_arg(self._graph.output_node().args[0], self._read)
+
+    def _call(self, step: Step, *, again: bool) -> Any:
+        node = step.node
+        kept = step.kept if again else {}
+
+        def read(used: Node) -> Any:
+            return self._tensors[kept[used]] if used in kept else self._read(used)
+
+        args, kwargs = map_arg((node.args, node.kwargs), read)
+        states = [value for value in step.inputs if self._program.values[value].kind == "rng state"]
+        if not (again and states):
+            return getattr(self._calls, node.op)(node.target, args, kwargs)
+        return rng.replay(
+            self._tensors[states[0]], str(self._program.device), self._replayed(node), *args, **kwargs
+        )
+
+    def _replayed(self, node: Node) -> Any:
+        return self._calls.fetch_attr(str(node.target)) if node.op == "call_module" else rng.reference(node)
+
+    def _remember(self, node: Node, value: Any) -> None:
+        """Keep the tensors of a value that are not there, by number, and the rest with the node."""
+        leaves, structure = pytree.tree_flatten(value)
+        numbers = self._numbers(node)
+        self._others[node] = (structure, [None if n is not None else v for n, v in zip(numbers, leaves)])
+        for number, leaf in zip(numbers, leaves):
+            if number is not None:
+                self._tensors.setdefault(number, leaf)
+
+    def _read(self, node: Node) -> Any:
+        """A node's value; of a tuple those elements that are there."""
+        if storages.is_selection(node):
+            source, index = node.args
+            assert isinstance(source, Node)
+            return self._read(source)[index]
+        structure, others = self._others[node]
+        leaves = [
+            other if number is None else self._tensors.get(number)
+            for number, other in zip(self._numbers(node), others)
+        ]
+        return pytree.tree_unflatten(leaves, structure)
+
+    def _numbers(self, node: Node) -> list[int | None]:
+        return pytree.tree_leaves(self._program.values_of[node])
+
+    def _synchronize(self) -> None:
+        if self._program.device.type == "cuda":
+            torch.cuda.synchronize(self._program.device)
+
+
+def _layout(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.device
+    return value

@@ -1,0 +1,297 @@
+"""What a user can ask for: the budget in its several forms, and the options of the backend."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from dtr_fx.costs.measure import free_memory
+from dtr_fx.errors import OptionError, did_you_mean
+from dtr_fx.report import Report
+from dtr_fx.runtime.heuristics import HEURISTICS, resolve
+from dtr_fx.units import parse_bytes, parse_percent
+
+_FORMS = (
+    "write a fraction of the graph's own peak (0.6 or '60%'), bytes (an int, '8GiB' or '8GB'), "
+    "or 'auto' for what the device has free"
+)
+
+
+# The caching allocator takes memory in blocks of 2 MiB and more, and what lies between them is lost.
+_USABLE = 0.95
+_PLANNERS = ("search", "online")
+_EXECUTORS = ("eager", "inductor")
+
+
+@dataclass(frozen=True)
+class BudgetSpec:
+    """A budget as asked for: ``value`` is a fraction in (0, 1], bytes, or 0 for ``"auto"``.
+
+    ``saved`` are the bytes, of a budget that graphs share, that this one may leave from its forward to its
+    backward pass, besides inputs and outputs.
+    """
+
+    kind: Literal["fraction", "bytes", "auto"]
+    value: float
+    saved: int | None = None
+
+
+def parse_budget(value: object) -> BudgetSpec:
+    """Understand a budget, before there is a graph to apply it to.
+
+    Parameters
+    ----------
+    value:
+        A float in (0, 1] or ``"60%"``: a fraction of the graph's own unconstrained peak.  An int or
+        ``"8GiB"``, ``"512MiB"``, ``"100KiB"`` (binary), ``"8GB"``, ``"512MB"``, ``"100KB"`` (decimal),
+        ``"123B"``: bytes.  ``"auto"``: what the device has free, on a GPU 95% of it.  A number in a string,
+        as a command line gives it, means what the number means: ``"0.6"`` is a fraction, ``"100000"`` bytes.
+
+    Raises
+    ------
+    OptionError
+        It is none of these; the message says what to write.
+
+    Examples
+    --------
+    >>> parse_budget("60%")
+    BudgetSpec(kind='fraction', value=0.6, saved=None)
+    >>> parse_budget("512MiB")
+    BudgetSpec(kind='bytes', value=536870912, saved=None)
+    """
+    if isinstance(value, BudgetSpec):
+        return value
+    if isinstance(value, str):
+        return _from_text(value)
+    if isinstance(value, bool):
+        raise _rejected(value, "a bool is no budget")
+    if isinstance(value, numbers.Integral):
+        return _from_bytes(int(value), value)
+    if isinstance(value, numbers.Real):
+        return _from_fraction(float(value), value)
+    raise _rejected(value, f"{type(value).__name__} is no budget")
+
+
+def resolve_budget(
+    spec: BudgetSpec, baseline_peak: int, device: torch.device, *, already_held: int = 0
+) -> int:
+    """The budget in bytes for one graph.
+
+    Parameters
+    ----------
+    spec:
+        What ``parse_budget`` returned.
+    baseline_peak:
+        The peak of the graph as it is, in bytes, inputs and parameters included.
+    device:
+        Where the graph runs; ``"auto"`` asks it.
+    already_held:
+        Bytes of the graph's inputs and parameters that are on the device by now.  A budget counts
+        them, the free memory of the device no longer does, so ``"auto"`` adds them.
+
+    Raises
+    ------
+    OptionError
+        ``"auto"`` on a device that does not tell its free memory.
+    """
+    if spec.kind == "auto":
+        return _available(device) + already_held
+    if spec.kind == "bytes":
+        return int(spec.value)
+    # The fraction as written: in binary 0.29 * 100 is 28.999999999999996.
+    return int(Decimal(str(spec.value)) * baseline_peak)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of ``torch.compile(model, backend="dtr", options={...})``.
+
+    Parameters
+    ----------
+    budget:
+        See ``parse_budget``.  The default, 1.0, is the peak of the graph as it is.
+    max_overhead:
+        Instead of a budget: the least memory whose extra compute is at most this share of the graph's own,
+        0.1 or ``"10%"``.
+    heuristic:
+        A name in ``dtr_fx.runtime.HEURISTICS``, a ``Heuristic``, or a function ``score(s, m, c)`` of
+        staleness (seconds), size (bytes) and cost (seconds), over arrays.
+    costs:
+        Where the seconds of each operator come from: ``"roofline"``, ``"profile"`` (each is timed), a
+        function or a mapping.
+    planner:
+        ``"search"`` makes many passes, steered, and uses that a traced graph shows the future; ``"online"``
+        makes one pass of the heuristic, as in the paper.
+    plan_seconds:
+        How long a search may take, in seconds of a usual machine: what is counted is the work, so that the
+        same options give the same plan everywhere.  The default is 0.7 s up to 1,500 operators,
+        1 s for 2,300, and 6 s for 19,000.
+    executor:
+        Who runs the two graphs of a step: ``"eager"``, operator by operator, bit for bit as unrewritten, or
+        ``"inductor"``, which compiles them.  None: on a GPU that Triton compiles for, Inductor where sizes
+        are fixed and its kernels fit; else eager.
+    watch:
+        The name of a value, as ``dtr-fx diff`` prints it, whose life is of interest: ``Report.choices`` then
+        says each time that a heuristic weighed it.
+    report:
+        A file, ``.html`` or ``.json``, for the reports of all graphs planned in this process; it is written
+        anew with each of them.  The environment variable ``DTR_REPORT`` names a folder for both.
+    plans_kept:
+        For how many tuples of input sizes each graph keeps its compiled step, the last ones used.
+    on_report:
+        Called with the ``Report`` of every graph that was planned.
+
+    Raises
+    ------
+    OptionError
+        A value that cannot be understood.
+    """
+
+    budget: float | int | str | BudgetSpec = 1.0
+    max_overhead: float | str | None = None
+    heuristic: str | Any = "next-use"
+    costs: Any = "roofline"
+    planner: Literal["search", "online"] = "search"
+    plan_seconds: float | None = None
+    executor: Literal["eager", "inductor"] | None = None
+    watch: str | None = None
+    report: str | os.PathLike[str] | None = None
+    plans_kept: int = 64
+    on_report: Callable[[Report], None] | None = None
+
+    def __post_init__(self) -> None:
+        parse_budget(self.budget)
+        if self.max_overhead is not None:
+            object.__setattr__(self, "max_overhead", _parse_overhead(self.max_overhead))
+            if self.budget != 1.0:
+                raise OptionError("give a budget, or max_overhead, which finds the smallest budget itself")
+        _check_heuristic(self.heuristic)
+        if self.planner not in _PLANNERS:
+            raise OptionError(f"unknown planner {self.planner!r}{did_you_mean(self.planner, _PLANNERS)}")
+        if self.executor not in (None, *_EXECUTORS):
+            raise OptionError(f"unknown executor {self.executor!r}{did_you_mean(self.executor, _EXECUTORS)}")
+        if self.plan_seconds is not None and not _is_duration(self.plan_seconds):
+            raise OptionError(f"plan_seconds={self.plan_seconds!r}: give seconds above 0, or None")
+        if self.report is not None:
+            _check_report(self.report)
+        if not _is_count(self.plans_kept):
+            raise OptionError(f"plans_kept={self.plans_kept!r}: give an int of at least 1")
+        if self.on_report is not None and not callable(self.on_report):
+            raise OptionError(f"on_report={self.on_report!r} cannot be called: give a function of a Report")
+
+    @property
+    def limits(self) -> bool:
+        """Whether a graph may have to take less memory than it does as it is."""
+        return self.max_overhead is not None or parse_budget(self.budget) != BudgetSpec("fraction", 1.0)
+
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, Any] | None) -> Options:
+        """Options from the dictionary that a compiler backend is given.
+
+        Raises
+        ------
+        OptionError
+            An unknown key, or a value that cannot be understood.
+        """
+        given = dict(options or {})
+        known = [field.name for field in fields(cls)]
+        for key in given:
+            if key not in known:
+                raise OptionError(f"unknown option {key!r}{did_you_mean(key, known)}")
+        return cls(**given)
+
+
+def _parse_overhead(value: object) -> float:
+    try:
+        share = parse_percent(value) if isinstance(value, str) and "%" in value else float(value)  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        share = math.nan
+    if isinstance(value, bool) or not 0 <= share < math.inf:
+        raise OptionError(f"max_overhead={value!r}: write a share of the graph's own compute, 0.1 or '10%'")
+    if share > 1 and "%" not in str(value):
+        raise OptionError(
+            f"max_overhead={value!r} is {share:.0%} more compute: if that is meant, write '{share:.0%}'"
+        )
+    return share
+
+
+def _check_report(report: object) -> None:
+    """Said before anything is traced: a step that is compiled in vain can take minutes."""
+    if not isinstance(report, (str, os.PathLike)) or Path(report).suffix not in (".html", ".json"):
+        raise OptionError(f"report={report!r}: name a file by what it is to be, .html or .json")
+    if Path(report).is_dir() or not Path(report).parent.is_dir():
+        raise OptionError(f"report={report!r}: it is a folder, or there is none that it could lie in")
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _check_heuristic(heuristic: Any) -> None:
+    if isinstance(heuristic, str) and heuristic not in HEURISTICS:
+        raise OptionError(f"unknown heuristic {heuristic!r}{did_you_mean(heuristic, HEURISTICS)}")
+    try:
+        resolve(heuristic)
+    except TypeError as error:
+        raise OptionError(f"heuristic={heuristic!r}: {error}") from None
+
+
+def _from_text(text: str) -> BudgetSpec:
+    if text.strip() == "auto":
+        return BudgetSpec("auto", 0)
+    number = _plain_number(text)
+    if number is not None:
+        return parse_budget(number)
+    try:
+        size = parse_percent(text) if "%" in text else parse_bytes(text)
+    except ValueError as error:
+        raise _rejected(text, str(error)) from None
+    return _from_fraction(size, text) if isinstance(size, float) else _from_bytes(size, text)
+
+
+def _plain_number(text: str) -> int | float | None:
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            pass
+    return None
+
+
+def _from_bytes(nbytes: int, given: object) -> BudgetSpec:
+    if nbytes < 1:
+        raise _rejected(given, "a budget is at least one byte")
+    return BudgetSpec("bytes", nbytes)
+
+
+def _from_fraction(fraction: float, given: object) -> BudgetSpec:
+    if math.isnan(fraction):
+        raise _rejected(given, "not a number")
+    if fraction <= 0:
+        raise _rejected(given, "a fraction is above 0")
+    if fraction > 1:
+        raise _rejected(given, "a fraction is of the graph's own peak, so at most 1 (100%); bytes are an int")
+    return BudgetSpec("fraction", fraction)
+
+
+def _rejected(given: object, why: str) -> OptionError:
+    return OptionError(f"budget={given!r}: {why}; {_FORMS}")
+
+
+def _available(device: torch.device) -> int:
+    free = free_memory(device)
+    if free is None:
+        raise OptionError(f"budget='auto': {device.type} does not tell its free memory; write the bytes")
+    return int(_USABLE * free) if device.type == "cuda" else free

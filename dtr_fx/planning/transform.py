@@ -1,0 +1,227 @@
+"""``transform``: any FX graph, rewritten to run inside a byte budget."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule
+
+from dtr_fx.costs import roofline as cost_model
+from dtr_fx.passes import verify
+from dtr_fx.passes.drops import lower_drops
+from dtr_fx.passes.propagate import propagate
+from dtr_fx.passes.storages import COMPUTE
+from dtr_fx.passes.write import Rewriter
+from dtr_fx.planning.choices import choices
+from dtr_fx.planning.options import Options
+from dtr_fx.planning.planner import Infeasible
+from dtr_fx.planning.planning import Planning
+from dtr_fx.planning.reporting import make_report, names_of
+from dtr_fx.report import Choice, Report
+from dtr_fx.runtime import Heuristic, collector_paused
+from dtr_fx.runtime.heuristics import Score
+from dtr_fx.search import Run
+
+log = logging.getLogger(__name__)
+
+
+def transform(
+    gm: GraphModule,
+    budget: float | int | str = 1.0,
+    *,
+    max_overhead: float | str | None = None,
+    heuristic: str | Heuristic | Score = "next-use",
+    costs: str | cost_model.Cost | Mapping[Any, float] = "roofline",
+    planner: Literal["search", "online"] = "search",
+    plan_seconds: float | None = None,
+    example_inputs: Sequence[Any] | None = None,
+) -> tuple[GraphModule, Report]:
+    """Rewrite a graph so that its live bytes never exceed ``budget``; the original is left as it was.
+
+    Parameters
+    ----------
+    gm:
+        Any FX graph: from ``symbolic_trace``, ``make_fx``, ``torch.export`` (its module), AOTAutograd.
+    budget:
+        ``0.6`` or ``"60%"`` of the graph's own peak, bytes, ``"8GiB"``, ``"8GB"``, or ``"auto"``.  It
+        counts inputs, parameters, activations and outputs on the graph's device.
+    max_overhead:
+        Instead of a budget: the least memory whose extra compute is at most this share of the graph's own,
+        0.1 or ``"10%"``.
+    heuristic:
+        What is dropped first: a name in ``dtr_fx.runtime.HEURISTICS``, a ``Heuristic``, or a function
+        ``score(s, m, c)`` of staleness (seconds), size (bytes) and cost (seconds), over arrays.
+    costs:
+        ``"roofline"``, ``"profile"`` (each operator is timed), a function from a node to seconds, or a
+        mapping from node names or targets.
+    planner, plan_seconds:
+        ``"search"``, with an effort in seconds, or ``"online"``, one pass as in the paper; see ``Options``.
+    example_inputs:
+        Needed by graphs whose nodes have no ``meta["val"]``: their shapes are found with fake tensors.
+
+    Returns
+    -------
+    tuple[GraphModule, Report]
+        The rewritten graph, with its Drop and Recompute nodes, and what was done.
+
+    Raises
+    ------
+    OptionError
+        A budget, heuristic or cost that cannot be understood.
+    GraphError
+        A graph without operators, or without shapes and example inputs.
+    InfeasibleBudgetError
+        No plan fits; the error holds the smallest budget that works.
+
+    Examples
+    --------
+    >>> import torch, dtr_fx
+    >>> def f(x):
+    ...     a = x.sin(); b = a.cos(); c = b.exp()
+    ...     return c.sum() + a.sum()
+    >>> gm = torch.fx.symbolic_trace(f)
+    >>> rewritten, report = dtr_fx.transform(gm, 1.0, example_inputs=[torch.ones(1024)])
+    >>> bool(rewritten(torch.ones(1024)) == gm(torch.ones(1024)))
+    True
+    """
+    options = Options(
+        budget=budget,
+        max_overhead=max_overhead,
+        heuristic=heuristic,
+        costs=costs,
+        planner=planner,
+        plan_seconds=plan_seconds,
+    )
+    return rewritten_copy(gm, options, example_inputs)
+
+
+def rewritten_copy(
+    gm: GraphModule, options: Options, example_inputs: Sequence[Any] | None = None
+) -> tuple[GraphModule, Report]:
+    """A rewritten copy of any graph; see ``transform``."""
+    rewritten = copy_of(gm)
+    forget_earlier_rewrite(rewritten)
+    propagate(rewritten, example_inputs)
+    report = rewrite(rewritten, options)
+    rewritten.recompile()
+    return rewritten, report
+
+
+def copy_of(gm: GraphModule) -> GraphModule:
+    """The graph anew, with the same modules and tensors."""
+    with warnings.catch_warnings():
+        # What torch itself deprecates is in the copy.
+        warnings.simplefilter("ignore", FutureWarning)
+        return GraphModule(gm, copy.deepcopy(gm.graph))
+
+
+def forget_earlier_rewrite(gm: GraphModule) -> None:
+    """A graph that was rewritten before is a graph like any other: its recomputes are operators."""
+    lower_drops(gm.graph)
+    for node in gm.graph.nodes:
+        node.meta.pop("dtr", None)
+
+
+def rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool = False) -> Report:
+    """Rewrite a graph with shapes in place; it is changed only if a plan fits.
+
+    A graph that ``saves_nothing`` for a backward pass has a small peak and little to give up: there a share
+    that no plan reaches is no error, and the graph stays as it is.
+    """
+    with collector_paused(), without_guards(gm):
+        return _rewrite(gm, options, saves_nothing=saves_nothing)
+
+
+def without_guards(gm: GraphModule) -> contextlib.AbstractContextManager[None]:
+    """Sizes count as they are in the trace at hand, but the graph is to serve inputs of other sizes, too."""
+    values = (node.meta.get("val") for node in gm.graph.nodes)
+    mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
+    shapes = mode.shape_env if mode is not None else None
+    return shapes.suppress_guards() if shapes is not None else contextlib.nullcontext()
+
+
+def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool) -> Report:
+    laps = Laps()
+    planning = Planning(gm, options)
+    laps.take("analysis")
+    budget, run = _plan(planning, saves_nothing=saves_nothing)
+    return carry_out(gm, planning, budget, run, laps)
+
+
+def carry_out(gm: GraphModule, planning: Planning, budget: int, run: Run | None, laps: Laps) -> Report:
+    """Write a run into the graph, verify the graph and report on it; None leaves it as it is."""
+    rewriter = None if run is None else Rewriter(planning.program, run)
+    laps.take("plan")
+    if rewriter is not None:
+        rewriter.emit()
+    laps.take("emit")
+    if rewriter is not None:
+        verify.verify(gm)
+    laps.take("verify")
+    after = verify.liveness(gm, planning.workspace_of, planning.program.device)
+    if rewriter is not None:
+        verify.check_budget(after, budget)
+    laps.take("liveness")
+    report = make_report(
+        gm,
+        planning.program,
+        budget=budget,
+        decided_by="none" if run is None else run.decided_by,
+        lower_bound=planning.need.nbytes,
+        before=planning.before,
+        after=after,
+        seconds=laps.seconds,
+    )
+    laps.take("report")
+    watch = planning.options.watch
+    if run is not None and watch is not None:
+        report = replace(report, choices=_choices(planning, run, watch, report))
+    log.info("%s", report.summary())
+    return report
+
+
+def _choices(planning: Planning, run: Run, value: str, report: Report) -> tuple[Choice, ...]:
+    program = planning.program
+    return choices(
+        planning.planner.schedule,
+        run,
+        value,
+        names=names_of(program),
+        origins={n: step.node.name for n, step in enumerate(program.steps) if step.role == COMPUTE},
+        events=report.events,
+    )
+
+
+def _plan(planning: Planning, *, saves_nothing: bool) -> tuple[int, Run | None]:
+    """The budget, and the plan for it; None for the graph as it is."""
+    if planning.options.max_overhead is not None:
+        run = planning.least_memory()
+        return (planning.baseline_peak if run is None else run.runtime.peak), run
+    budget = planning.budget
+    try:
+        return budget, planning.plan(budget)
+    except Infeasible as infeasible:
+        if saves_nothing and planning.asked.kind == "fraction":
+            return planning.baseline_peak, None
+        raise planning.error(budget, infeasible.smallest) from None
+
+
+class Laps:
+    """Seconds by what they were spent on."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._started = time.perf_counter()
+
+    def take(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.seconds[stage] = now - self._started
+        self._started = now

@@ -1,0 +1,5 @@
+"""What a plan did, as data."""
+
+from .report import KINDS, Choice, Event, Point, Report, StorageStats
+
+__all__ = ["KINDS", "Choice", "Event", "Point", "Report", "StorageStats"]

@@ -1,0 +1,198 @@
+"""What a plan did, as data: the one thing that logs, the command line and pictures are views of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from dtr_fx.units import format_bytes, format_count, format_percent
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+# What live bytes are.  Activations are made by the forward pass, gradients by the backward pass, if they are
+# not recomputed; outputs are what the forward pass returns; what an operator takes for itself is temporary.
+KINDS = ("parameter", "input", "activation", "recomputed", "gradient", "output", "temporary")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One step of the rewritten graph, in execution order.
+
+    ``kind`` is ``"compute"``, ``"recompute"``, ``"drop"`` or ``"banish"``.  ``name`` is the node in
+    the rewritten graph, ``origin`` the node of the original graph that it stands for.  ``nbytes`` are
+    the bytes that the step allocates (compute, recompute) or frees (drop, banish), ``cost`` its
+    seconds, ``live`` the bytes live while it runs.  ``reason`` says why a drop or a recompute
+    happened, ``score`` is the heuristic's score of the dropped storage, ``source`` the user's line.
+    ``storages`` are the positions, in ``Report.storages``, of what the step makes or frees, ``uses`` those of
+    what it reads; ``reads`` names the events and inputs that this comes from.  ``target`` is the operator
+    (``aten.mm.default``), ``module`` the path of the module that called it.
+    """
+
+    kind: str
+    name: str
+    origin: str
+    phase: str
+    nbytes: int
+    cost: float
+    live: int
+    reason: str = ""
+    score: float | None = None
+    source: str = ""
+    storages: tuple[int, ...] = ()
+    uses: tuple[int, ...] = ()
+    reads: tuple[str, ...] = ()
+    target: str = ""
+    module: str = ""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The bytes live while one operator runs: one point of a memory timeline.
+
+    ``parts`` are the live bytes by kind, in the order of ``KINDS``; their sum is ``live``.
+    """
+
+    live: int
+    name: str
+    parts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class StorageStats:
+    """What happened to one storage, named after the node that its drops name.
+
+    ``kind`` is input, parameter, unused (an input that nothing reads, and that is not counted), activation,
+    output, rng state or kept copy.
+    """
+
+    name: str
+    kind: str
+    nbytes: int
+    drops: int
+    recomputes: int
+    recompute_cost: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One time that room was made while the storage that was asked about could have gone.
+
+    ``at`` is the position in ``Report.events`` of the operator that needed the room.  ``score`` is what the
+    heuristic gave the storage, None while an operator that waits was reading it, and ``rank`` its place among
+    the ``candidates``: 1 for the lowest score, which goes.  ``chosen`` is what went.
+    """
+
+    at: int
+    score: float | None
+    rank: int
+    candidates: int
+    chosen: str
+    chosen_score: float | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome of one plan.  Sizes are bytes, costs seconds.
+
+    ``baseline_peak`` is the peak of the graph as it was, ``planned_peak`` of the rewritten one, as the
+    verify pass derives it from the emitted graph; both count inputs and parameters.  ``lower_bound``
+    is the largest, over operators, of constants + outputs pinned by then + the operator's own inputs
+    and outputs: no plan can do with less.  ``trigger`` says why the graph was traced, where a model is traced
+    several times: the shape or guard that changed.  ``heuristic`` names who chose what to drop: a heuristic,
+    ``"search"``, or ``"none"`` where the graph fits as it is.  ``choices`` are those that concerned the value
+    named by the option ``watch``.
+    """
+
+    budget: int
+    baseline_peak: int
+    planned_peak: int
+    lower_bound: int
+    constants: int
+    base_cost: float
+    total_cost: float
+    heuristic: str
+    device: str
+    events: tuple[Event, ...]
+    before: tuple[Point, ...]
+    after: tuple[Point, ...]
+    storages: tuple[StorageStats, ...]
+    seconds: dict[str, float]
+    trigger: str = ""
+    choices: tuple[Choice, ...] = ()
+
+    @property
+    def overhead(self) -> float:
+        """Extra compute over base compute: 0.1 is 10% more."""
+        return (self.total_cost - self.base_cost) / self.base_cost if self.base_cost else 0.0
+
+    @property
+    def drops(self) -> int:
+        return sum(event.kind == "drop" for event in self.events)
+
+    @property
+    def recomputes(self) -> int:
+        return sum(event.kind == "recompute" for event in self.events)
+
+    def summary(self) -> str:
+        """One line: whether the plan fits, peak before and after, budget, drops, recomputes, overhead."""
+        excess = self.planned_peak - self.budget
+        fits = "fits" if excess <= 0 else f"OVER BUDGET by {format_bytes(excess)}"
+        return (
+            f"{fits}: peak {format_bytes(self.baseline_peak)} → {format_bytes(self.planned_peak)}, "
+            f"budget {format_bytes(self.budget)}, {format_count(self.drops, 'drop')}, "
+            f"{format_count(self.recomputes, 'recompute')}, overhead {format_percent(self.overhead)}"
+        )
+
+    def _repr_html_(self) -> str:
+        """The page of the report, for a notebook."""
+        from dtr_fx.compiler.explain import in_notebook
+
+        return in_notebook([self])
+
+    def to_networkx(self) -> nx.DiGraph:
+        """The graph as it was, with drops and recomputes; see ``dtr_fx.inspect.exports``."""
+        from dtr_fx.inspect.exports import to_networkx
+
+        return to_networkx(self)
+
+    def to_chrome_trace(self) -> str:
+        """The step as planned, for Perfetto; see ``dtr_fx.inspect.exports``."""
+        from dtr_fx.inspect.exports import to_chrome_trace
+
+        return to_chrome_trace(self)
+
+    def to_memory_snapshot(self) -> dict[str, Any]:
+        """The plan's blocks, for PyTorch's memory viewer; see ``dtr_fx.inspect.exports``."""
+        from dtr_fx.inspect.exports import to_memory_snapshot
+
+        return to_memory_snapshot(self)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """The report that ``to_json`` wrote.
+
+        Raises
+        ------
+        ValueError
+            The text is none, or one of another version of dtr_fx.
+        """
+        fields: dict[str, Any] = json.loads(text)
+        try:
+            for key, item in _PARTS.items():
+                fields[key] = tuple(item(**_with_tuples(entry)) for entry in fields[key])
+            return cls(**fields)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"no report of this version of dtr_fx: {error}") from None
+
+
+_PARTS = {"events": Event, "before": Point, "after": Point, "storages": StorageStats, "choices": Choice}
+
+
+def _with_tuples(entry: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows lists only."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}

@@ -1,0 +1,185 @@
+"""What the simulator replays: operators on numbered tensors, and how long the program holds on to each.
+
+A schedule comes from an operator log (``read_log``) or a synthetic network (``networks``).  Sizes are bytes;
+costs are in whatever unit the source has, nanoseconds for logs, and only their ratios matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
+
+from .future import next_uses
+
+
+class Constant(NamedTuple):
+    """A tensor that is there before the program starts: a parameter, an input."""
+
+    tensor: int
+    size: int
+
+
+class Output(NamedTuple):
+    """What a call returns: a fresh tensor of ``size`` bytes, or a view of the input ``alias``."""
+
+    tensor: int
+    size: int
+    alias: int | None = None
+
+
+class Call(NamedTuple):
+    """An operator; ``inputs`` are read in their order, and one may be read twice.
+
+    ``workspace`` bytes are taken while it runs.  If it is not ``recomputable``, it runs once.  One that
+    ``may_wait`` can run for the first time later than it stands, before what reads it.
+    """
+
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[Output, ...]
+    cost: float
+    workspace: int = 0
+    recomputable: bool = True
+    may_wait: bool = False
+
+
+class Release(NamedTuple):
+    """The program uses the tensor no more."""
+
+    tensor: int
+
+
+class Keep(NamedTuple):
+    """A result: the tensor has to be there from now on."""
+
+    tensor: int
+
+
+Step: TypeAlias = Constant | Call | Release | Keep
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A program's steps in order; ``backward`` is the number of the first call of its backward pass.
+
+    ``simrd`` says that it was read, and is to be replayed, by the rules of the original simulator.
+    """
+
+    name: str
+    steps: tuple[Step, ...]
+    backward: int | None = None
+    simrd: bool = False
+
+    def budget(self, asked: float) -> float:
+        """A budget in bytes: a share of the peak if a float is asked for, bytes if it is an int.
+
+        Raises
+        ------
+        ValueError
+            A share that is not above 0 and at most 1, negative bytes, or no number.
+
+        Examples
+        --------
+        >>> schedule = Schedule("one", (Constant(0, 10),))
+        >>> schedule.budget(0.5), schedule.budget(7)
+        (5, 7)
+        """
+        if isinstance(asked, float) and 0 < asked <= 1:
+            return int(asked * self.peak)
+        if isinstance(asked, int) and not isinstance(asked, bool) and asked >= 0:
+            return asked
+        raise ValueError(
+            f"{asked!r} is no budget; give a share of the peak (a float, at most 1.0) or bytes (an int)"
+        )
+
+    def calls(self) -> Iterator[Call]:
+        return (step for step in self.steps if isinstance(step, Call))
+
+    @cached_property
+    def cost(self) -> float:
+        """What all calls cost, each run once."""
+        return sum(call.cost for call in self.calls())
+
+    @cached_property
+    def constants(self) -> int:
+        """Bytes of the constants."""
+        return sum(step.size for step in self.steps if isinstance(step, Constant))
+
+    @cached_property
+    def storages(self) -> dict[int, int]:
+        """The storage of each tensor, under the number of the tensor that it was made for."""
+        storages: dict[int, int] = {}
+        for step in self.steps:
+            if isinstance(step, Constant):
+                storages[step.tensor] = step.tensor
+            elif isinstance(step, Call):
+                for output in step.outputs:
+                    base = output.tensor if output.alias is None else storages[output.alias]
+                    storages[output.tensor] = base
+        return storages
+
+    @cached_property
+    def gradients_kept(self) -> Schedule:
+        """The schedule with a backward pass whose operators run once."""
+        backward = self.backward
+        if backward is None:
+            return self
+        numbers = iter(range(len(self.steps)))
+        steps = (
+            step._replace(recomputable=(next(numbers) < backward) and step.recomputable)
+            if isinstance(step, Call)
+            else step
+            for step in self.steps
+        )
+        return replace(self, steps=tuple(steps))
+
+    @cached_property
+    def expectations(self) -> list[list[tuple[int, float]]]:
+        """Of each call, when the storages that it touches are read next; see ``next_uses``."""
+        storages = self.storages
+        uses: list[tuple[float, list[int], list[int]]] = [
+            (
+                call.cost,
+                [storages[number] for number in call.inputs],
+                [storages[output.tensor] for output in call.outputs],
+            )
+            for call in self.calls()
+        ]
+        kept = [storages[step.tensor] for step in self.steps if isinstance(step, Keep)]
+        return next_uses([*uses, (0.0, kept, [])])
+
+    @cached_property
+    def peak(self) -> int:
+        """The most bytes held at once if each storage is freed with its last tensor, constants never.
+
+        The axis of the paper's figures: a budget is a share of it.
+        """
+        storages = self.storages
+        sizes: dict[int, int] = {}
+        tensors = dict.fromkeys(storages.values(), 0)
+        constants = set()
+        held = peak = 0
+        for step in self.steps:
+            if isinstance(step, Constant):
+                made = [Output(step.tensor, step.size)]
+                constants.add(step.tensor)
+            elif isinstance(step, Call):
+                made = list(step.outputs)
+            else:
+                made = []
+            workspace = step.workspace if isinstance(step, Call) else 0
+            for output in made:
+                storage = storages[output.tensor]
+                tensors[storage] += 1
+                if storage == output.tensor:
+                    sizes[storage] = output.size
+                    held += output.size
+            peak = max(peak, held + workspace)
+            if isinstance(step, Release):
+                storage = storages[step.tensor]
+                tensors[storage] -= 1
+                if not tensors[storage] and storage not in constants:
+                    held -= sizes[storage]
+        return peak

@@ -1,0 +1,268 @@
+"""What the runtime did with an FX graph, as a new FX graph.
+
+    Program.schedule()       the graph's operators, for the runtime
+      └─ a run of the runtime     which storages to drop, when, and what to recompute
+    Rewriter.emit()          writes down what the runtime did
+      ├─ compute             the node, as it was
+      ├─ recompute           a copy of it, reading what is resident now
+      └─ drop                a Drop node, where a storage goes that comes back later
+
+Requires: a ``Program`` (see ``storages``) and a run of its schedule (see ``rematerialize``).
+Ensures: a graph that computes the same outputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+import torch.utils._pytree as pytree
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from dtr_fx.passes import rng, storages
+from dtr_fx.passes.drops import drop, hoist_drops
+from dtr_fx.passes.propagate import fake_mode_of_values
+from dtr_fx.passes.storages import Program, Step, empty_like, is_backward, storage_key, tensors_of, view_like
+from dtr_fx.runtime import Event
+from dtr_fx.runtime.events import COMPUTE, DROP, RECOMPUTE
+from dtr_fx.search import Run
+
+
+class Rewriter:
+    """A graph's program and what the runtime did with it, as a new graph.
+
+    Parameters
+    ----------
+    program:
+        The graph, analysed.
+    run:
+        Of the program's schedule; its operators are numbered as the steps, its tensors as the values.
+    """
+
+    def __init__(self, program: Program, run: Run) -> None:
+        self.program = program
+        self.run = run
+        self.value_of_storage = {
+            tensor.storage.id: value for value, tensor in run.tensors.items() if program.is_storage(value)
+        }
+
+    def emit(self) -> None:
+        """Write the plan into the graph that the program was read from.
+
+        Ensures: Drop and Recompute nodes in the order of the plan; what is read after a drop is the newest
+        copy; every node has ``meta["dtr"]`` with its role and, for a recompute, its origin.
+        """
+        _Emitter(self).run()
+
+
+class _Emitter:
+    """Edits a graph so that it does what a planned runtime did."""
+
+    def __init__(self, rewriter: Rewriter) -> None:
+        self._program = rewriter.program
+        self._events = rewriter.run.runtime.events
+        self._value_of_storage = rewriter.value_of_storage
+        self._steps = self._program.steps
+        self._graph = self._steps[0].node.graph
+        self._mode = fake_mode_of_values(node.meta.get("val") for node in self._graph.nodes)
+        self._holder = {
+            tree: node for node, tree in reversed(self._program.values_of.items()) if isinstance(tree, int)
+        }
+        recomputed = {event.op for event in self._events if event.kind == RECOMPUTE}
+        self._read_again = {value for number in recomputed for value in self._steps[number].inputs}
+        self._newest: dict[Node, Node] = {}
+        self._origin: dict[Node, Node] = {}
+        self._old_value: dict[Node, Any] = {}
+        self._saved: dict[int, Node] = {}
+        self._resident: set[int] = set()
+        self._selections: list[Node] = []
+        self._anchor = self._graph.output_node()
+
+    def run(self) -> None:
+        returning = self._drops_that_return()
+        anchors = self._anchors()
+        self._anchor = next(anchors)
+        with torch.no_grad():
+            for position, event in enumerate(self._events):
+                if event.kind == COMPUTE:
+                    step = self._steps[event.op]
+                    self._compute(step)
+                    if step.role == storages.COMPUTE:
+                        self._anchor = next(anchors)
+                elif event.kind == RECOMPUTE:
+                    self._recompute(self._steps[event.op])
+                else:
+                    self._resident.discard(self._value_of_storage[event.storage])
+                    if position in returning:
+                        self._drop(event)
+        self._read_newest(self._anchor)
+        for selection in reversed(self._selections):
+            if not selection.users:
+                self._graph.erase_node(selection)
+        hoist_drops(self._graph)
+
+    def _anchors(self) -> Iterator[Node]:
+        """The graph's operators in the order of their first runs, then its output.
+
+        They stand in this order, and new nodes are inserted before the next of them.
+        """
+        first_runs = (self._steps[event.op] for event in self._events if event.kind == COMPUTE)
+        nodes = [step.node for step in first_runs if step.role == storages.COMPUTE]
+        output = self._graph.output_node()
+        if nodes != [step.node for step in self._steps if step.role == storages.COMPUTE]:
+            for node in nodes:
+                output.prepend(node)
+        return iter([*nodes, output])
+
+    def _drops_that_return(self) -> set[int]:
+        """The positions of the drops whose storage is recomputed later."""
+        returning = set()
+        dropped: dict[int, int] = {}
+        for position, event in enumerate(self._events):
+            if event.kind == DROP:
+                dropped[self._value_of_storage[event.storage]] = position
+            elif event.kind == RECOMPUTE:
+                for value in self._steps[event.op].outputs:
+                    if value in dropped:
+                        returning.add(dropped.pop(value))
+        return returning
+
+    def _compute(self, step: Step) -> None:
+        self._resident.update(step.outputs)
+        if step.role == storages.COMPUTE:
+            self._compute_node(step)
+        elif step.role != storages.ARRIVE and step.outputs[0] in self._read_again:
+            self._saved[step.outputs[0]] = self._save(step)
+
+    def _compute_node(self, step: Step) -> None:
+        node = place = step.node
+        if self._newest:
+            self._revalue_view(step)
+            self._read_newest(node)
+        for selection in step.selections:
+            if node in self._old_value:
+                self._old_value[selection] = selection.meta["val"]
+                selection.meta["val"] = cast(Node, selection.args[0]).meta["val"][selection.args[1]]
+            place.append(selection)
+            place = selection
+
+    def _revalue_view(self, step: Step) -> None:
+        """A view that is first taken after its storage was recomputed lies in the recomputed storage."""
+        node = step.node
+        if all(self._program.is_storage(value) for value in step.outputs):
+            return
+        read = [(used, self._newest_of(used)) for used in node.all_input_nodes]
+        if any(used is not new or used in self._old_value for used, new in read):
+            values = [
+                (self._old_value.get(used, used.meta.get("val")), new.meta.get("val")) for used, new in read
+            ]
+            self._old_value[node] = node.meta["val"]
+            node.meta["val"] = self._value_again(node.meta["val"], values)
+
+    def _save(self, step: Step) -> Node:
+        with self._graph.inserting_before(self._anchor):
+            if step.role == storages.SAVE_RNG:
+                node = self._graph.call_function(rng.save_state, (str(self._program.device),))
+                state = rng.state_like(self._program.device)
+                with self._mode or contextlib.nullcontext():
+                    node.meta["val"] = torch.empty(state.shape, dtype=state.dtype)
+            else:
+                node = self._graph.call_function(torch.ops.aten.clone.default, (step.node,))
+                node.meta["val"] = empty_like(step.node.meta["val"])
+        self._describe(node, role=step.role, origin=step.node.name)
+        return node
+
+    def _recompute(self, step: Step) -> None:
+        origin = step.node
+        kept = {node: self._saved[value] for node, value in step.kept.items()}
+
+        def newest(node: Node) -> Node:
+            return kept.get(node) or self._newest_of(node)
+
+        state = self._rng_state(step)
+        with self._graph.inserting_before(self._anchor):
+            if state is None:
+                node = self._graph.node_copy(origin, newest)
+            else:
+                node = self._replay(origin, state, newest)
+            values = [(used.meta.get("val"), newest(used).meta.get("val")) for used in origin.all_input_nodes]
+            node.meta["val"] = self._value_again(origin.meta["val"], values)
+            self._rename(node, origin)
+            for selection in step.selections:
+                self._select_again(selection, step)
+        self._resident.update(step.outputs)
+
+    def _rng_state(self, step: Step) -> Node | None:
+        states = [value for value in step.inputs if self._program.values[value].kind == "rng state"]
+        return self._saved[states[0]] if states else None
+
+    def _replay(self, origin: Node, state: Node, newest: Callable[[Node], Node]) -> Node:
+        target = rng.reference(origin)
+        if origin.op == "call_module":
+            target = self._graph.get_attr(str(origin.target))
+        args, kwargs = map_arg((origin.args, origin.kwargs), newest)
+        node = self._graph.call_function(
+            rng.replay, (state, str(self._program.device), target, *args), dict(kwargs)
+        )
+        node.meta = dict(origin.meta)
+        return node
+
+    def _select_again(self, selection: Node, step: Step) -> None:
+        """Take an element out of a recomputed result, unless the old one is still resident."""
+        source = self._newest.get(cast(Node, selection.args[0]))
+        values = pytree.tree_leaves(self._program.values_of[selection])
+        fresh = [value for value in values if value in step.outputs and self._program.is_storage(value)]
+        if source is None or (fresh and all(value in self._resident for value in fresh)):
+            return
+        node = self._graph.node_copy(selection, lambda _: source)
+        node.meta["val"] = source.meta["val"][selection.args[1]]
+        self._rename(node, selection)
+        self._selections.append(node)
+
+    def _drop(self, event: Event) -> None:
+        holder = self._holder[self._value_of_storage[event.storage]]
+        with self._graph.inserting_before(self._anchor):
+            node = self._graph.call_function(drop, (self._newest.get(holder, holder),))
+        node._rename(f"drop_{node.all_input_nodes[0].name}")
+        self._describe(node, role="drop", origin=holder.name, reason=event.reason, score=event.score)
+
+    def _rename(self, node: Node, origin: Node) -> None:
+        self._newest[origin] = node
+        self._origin[node] = origin
+        node._rename(f"{origin.name}_recompute")
+        for tag in ("recompute", "ac_graph_id"):
+            node.meta.pop(tag, None)
+        self._describe(node, role="recompute", origin=origin.name, reason=f"for {self._anchor.name}")
+
+    def _describe(self, node: Node, **facts: Any) -> None:
+        """Say what the node is for; it belongs to the pass, forward or backward, that it is inserted in."""
+        node.meta["dtr"] = facts
+        if "partitioner_tag" in self._anchor.meta:
+            node.meta["partitioner_tag"] = "is_backward" if is_backward(self._anchor) else "is_forward"
+
+    def _newest_of(self, node: Node) -> Node:
+        """The latest copy of what the node stands for; an operator may already read an earlier copy."""
+        return self._newest.get(self._origin.get(node, node), node)
+
+    def _read_newest(self, node: Node) -> None:
+        if any(used in self._newest for used in node.all_input_nodes):
+            node.args, node.kwargs = map_arg((node.args, node.kwargs), self._newest_of)
+
+    def _value_again(self, value: Any, read: list[tuple[Any, Any]]) -> Any:
+        """A fake value in storages of its own; where it was a view of what was read, of what is read now."""
+        bases = {
+            storage_key(old): new
+            for before, now in read
+            for old, new in zip(tensors_of(before), tensors_of(now))
+        }
+
+        def again(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            base = bases.get(storage_key(leaf))
+            return empty_like(leaf) if base is None else view_like(leaf, base)
+
+        return again(value) if isinstance(value, torch.Tensor) else pytree.tree_map(again, value)
