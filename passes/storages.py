@@ -1,7 +1,7 @@
 """Which operator makes, views, reads and changes which storage: an FX graph as a program for the runtime.
 
 Requires: ``meta["val"]`` on every node (see ``propagate``), nodes in execution order.
-Ensures: a ``Program``, whose values are the leaf tensors of the nodes.  Two values share a storage
+Ensures: a ``GraphProgram``, whose values are the leaf tensors of the nodes.  Two values share a storage
 when their fake tensors do.  A step is recomputable only when running it twice computes the same.
 """
 
@@ -21,8 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx import Graph, GraphModule, Node
 
 from dtr_fx.passes import rng, subgraphs
-from dtr_fx.runtime import program as schedules
-from dtr_fx.runtime.program import Call, Constant, Keep, Output, Release, Schedule
+from dtr_fx.runtime.program import Call, Constant, Instruction, Keep, Output, Program, Release
 
 COMPUTE = "compute"  # an operator of the graph
 ARRIVE = "arrive"  # an input that comes late: a tangent, when the backward pass starts
@@ -79,7 +78,7 @@ class Step:
 
 
 @dataclass
-class Program:
+class GraphProgram:
     """A graph as the runtime runs it: ``constants`` are resident from the start."""
 
     device: torch.device
@@ -93,9 +92,9 @@ class Program:
         """Seconds of one run without recomputation."""
         return sum(step.cost for step in self.steps if step.role == COMPUTE)
 
-    def schedule(self) -> Schedule:
+    def program(self) -> Program:
         """The program for the runtime: a call for each step, a tensor for each value."""
-        steps: list[schedules.Step] = [Constant(value, self.values[value].nbytes) for value in self.constants]
+        steps: list[Instruction] = [Constant(value, self.values[value].nbytes) for value in self.constants]
         for number, step in enumerate(self.steps):
             outputs = tuple(map(self._output, step.outputs))
             workspace = step.workspace + step.replay_workspace
@@ -104,9 +103,7 @@ class Program:
             steps.append(Call(name, step.inputs, outputs, step.cost, workspace, recomputable, may_wait))
             steps += map(Keep, step.pins)
             steps += map(Release, step.releases)
-        return Schedule(
-            self.steps[0].node.graph.owning_module.__class__.__name__, tuple(steps), self.boundary
-        )
+        return Program(self.steps[0].node.graph.owning_module.__class__.__name__, tuple(steps), self.boundary)
 
     def _may_wait(self, number: int) -> bool:
         """Whether a step does the same later; the first of the backward pass marks its start and stays."""
@@ -167,7 +164,7 @@ def analyze(
     workspace: Mapping[Node, int],
     *,
     replays_randomness: bool = True,
-) -> Program:
+) -> GraphProgram:
     """The graph as a program, with the bytes that are on ``device``.
 
     ``cost`` gives seconds, ``workspace`` bytes that only the operator sees.
@@ -418,7 +415,7 @@ class _Analysis:
         self._replays_randomness = replays_randomness
         self._cost = cost
         self._workspace = workspace
-        self._program = Program(device)
+        self._program = GraphProgram(device)
         self._device = device.type
         self._keys: list[int] = []
         self._first_value: dict[int, int] = {}
@@ -446,7 +443,7 @@ class _Analysis:
                 self._arrive()
             self._add_operator(node)
 
-    def finish(self) -> Program:
+    def finish(self) -> GraphProgram:
         self._arrive()
         self._program.constants = list(self._constants)
         last_use: dict[int, Step] = {}

@@ -1,13 +1,13 @@
 """What the runtime did with an FX graph, as a new FX graph.
 
-    Program.schedule()       the graph's operators, for the runtime
+    GraphProgram.schedule()       the graph's operators, for the runtime
       └─ a run of the runtime     which storages to drop, when, and what to recompute
     Rewriter.emit()          writes down what the runtime did
       ├─ compute             the node, as it was
       ├─ recompute           a copy of it, reading what is resident now
       └─ drop                a Drop node, where a storage goes that comes back later
 
-Requires: a ``Program`` (see ``storages``) and a run of its schedule (see ``rematerialize``).
+Requires: a ``GraphProgram`` (see ``storages``) and a run of its schedule (see ``rematerialize``).
 Ensures: a graph that computes the same outputs.
 """
 
@@ -25,7 +25,15 @@ from torch.fx.node import map_arg
 from dtr_fx.passes import rng, storages
 from dtr_fx.passes.drops import drop, hoist_drops
 from dtr_fx.passes.propagate import fake_mode_of_values
-from dtr_fx.passes.storages import Program, Step, empty_like, is_backward, storage_key, tensors_of, view_like
+from dtr_fx.passes.storages import (
+    GraphProgram,
+    Step,
+    empty_like,
+    is_backward,
+    storage_key,
+    tensors_of,
+    view_like,
+)
 from dtr_fx.runtime import Event
 from dtr_fx.runtime.events import COMPUTE, DROP, RECOMPUTE
 from dtr_fx.search import Run
@@ -42,7 +50,7 @@ class Rewriter:
         Of the program's schedule; its operators are numbered as the steps, its tensors as the values.
     """
 
-    def __init__(self, program: Program, run: Run) -> None:
+    def __init__(self, program: GraphProgram, run: Run) -> None:
         self.program = program
         self.run = run
         self.value_of_storage = {

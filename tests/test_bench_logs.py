@@ -37,9 +37,9 @@ def rows(out: str) -> list[list[str]]:
 def test_logs_prints_slowdowns_and_times(log, capsys):
     assert main(["bench", "logs", str(log), "--heuristic", "dtr-eq", "lru", "--budget", "50%", "6"]) == 0
     found = [row for row in rows(capsys.readouterr().out) if row[0] == "sixteen"]
-    schedule = read_log(log)
+    program = read_log(log)
     expected = [
-        f"{replay(schedule, budget, heuristic).slowdown:.4f}"
+        f"{replay(program, budget, heuristic).slowdown:.4f}"
         for heuristic in ("dtr-eq", "lru")
         for budget in (8, 6)
     ]

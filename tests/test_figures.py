@@ -84,7 +84,7 @@ def test_every_figure_is_written(log, tmp_path, capsys, monkeypatch):
 
 def test_files_hold_what_replays_give(log, tmp_path):
     run(2, 12, "--logs", log, "-o", tmp_path)
-    schedule = read_log(log)
+    program = read_log(log)
     for number in (2, 12):
         found = [
             row for row in rows((tmp_path / f"figure{number}.csv").read_text()) if row["heuristic"] != "rand"
@@ -92,9 +92,9 @@ def test_files_hold_what_replays_give(log, tmp_path):
         assert len(found) == (6 if number == 2 else 3) * len(RATIOS)
         for row in found:
             budget = int(row["budget"])
-            expected = replay(schedule, budget, row["heuristic"], max_slowdown=2.0)
-            assert float(row["ratio"]) == budget / schedule.peak
-            assert (row["schedule"], row["outcome"]) == ("chain", expected.outcome)
+            expected = replay(program, budget, row["heuristic"], max_slowdown=2.0)
+            assert float(row["ratio"]) == budget / program.peak
+            assert (row["program"], row["outcome"]) == ("chain", expected.outcome)
             assert (int(row["scored"]), int(row["maintained"])) == (expected.scored, expected.maintained)
             assert row["slowdown"] == (str(expected.slowdown) if expected.outcome == "ok" else "")
 
@@ -180,7 +180,7 @@ def test_models_are_recorded_once(tmp_path, capsys, monkeypatch):
     log = tmp_path / "logs" / "tiny.log.gz"
     assert len(recorded) == wrote.count(f"Wrote {log}") == 1
     found = rows((tmp_path / "figure12.csv").read_text())
-    assert {(row["schedule"], int(row["whole"])) for row in found} == {("tiny", read_log(log).peak)}
+    assert {(row["program"], int(row["whole"])) for row in found} == {("tiny", read_log(log).peak)}
 
 
 # The replays
@@ -209,29 +209,29 @@ def test_ablations_are_the_family_of_the_appendix(study):
             staleness, size = "(s" in result.heuristic, " m" in result.heuristic
             if (staleness, size, cost) == (False, False, "no"):
                 continue
-            schedule = next(other for other in study.schedules if other.name == result.schedule)
+            program = next(other for other in study.programs if other.name == result.program)
             heuristic = parameterized(staleness=staleness, size=size, cost=cost)
-            assert replay(schedule, result.budget, heuristic, max_slowdown=2.0) == result
+            assert replay(program, result.budget, heuristic, max_slowdown=2.0) == result
 
 
 def test_random_choice_runs_with_several_seeds(study):
-    schedule = study.schedules[0]
+    program = study.programs[0]
     by_budget = {}
     for result in study.replays(2):
-        if (result.schedule, result.heuristic) == (schedule.name, "rand"):
+        if (result.program, result.heuristic) == (program.name, "rand"):
             by_budget.setdefault(result.budget, []).append(result)
     assert len(by_budget) == len(RATIOS)
     for budget, results in by_budget.items():
-        expected = [replay(schedule, budget, random(seed), max_slowdown=2.0) for seed in range(5)]
+        expected = [replay(program, budget, random(seed), max_slowdown=2.0) for seed in range(5)]
         assert results == expected
 
 
 def test_deallocation_policies(study):
-    schedule = study.schedules[1]
-    found = [result for result in study.replays(11) if result.schedule == schedule.name]
+    program = study.programs[1]
+    found = [result for result in study.replays(11) if result.program == program.name]
     assert [result.deallocation for result in found[:: len(RATIOS)]] == ["ignore", "eager", "banish"]
     for result in found:
-        again = replay(schedule, result.budget, "dtr", deallocation=result.deallocation, max_slowdown=2.0)
+        again = replay(program, result.budget, "dtr", deallocation=result.deallocation, max_slowdown=2.0)
         assert again == result
 
 
@@ -251,17 +251,17 @@ def labels(figure):
 def test_curves_have_the_points_of_their_replays(study, number):
     drawing = draw_study(study, number)
     assert drawing.picture.get_suptitle().startswith(f"Figure {number}. ")
-    assert len(drawing.picture.axes) == len(study.schedules)
-    for schedule, axes in zip(study.schedules, drawing.picture.axes):
-        assert axes.get_title().startswith(schedule.name)
+    assert len(drawing.picture.axes) == len(study.programs)
+    for program, axes in zip(study.programs, drawing.picture.axes):
+        assert axes.get_title().startswith(program.name)
         named = [line for line in axes.lines if not line.get_label().startswith("_")]
         kinds: dict[tuple[str, str], dict[float, list[float]]] = {}
         for result in study.replays(number):
-            if result.schedule == schedule.name:
+            if result.program == program.name:
                 value = result.scored + result.maintained if number == 12 else result.slowdown
                 curve = kinds.setdefault((result.heuristic, result.deallocation), {})
                 value = value if result.outcome == "ok" else math.nan
-                curve.setdefault(result.budget / schedule.peak, []).append(value)
+                curve.setdefault(result.budget / program.peak, []).append(value)
         assert len(named) == len(kinds)
         for line, curve in zip(named, kinds.values()):
             np.testing.assert_allclose(line.get_xdata(), list(curve))
@@ -331,8 +331,8 @@ def test_seeds_are_shown_as_mean_and_range():
 
 
 def test_policies_are_told_apart():
-    schedule = networks.linear(20)
-    results = Sweep([schedule], ["dtr", "lru"], [0.8], ["eager", "banish"]).run(processes=1)
+    program = networks.linear(20)
+    results = Sweep([program], ["dtr", "lru"], [0.8], ["eager", "banish"]).run(processes=1)
     figure = plot_slowdowns(results, "both")
     curves = figure.axes[0].lines
     assert len({(line.get_color(), line.get_linestyle()) for line in curves}) == 4
@@ -340,19 +340,19 @@ def test_policies_are_told_apart():
 
 
 def test_floors_of_memory():
-    schedule = networks.unet(2)
+    program = networks.unet(2)
     # The last operator's gradient operator: it reads two tensors of 4 bytes, and writes a gradient of each.
-    assert largest_operator(schedule) == 16
-    results = Sweep([schedule], ["dtr"], [0.9]).run(processes=1)
-    [axes] = plot_slowdowns(results, "floors", [schedule]).axes
+    assert largest_operator(program) == 16
+    results = Sweep([program], ["dtr"], [0.9]).run(processes=1)
+    [axes] = plot_slowdowns(results, "floors", [program]).axes
     edges = [patch.get_x() + patch.get_width() for patch in axes.patches]
-    np.testing.assert_allclose(edges, [0, 16 / schedule.peak])
+    np.testing.assert_allclose(edges, [0, 16 / program.peak])
 
 
 def test_replays_without_a_budget_have_no_place():
-    schedule = networks.linear(10)
+    program = networks.linear(10)
     with pytest.raises(ValueError, match="no replay has a budget"):
-        plot_slowdowns([replay(schedule)], "none")
+        plot_slowdowns([replay(program)], "none")
 
 
 # Figure 5
@@ -412,7 +412,7 @@ def comparison():
 
 def test_plans_are_judged_alike(comparison):
     assert len(comparison.results) == len(comparison)
-    schedule = networks.linear(6)
+    program = networks.linear(6)
     optimal = {}
     for result in comparison.results:
         if result.outcome == "no plan":
@@ -424,8 +424,8 @@ def test_plans_are_judged_alike(comparison):
         if result.planner == "Checkmate":
             assert result.outcome == "optimal"
             optimal[result.graph, result.budget] = result.overhead
-        if result.graph == schedule.name and result.planner in ("dtr", "lru"):
-            assert result.overhead == replay(schedule, result.budget, result.planner).slowdown
+        if result.graph == program.name and result.planner in ("dtr", "lru"):
+            assert result.overhead == replay(program, result.budget, result.planner).slowdown
     for result in comparison.results:
         if result.planner.startswith("Chen") and result.overhead is not None:
             assert result.overhead >= optimal[result.graph, result.budget]

@@ -71,7 +71,7 @@ def constant(name: str, size: int) -> list[Line]:
 
 @pytest.fixture
 def log(tmp_path):
-    """Write lines, read the schedule."""
+    """Write lines, read the program."""
 
     def read(*parts: list[Line] | Line, simrd: bool = False):
         path = tmp_path / "tiny.log"
@@ -97,7 +97,7 @@ def test_the_wire_format_is_the_original_one():
 
 
 def test_a_schedule_has_the_steps_of_the_log(log):
-    schedule = log(
+    program = log(
         constant("w", 8),
         call("mul", "w w", {"a": 4, "b": 2}),
         call("t", "a", {}, views={"c": 0}),
@@ -106,8 +106,8 @@ def test_a_schedule_has_the_steps_of_the_log(log):
         call("mul_backward", "c b", {"e": 1}),
         ReleaseLine("b"),
     )
-    assert schedule.name == "tiny"
-    assert schedule.steps == (
+    assert program.name == "tiny"
+    assert program.instructions == (
         Constant(0, 8),
         Call("mul", (0, 0), (Output(1, 4), Output(2, 2)), 10),
         Call("t", (1,), (Output(3, 0, 1),), 10),
@@ -118,14 +118,14 @@ def test_a_schedule_has_the_steps_of_the_log(log):
         Keep(1),
         Keep(4),
     )
-    assert schedule.backward == 2
-    assert schedule.cost == 30
-    assert schedule.constants == 8
-    assert schedule.peak == 15
+    assert program.backward == 2
+    assert program.cost == 30
+    assert program.constants == 8
+    assert program.peak == 15
 
 
 def test_what_comes_before_the_start_does_not_count(log):
-    schedule = log(
+    program = log(
         call("warm_up", "", {"old": 100}),
         AnnotateLine("START"),
         call("f", "", {"a": 1}),
@@ -133,30 +133,30 @@ def test_what_comes_before_the_start_does_not_count(log):
         AnnotateLine("BACKWARD"),
         call("g", "a", {"b": 1}),
     )
-    assert [step.name for step in schedule.calls()] == ["f", "g"]
-    assert schedule.peak == 2
-    assert schedule.backward == 1
+    assert [step.name for step in program.calls()] == ["f", "g"]
+    assert program.peak == 2
+    assert program.backward == 1
 
 
 def test_copy_from_binds_a_name_anew(log):
-    schedule = log(
+    program = log(
         call("f", "", {"a": 1}),
         call("g", "", {"b": 2}),
         CopyFromLine("a", "b"),
         call("h", "a", {"c": 1}),
     )
-    assert schedule.steps[2:4] == (Release(0), Call("h", (1,), (Output(2, 1),), 10))
+    assert program.instructions[2:4] == (Release(0), Call("h", (1,), (Output(2, 1),), 10))
 
 
 def test_a_tensor_is_released_with_its_last_name(log):
-    schedule = log(
+    program = log(
         call("f", "", {"a": 1}),
         CopyLine("b", "a"),
         ReleaseLine("a"),
         call("g", "b", {"c": 1}),
         ReleaseLine("b"),
     )
-    assert [type(step) for step in schedule.steps] == [Call, Call, Release, Keep]
+    assert [type(step) for step in program.instructions] == [Call, Call, Release, Keep]
 
 
 def test_a_mutated_storage_is_seen_through_all_of_its_names(log):
@@ -167,14 +167,14 @@ def test_a_mutated_storage_is_seen_through_all_of_its_names(log):
         MutateLine(("v", "y"), (0,), "add_", 5),
         call("read", "x y v", {"z": 1}),
     )
-    schedule = log(*parts)
-    storages = schedule.storages
-    *_, add, view, read = schedule.calls()
+    program = log(*parts)
+    storages = program.storages
+    *_, add, view, read = program.calls()
     [mutated] = add.outputs
     assert mutated.size == 8
     assert view.cost == 0
     assert {storages[tensor] for tensor in read.inputs} == {mutated.tensor}
-    assert schedule.peak == 8 + 8  # while it is copied; then the old one goes
+    assert program.peak == 8 + 8  # while it is copied; then the old one goes
     *_, read = log(*parts, simrd=True).calls()
     assert [storages[tensor] for tensor in read.inputs] == [0, 0, mutated.tensor]
 
@@ -286,7 +286,7 @@ def test_a_pipe_will_do(tmp_path):
         reading, writing = os.pipe()
         with os.fdopen(writing, "wb") as pipe:
             pipe.write(content)
-        assert read_log(f"/dev/fd/{reading}").steps == read_log(tmp_path / "one.log.gz").steps
+        assert read_log(f"/dev/fd/{reading}").instructions == read_log(tmp_path / "one.log.gz").instructions
         os.close(reading)
 
 
@@ -331,6 +331,6 @@ def test_the_original_logs_are_read_and_written_as_they_are(name):
         texts = [text.strip() for text in file]
     assert [format_line(parse_line(text)) for text in texts] == texts
     kinds = Counter(json.loads(text)["INSTRUCTION"] for text in texts)
-    schedule = read_log(LOGS / f"{name}.log.gz", simrd=True)
-    assert len(list(schedule.calls())) == kinds["CALL"] + kinds["MUTATE"]
-    assert sum(isinstance(step, Constant) for step in schedule.steps) == kinds["CONSTANT"]
+    program = read_log(LOGS / f"{name}.log.gz", simrd=True)
+    assert len(list(program.calls())) == kinds["CALL"] + kinds["MUTATE"]
+    assert sum(isinstance(step, Constant) for step in program.instructions) == kinds["CONSTANT"]

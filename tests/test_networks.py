@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from dtr_fx.lab.networks import Layer, linear, random_dag, residual, training_step, tree, unet
 from dtr_fx.runtime import Runtime
 from dtr_fx.runtime.driver import drive
-from dtr_fx.runtime.program import Call, Keep, Output, Release, Schedule
+from dtr_fx.runtime.program import Call, Keep, Output, Program, Release
 
-schedules = st.one_of(
+programs = st.one_of(
     st.builds(linear, st.integers(1, 30)),
     st.builds(residual, st.integers(1, 12)),
     st.builds(unet, st.integers(1, 6)),
@@ -23,20 +23,20 @@ schedules = st.one_of(
 )
 
 
-def _forward(schedule: Schedule) -> list[Call]:
-    return list(schedule.calls())[: schedule.backward]
+def _forward(program: Program) -> list[Call]:
+    return list(program.calls())[: program.backward]
 
 
-def _backward(schedule: Schedule) -> list[Call]:
-    return list(schedule.calls())[schedule.backward :]
+def _backward(program: Program) -> list[Call]:
+    return list(program.calls())[program.backward :]
 
 
-@given(schedules)
-def test_every_input_is_live_and_all_but_results_is_released(schedule):
+@given(programs)
+def test_every_input_is_live_and_all_but_results_is_released(program):
     live: set[int] = set()
     seen: set[int] = set()
     kept: set[int] = set()
-    for step in schedule.steps:
+    for step in program.instructions:
         match step:
             case Call():
                 assert live.issuperset(step.inputs)
@@ -53,11 +53,11 @@ def test_every_input_is_live_and_all_but_results_is_released(schedule):
     assert live == kept
 
 
-@given(schedules)
-def test_tensors_are_released_right_after_their_last_use(schedule):
+@given(programs)
+def test_tensors_are_released_right_after_their_last_use(program):
     """No call comes between a tensor's last use, or its making, and its release."""
     last_call = None
-    for step in schedule.steps:
+    for step in program.instructions:
         if isinstance(step, Call):
             last_call = step
         elif isinstance(step, Release):
@@ -65,11 +65,11 @@ def test_tensors_are_released_right_after_their_last_use(schedule):
             assert step.tensor in touched
 
 
-@given(schedules)
-def test_the_peak_is_that_of_liveness(schedule):
+@given(programs)
+def test_the_peak_is_that_of_liveness(program):
     """At each call: the bytes of all that was made and not yet released, counted anew."""
     birth, death, size = {}, {}, {}
-    for time, step in enumerate(schedule.steps):
+    for time, step in enumerate(program.instructions):
         if isinstance(step, Call):
             for tensor, bytes_, _ in step.outputs:
                 birth[tensor], size[tensor] = time, bytes_
@@ -78,34 +78,34 @@ def test_the_peak_is_that_of_liveness(schedule):
     live = [
         sum(size[t] for t in birth if birth[t] <= time <= death.get(t, math.inf)) for time in birth.values()
     ]
-    assert schedule.peak == max(live)
+    assert program.peak == max(live)
 
 
-@given(schedules)
-def test_without_a_limit_nothing_is_rematerialized(schedule):
+@given(programs)
+def test_without_a_limit_nothing_is_rematerialized(program):
     runtime = Runtime(math.inf)
-    drive(runtime, schedule)
-    assert runtime.clock == pytest.approx(schedule.cost)
+    drive(runtime, program)
+    assert runtime.clock == pytest.approx(program.cost)
     assert {event.kind for event in runtime.events} <= {"compute", "drop", "banish"}
-    assert sum(event.kind == "compute" for event in runtime.events) == len(list(schedule.calls()))
-    assert runtime.peak == schedule.peak
+    assert sum(event.kind == "compute" for event in runtime.events) == len(list(program.calls()))
+    assert runtime.peak == program.peak
 
 
-@given(schedules)
-def test_at_its_own_peak_nothing_is_rematerialized(schedule):
-    runtime = Runtime(schedule.peak)
-    drive(runtime, schedule)
+@given(programs)
+def test_at_its_own_peak_nothing_is_rematerialized(program):
+    runtime = Runtime(program.peak)
+    drive(runtime, program)
     assert runtime.recompute_cost == 0
 
 
-@given(schedules)
-def test_every_operator_has_its_gradient_operator(schedule):
+@given(programs)
+def test_every_operator_has_its_gradient_operator(program):
     """In reverse order; it reads what the operator read, and returns one gradient for each, of its size."""
-    forward = _forward(schedule)
+    forward = _forward(program)
     sizes = [call.outputs[0].size for call in forward]
-    backward = [call for call in _backward(schedule) if call.name != "sum"]
+    backward = [call for call in _backward(program) if call.name != "sum"]
     assert len(backward) == len(forward)
-    ratio = 1 if schedule.name.startswith("linear") else 2
+    ratio = 1 if program.name.startswith("linear") else 2
     for number, gradient in zip(reversed(range(len(forward))), backward):
         call = forward[number]
         assert gradient.inputs[: len(call.inputs)] == call.inputs
@@ -115,11 +115,11 @@ def test_every_operator_has_its_gradient_operator(schedule):
         assert gradient.cost == ratio * call.cost
 
 
-@given(schedules)
-def test_the_backward_pass_adds_up_all_paths(schedule):
+@given(programs)
+def test_the_backward_pass_adds_up_all_paths(program):
     """If every operator added its inputs up, the gradient of a source would be the number of paths from it to
     the network's outputs: counted here forward, and by carrying out the backward pass."""
-    forward = _forward(schedule)
+    forward = _forward(program)
     read = {number for call in forward for number in call.inputs}
     paths = [int(number not in read) for number in range(len(forward))]
     for call in reversed(forward):
@@ -128,12 +128,12 @@ def test_the_backward_pass_adds_up_all_paths(schedule):
     sources = [call.outputs[0].tensor for call in reversed(forward) if not call.inputs]
 
     gradients: dict[int, int] = {}
-    for call in _backward(schedule):
+    for call in _backward(program):
         from_above = [gradients[number] for number in call.inputs if number in gradients]
         assert len(from_above) == 2 if call.name == "sum" else len(from_above) <= 1
         for output in call.outputs:
             gradients[output.tensor] = sum(from_above) if from_above else 1
-    results = [step.tensor for step in schedule.steps if isinstance(step, Keep)]
+    results = [step.tensor for step in program.instructions if isinstance(step, Keep)]
     assert [gradients[tensor] for tensor in results] == [paths[tensor] for tensor in sources]
 
 
@@ -189,7 +189,7 @@ def test_tree_reduces_its_leaves_depth_first(depth):
 
 def test_random_networks_differ_by_seed_alone():
     assert random_dag(30, 7) == random_dag(30, 7)
-    assert random_dag(30, 7).steps != random_dag(30, 8).steps
+    assert random_dag(30, 7).instructions != random_dag(30, 8).instructions
 
 
 @pytest.mark.parametrize("fan_in", [1, 2, 5])
@@ -199,8 +199,8 @@ def test_random_networks_reach_their_fan_in_and_no_more(fan_in):
 
 
 def test_an_input_that_is_read_twice_has_one_gradient():
-    schedule = training_step("square", [Layer("x", (), size=3), Layer("square", (0, 0), size=5)])
-    square, x = _backward(schedule)
+    program = training_step("square", [Layer("x", (), size=3), Layer("square", (0, 0), size=5)])
+    square, x = _backward(program)
     assert square.inputs == (0, 0)
     assert square.outputs == (Output(2, 3),)
     assert x.inputs == (2,)

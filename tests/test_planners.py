@@ -32,7 +32,7 @@ from dtr_fx.lab.planners import (
 )
 from dtr_fx.lab.planners.revolve import forward_steps, revolve_order
 from dtr_fx.lab.replay import replay
-from dtr_fx.runtime.program import Call, Constant, Keep, Output, Release, Schedule
+from dtr_fx.runtime.program import Call, Constant, Keep, Output, Program, Release
 
 ALL = {**PLANNERS, "DTR": plan_dtr, "DTR by size": lambda graph, budget: plan_dtr(graph, budget, "size")}
 
@@ -86,7 +86,7 @@ def test_a_plan_over_budget_is_refused():
 def test_the_program_itself_is_a_plan(graph):
     cost = check(graph, plan_order(graph, range(len(graph))))
     assert (cost.total, cost.peak) == (graph.cost, graph.peak)
-    assert graph.schedule().peak == graph.peak
+    assert graph.program().peak == graph.peak
     assert graph.floor <= graph.peak
 
 
@@ -104,7 +104,7 @@ def test_no_step_of_a_plan_can_be_left_out(graph, data):
 
 def test_a_graph_of_a_schedule():
     """Views are their base, outputs are merged, constants are taken out, as in Figure 3."""
-    schedule = Schedule(
+    program = Program(
         "step",
         (
             Constant(0, 100),
@@ -119,7 +119,7 @@ def test_a_graph_of_a_schedule():
         ),
         backward=4,
     )
-    assert OperatorGraph.of(schedule) == OperatorGraph(
+    assert OperatorGraph.of(program) == OperatorGraph(
         "step",
         (Node("f", 6.0, 10), Node("g", 7.0, 3, (0,)), Node("f backward", 2.0, 2, (1, 0))),
         backward=2,
@@ -130,7 +130,7 @@ def test_a_graph_of_a_schedule():
 
 def test_results_are_split_off():
     """The gradient of the parameter stays, that of the activation does not have to."""
-    schedule = Schedule(
+    program = Program(
         "linear",
         (
             Constant(0, 10),
@@ -141,7 +141,7 @@ def test_results_are_split_off():
         ),
     )
     linear, results = Node("linear backward", 5.0, 100), Node("linear backward results", 0.0, 10, (0,))
-    assert OperatorGraph.of(schedule) == OperatorGraph(
+    assert OperatorGraph.of(program) == OperatorGraph(
         "linear",
         (linear, results, Node("input backward", 2.0, 1, (0,))),
         results=frozenset({1}),
@@ -151,7 +151,7 @@ def test_results_are_split_off():
 
 @given(graphs())
 def test_a_graph_survives_as_a_schedule(graph):
-    assert OperatorGraph.of(graph.schedule()) == graph
+    assert OperatorGraph.of(graph.program()) == graph
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_checkpointing_needs_a_backward_pass(planner):
 @given(graphs(), st.floats(0.3, 1), st.sampled_from(["dtr", "lru", "next-use"]))
 def test_dtr_as_a_plan_costs_what_its_replay_costs(graph, share, heuristic):
     budget = int(share * graph.peak)
-    replayed = replay(graph.schedule(), budget, heuristic, max_slowdown=101)
+    replayed = replay(graph.program(), budget, heuristic, max_slowdown=101)
     if replayed.outcome == "ok":
         cost = check(graph, plan_dtr(graph, budget, heuristic), budget)
         assert cost.total == pytest.approx(replayed.base + replayed.recompute)

@@ -33,7 +33,7 @@ from dtr_fx.lab.log import (
 )
 from dtr_fx.lab.record import RecordError, record_log
 from dtr_fx.lab.replay import replay
-from dtr_fx.runtime.program import Keep, Schedule
+from dtr_fx.runtime.program import Keep, Program
 
 KiB = 2**10
 
@@ -153,7 +153,7 @@ def read_lines(path: Path) -> list[Line]:
     return [parse_line(text) for text in path.read_text().splitlines()]
 
 
-def recorded(model: Any, inputs: Any, folder: Path) -> tuple[list[Line], Schedule]:
+def recorded(model: Any, inputs: Any, folder: Path) -> tuple[list[Line], Program]:
     path = folder / "recorded.log"
     record_log(model, inputs, path)
     return read_lines(path), read_log(path)
@@ -240,36 +240,36 @@ def test_everything_is_known_before_it_is_read(name, tmp_path):
 @every_case
 def test_what_is_there_before_and_after(name, tmp_path):
     model, inputs = make(name)
-    _, schedule = recorded(model, inputs, tmp_path)
+    _, program = recorded(model, inputs, tmp_path)
     state = state_of(model, inputs)
-    assert schedule.constants == nbytes(state)
+    assert program.constants == nbytes(state)
     outputs = run(model, inputs)
     results = [*state, *(tensor.grad for tensor in state if tensor.grad is not None), *outputs]
-    kept = {schedule.storages[step.tensor] for step in schedule.steps if isinstance(step, Keep)}
-    sizes = {step.tensor: step.size for step in schedule.steps if hasattr(step, "size")}
-    sizes |= {output.tensor: output.size for call in schedule.calls() for output in call.outputs}
+    kept = {program.storages[step.tensor] for step in program.instructions if isinstance(step, Keep)}
+    sizes = {step.tensor: step.size for step in program.instructions if hasattr(step, "size")}
+    sizes |= {output.tensor: output.size for call in program.calls() for output in call.outputs}
     assert sum(sizes[storage] for storage in kept) == nbytes(results)
 
 
 @every_case
 def test_peak_is_that_of_the_allocator(name, tmp_path):
     model, inputs = make(name)
-    lines, schedule = recorded(model, inputs, tmp_path)
+    lines, program = recorded(model, inputs, tmp_path)
     outputs: list[Tensor] = []
     measured = measure_peak(lambda: outputs.extend(run(model, inputs)), device="cpu")
     # A write in place is a copy in the log (C.6), there beside the old contents for a moment.
     sizes = {line.name: line.memory for line in lines if isinstance(line, MemoryLine)}
     written = [line.args[number] for line in lines if isinstance(line, MutateLine) for number in line.mutate]
     copies = max((sizes[name] for name in written), default=0)
-    planned = schedule.peak - schedule.constants
+    planned = program.peak - program.constants
     assert measured - WORKSPACES.get(name, SCALARS) <= planned <= measured + copies
 
 
 @every_case
 def test_cost_is_the_sum_of_the_times(name, tmp_path):
-    lines, schedule = recorded(*make(name), tmp_path)
+    lines, program = recorded(*make(name), tmp_path)
     times = [line.time for line in lines if isinstance(line, (CallLine, MutateLine))]
-    assert schedule.cost == sum(times) > 0
+    assert program.cost == sum(times) > 0
 
 
 @every_case
@@ -277,15 +277,15 @@ def test_replays(name, tmp_path):
     model, inputs = make(name)
     record_log(model, inputs, tmp_path / "x.log")
     for simrd in (False, True):
-        schedule = read_log(tmp_path / "x.log", simrd=simrd)
-        result = replay(schedule, schedule.peak)
+        program = read_log(tmp_path / "x.log", simrd=simrd)
+        result = replay(program, program.peak)
         assert result.outcome == "ok"
         assert result.slowdown == 1
 
 
 def test_replays_under_a_budget(tmp_path):
-    _, schedule = recorded(*make("mlp"), tmp_path)
-    result = replay(schedule, 0.9 * schedule.peak, "dtr")
+    _, program = recorded(*make("mlp"), tmp_path)
+    result = replay(program, 0.9 * program.peak, "dtr")
     assert result.outcome == "ok"
     assert result.slowdown > 1
 
@@ -547,9 +547,9 @@ def test_operators_of_a_step(tmp_path):
 
 def test_a_function_with_its_inputs_gradient(tmp_path):
     x = torch.ones(256, requires_grad=True)
-    _, schedule = recorded(lambda x: x.sin().sum(), [x], tmp_path)
+    _, program = recorded(lambda x: x.sin().sum(), [x], tmp_path)
     assert (
-        schedule.peak == 3 * KiB + 2 * 4
+        program.peak == 3 * KiB + 2 * 4
     )  # x, cos x and their product, the gradient; the loss and its gradient, 1
     assert x.grad is None
 
@@ -636,10 +636,10 @@ def test_on_cuda(name, tmp_path):
     if not list(model.parameters()):
         inputs[0].requires_grad_()
     before = torch.cuda.get_rng_state()
-    lines, schedule = recorded(model.cuda(), inputs, tmp_path)
+    lines, program = recorded(model.cuda(), inputs, tmp_path)
     check_form(lines)
-    assert schedule.cost > 0
-    assert replay(schedule).outcome == "ok"
+    assert program.cost > 0
+    assert replay(program).outcome == "ok"
     assert torch.equal(torch.cuda.get_rng_state(), before)
 
 

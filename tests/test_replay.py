@@ -15,7 +15,7 @@ from dtr_fx.lab.log import read_log
 from dtr_fx.lab.replay import replay
 from dtr_fx.lab.sweep import Sweep, to_csv, to_json
 from dtr_fx.runtime import HEURISTICS
-from dtr_fx.runtime.program import Call, Constant, Keep, Output, Release, Schedule, Step
+from dtr_fx.runtime.program import Call, Constant, Instruction, Keep, Output, Program, Release
 
 LOGS = Path(__file__).resolve().parents[2] / "shared" / "dtr_logs"
 OURS_TO_COMPARE = ("dtr", "dtr-eq", "dtr-local", "msps")
@@ -24,9 +24,9 @@ needs_logs = pytest.mark.skipif(
 )
 
 
-def chain(n: int) -> Schedule:
+def chain(n: int) -> Program:
     """n unit operators forward, then n backward that read them last to first; the last one's result stays."""
-    steps: list[Step] = [
+    steps: list[Instruction] = [
         Constant(0, 1),
         *(Call(f"f{number}", (number - 1,), (Output(number, 1),), 1.0) for number in range(1, n + 1)),
     ]
@@ -37,16 +37,16 @@ def chain(n: int) -> Schedule:
             Release(number),
             Release(gradient - 1 if gradient > n + 1 else n),
         ]
-    return Schedule("chain", (*steps, Keep(gradient)), n)
+    return Program("chain", (*steps, Keep(gradient)), n)
 
 
 def test_without_a_budget_nothing_is_recomputed():
-    schedule = chain(20)
-    result = replay(schedule)
+    program = chain(20)
+    result = replay(program)
     assert (result.outcome, result.slowdown, result.rematerialized) == ("ok", 1.0, 0)
     assert result.operators == 40
     assert result.base == 40.0
-    assert result.peak == result.whole == schedule.peak == 22
+    assert result.peak == result.whole == program.peak == 22
     assert result.scored == 0
 
 
@@ -72,9 +72,9 @@ def test_a_known_future_is_told_to_the_heuristics_that_look_at_it():
         Release(2),
         Call("read x", (1,), (Output(5, 0),), 1.0),
     )
-    assert replay(Schedule("two", steps), 2, "next-use").rematerialized == 1
-    assert replay(Schedule("two", steps), 2, lambda s, m, c: 1 / s).rematerialized == 1
-    assert replay(Schedule("two", steps), 2, lambda s, m, c: s).rematerialized == 1
+    assert replay(Program("two", steps), 2, "next-use").rematerialized == 1
+    assert replay(Program("two", steps), 2, lambda s, m, c: 1 / s).rematerialized == 1
+    assert replay(Program("two", steps), 2, lambda s, m, c: s).rematerialized == 1
 
 
 def test_out_of_memory_and_thrashing_are_told_apart():
@@ -95,11 +95,11 @@ def test_accesses_are_of_the_heuristic_and_of_its_metadata():
 
 
 def test_simrd_is_eager_only():
-    schedule = replace(chain(4), simrd=True)
+    program = replace(chain(4), simrd=True)
     with pytest.raises(ValueError, match="eager eviction, not 'banish'"):
-        replay(schedule, 8, deallocation="banish")
+        replay(program, 8, deallocation="banish")
     with pytest.raises(ValueError, match="eager eviction, not 'ignore'"):
-        Sweep([schedule], ["dtr"], deallocations=["eager", "ignore"])
+        Sweep([program], ["dtr"], deallocations=["eager", "ignore"])
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_what_cannot_be_replayed(arguments, expected):
 )
 def test_what_cannot_be_swept(arguments, expected):
     with pytest.raises(ValueError, match=expected):
-        Sweep(**{"schedules": [chain(4)], "heuristics": ["dtr"], **arguments})
+        Sweep(**{"programs": [chain(4)], "heuristics": ["dtr"], **arguments})
 
 
 def test_a_sweep_needs_a_process():
@@ -150,10 +150,10 @@ def test_a_program_fits_into_its_own_peak():
         Call("read", (1,), (Output(2, 8),), 1.0),
         Keep(1),
     )
-    schedule = Schedule("overwritten", steps)
-    assert schedule.peak == 24
+    program = Program("overwritten", steps)
+    assert program.peak == 24
     for deallocation in ("eager", "banish", "ignore"):
-        assert replay(schedule, schedule.peak, deallocation=deallocation).outcome == "ok"
+        assert replay(program, program.peak, deallocation=deallocation).outcome == "ok"
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -164,8 +164,8 @@ def test_a_sweep_does_all_replays_in_order(processes):
     assert done == list(range(1, 17))
     assert len(results) == len(sweep) == 16
     expected = [
-        replay(schedule, budget, heuristic, deallocation=deallocation, max_slowdown=2.0)
-        for schedule, half in ((chain(10), 6), (chain(20), 11))
+        replay(program, budget, heuristic, deallocation=deallocation, max_slowdown=2.0)
+        for program, half in ((chain(10), 6), (chain(20), 11))
         for heuristic in ("dtr", "lru")
         for deallocation in ("eager", "ignore")
         for budget in (half, 9)
@@ -200,10 +200,10 @@ def verdict(result) -> float | str:
 @pytest.mark.parametrize("heuristic", OURS_TO_COMPARE)
 @pytest.mark.parametrize("name", ["resnet32", "unet", "transformer"])
 def test_the_original_simulators_results_come_out(name, heuristic):
-    schedule = read_log(LOGS / f"{name}.log.gz", simrd=True)
+    program = read_log(LOGS / f"{name}.log.gz", simrd=True)
     for ratio, slowdown in expected()[name][heuristic].items():
-        budget = int(float(ratio) * schedule.peak)
-        found = verdict(replay(schedule, budget, heuristic, max_slowdown=2.0))
+        budget = int(float(ratio) * program.peak)
+        found = verdict(replay(program, budget, heuristic, max_slowdown=2.0))
         assert found == (slowdown if isinstance(slowdown, str) else pytest.approx(slowdown, abs=0.005)), ratio
 
 
@@ -221,11 +221,11 @@ def test_the_original_simulators_results_come_out(name, heuristic):
 )
 def test_the_original_simulators_results_come_out_on_long_logs(name, heuristic, ratios):
     """All of them: ``dtr-fx bench logs --reference``, some minutes."""
-    schedule = read_log(LOGS / f"{name}.log.gz", simrd=True)
+    program = read_log(LOGS / f"{name}.log.gz", simrd=True)
     for ratio in ratios:
-        budget = int(float(ratio) * schedule.peak)
+        budget = int(float(ratio) * program.peak)
         slowdown = expected()[name][heuristic][ratio]
-        found = verdict(replay(schedule, budget, heuristic, max_slowdown=2.0))
+        found = verdict(replay(program, budget, heuristic, max_slowdown=2.0))
         assert found == (slowdown if isinstance(slowdown, str) else pytest.approx(slowdown, abs=0.005)), ratio
 
 
@@ -255,10 +255,10 @@ OURS = {("transformer", "dtr", "0.3"): 1.116, ("transformer", "dtr-eq", "0.2"): 
 def test_by_our_own_rules_hardly_anything_differs(name, heuristics):
     """The same within 0.003 at all budgets but those of ``OURS``; what the original does not end in twice the
     time does not end here either."""
-    schedule = read_log(LOGS / f"{name}.log.gz")
+    program = read_log(LOGS / f"{name}.log.gz")
     for heuristic in heuristics:
         for ratio, slowdown in expected()[name][heuristic].items():
-            result = replay(schedule, int(float(ratio) * schedule.peak), heuristic, max_slowdown=2.0)
+            result = replay(program, int(float(ratio) * program.peak), heuristic, max_slowdown=2.0)
             where = (name, heuristic, ratio)
             if where in OURS:
                 assert result.slowdown == pytest.approx(OURS[where], abs=0.0005), where

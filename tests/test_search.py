@@ -40,7 +40,7 @@ from dtr_fx.planning.transform import forget_earlier_rewrite, rewritten_copy
 from dtr_fx.runtime import HEURISTICS, RunFailed, Runtime
 from dtr_fx.runtime.driver import drive
 from dtr_fx.runtime.events import BANISH, COMPUTE, DROP, RECOMPUTE, Event
-from dtr_fx.runtime.program import Call, Constant, Keep, Output, Release, Schedule, Step
+from dtr_fx.runtime.program import Call, Constant, Instruction, Keep, Output, Program, Release
 from dtr_fx.search import (
     Infeasible,
     Policy,
@@ -60,8 +60,8 @@ FIRST = Policy(HEURISTICS["next-use"])
 LITTLE = 0.03  # seconds of effort where how good a plan is does not matter
 
 
-def of(*schedules: Schedule) -> list[OperatorGraph]:
-    return [OperatorGraph.of(schedule) for schedule in schedules]
+def of(*programs: Program) -> list[OperatorGraph]:
+    return [OperatorGraph.of(program) for program in programs]
 
 
 GRAPHS = [
@@ -81,7 +81,7 @@ small_networks = st.one_of(
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> Schedule:
+def programs(draw: st.DrawFn) -> Program:
     """With constants, views, several outputs, workspaces, what runs once, results kept early or late."""
     dice = random.Random(draw(st.integers(0, 10**9)))
     constants = [Constant(number, dice.randint(0, 4)) for number in range(dice.randint(0, 2))]
@@ -93,11 +93,11 @@ def programs(draw: st.DrawFn) -> Schedule:
     made = known[len(constants) :]
     kept = set(dice.sample(made, min(2, len(made))))
     last = {tensor: number for number, call in enumerate(calls) for tensor in _touched(call)}
-    steps: list[Step] = [*constants]
+    steps: list[Instruction] = [*constants]
     for number, call in enumerate(calls):
         ended = [tensor for tensor in _touched(call) if last[tensor] == number and tensor in made]
         steps += [call, *(Keep(tensor) if tensor in kept else Release(tensor) for tensor in ended)]
-    return Schedule("program", tuple(steps), dice.choice([None, len(calls) // 2]))
+    return Program("program", tuple(steps), dice.choice([None, len(calls) // 2]))
 
 
 def _call(name: str, known: list[int], dice: random.Random) -> Call:
@@ -128,9 +128,9 @@ def _touched(call: Call) -> list[int]:
 # What is asserted of every plan
 
 
-def check_run(schedule: Schedule, run: Run, budget: float) -> None:
+def check_run(program: Program, run: Run, budget: float) -> None:
     """What an operator reads is there, the bytes are as stated and within the budget, results stay."""
-    checker = _Checker(schedule, run.runtime)
+    checker = _Checker(program, run.runtime)
     for number, event in enumerate(run.runtime.events):
         checker.take(number, event)
         assert checker.used <= event.used <= budget
@@ -146,23 +146,23 @@ def check_run(schedule: Schedule, run: Run, budget: float) -> None:
 class _Checker:
     """What is resident as a run goes on; storages of a run are numbered as they come."""
 
-    def __init__(self, schedule: Schedule, runtime: Runtime) -> None:
-        self.calls = list(schedule.calls())
-        self.storages = schedule.storages
+    def __init__(self, program: Program, runtime: Runtime) -> None:
+        self.calls = list(program.calls())
+        self.storages = program.storages
         first_runs = [event.op for event in runtime.events if event.kind == COMPUTE]
         made = [output.tensor for op in first_runs for output in self.calls[op].outputs]
-        constants = [step.tensor for step in schedule.steps if isinstance(step, Constant)]
+        constants = [step.tensor for step in program.instructions if isinstance(step, Constant)]
         bases = [tensor for tensor in [*constants, *made] if self.storages[tensor] == tensor]
         self.numbers = {base: number for number, base in enumerate(bases)}
         self.sizes = {out.tensor: out.size for call in self.calls for out in call.outputs}
-        self.sizes |= {step.tensor: step.size for step in schedule.steps if isinstance(step, Constant)}
-        self.defined = {step.tensor for step in schedule.steps if isinstance(step, Constant)}
+        self.sizes |= {step.tensor: step.size for step in program.instructions if isinstance(step, Constant)}
+        self.defined = {step.tensor for step in program.instructions if isinstance(step, Constant)}
         # What a run makes beside what it is run for is not there if nothing ever drops it.
         drops = ((event.storage, number) for number, event in enumerate(runtime.events) if event.storage >= 0)
         self.last_drop = dict(drops)
         self.last_drop |= {storage.id: math.inf for storage in runtime.storages if storage.resident}
         self.kept: list[set[int]] = []
-        for step in schedule.steps:
+        for step in program.instructions:
             if isinstance(step, Call):
                 self.kept.append(set())
             elif isinstance(step, Keep):
@@ -246,12 +246,12 @@ def change(line: Timeline, dice: random.Random) -> None:
 
 
 @settings(max_examples=60)
-@given(small_networks | programs() | st.builds(OperatorGraph.schedule, graphs()), st.integers(0, 10**9))
-def test_a_timeline_is_kept_up_to_date(schedule, seed):
+@given(small_networks | programs() | st.builds(OperatorGraph.program, graphs()), st.integers(0, 10**9))
+def test_a_timeline_is_kept_up_to_date(program, seed):
     """After any changes it is what a timeline of the same order is, and what its slots say."""
     dice = random.Random(seed)
-    operators = Operators.of(schedule)
-    line = Timeline(operators, range(len(operators.makes)), dice.randint(1, schedule.peak + 1))
+    operators = Operators.of(program)
+    line = Timeline(operators, range(len(operators.makes)), dice.randint(1, program.peak + 1))
     committed = state(line)
     for _ in range(12):
         for _ in range(dice.randint(1, 3)):
@@ -286,7 +286,7 @@ def _last_reads(line: Timeline) -> list[list[int]]:
 @given(graphs() | st.builds(OperatorGraph.of, small_networks), st.integers(0, 10**9))
 def test_a_timelines_peak_and_cost_are_those_of_the_plan(graph, seed):
     dice = random.Random(seed)
-    line = Timeline(Operators.of(graph.schedule()), range(len(graph)), graph.floor)
+    line = Timeline(Operators.of(graph.program()), range(len(graph)), graph.floor)
     for _ in range(12):
         change(line, dice)
         cost = check(graph, plan_order(graph, line.order))
@@ -299,9 +299,9 @@ def test_a_timelines_peak_and_cost_are_those_of_the_plan(graph, seed):
 
 @settings(max_examples=60)
 @given(small_networks, st.sampled_from([0.1, 1.0, 3.0]))
-def test_a_minimum_cut_is_the_cheapest_choice_of_what_to_save(schedule, price):
+def test_a_minimum_cut_is_the_cheapest_choice_of_what_to_save(program, price):
     """By trying every choice of operators to run again."""
-    operators, backward = Operators.of(schedule), schedule.backward
+    operators, backward = Operators.of(program), program.backward
     forward = range(min(backward, 9))
     if backward > len(forward):
         return
@@ -318,30 +318,30 @@ def test_a_minimum_cut_is_the_cheapest_choice_of_what_to_save(schedule, price):
 
 @settings(max_examples=60)
 @given(small_networks, st.floats(0.3, 1))
-def test_starts_run_every_operator_at_most_twice_and_for_the_first_time_in_order(schedule, share):
-    operators, backward = Operators.of(schedule), schedule.backward
-    room = int(share * schedule.peak) - schedule.constants
+def test_starts_run_every_operator_at_most_twice_and_for_the_first_time_in_order(program, share):
+    operators, backward = Operators.of(program), program.backward
+    room = int(share * program.peak) - program.constants
     for order in (*cuts(operators, backward, room), segmented(operators, backward, room)):
         assert list(dict.fromkeys(order)) == list(range(len(operators.makes)))
         assert max(Counter(order).values()) <= 2
-        check_run(schedule, follow(schedule, order, math.inf), math.inf)
+        check_run(program, follow(program, order, math.inf), math.inf)
 
 
 @settings(max_examples=60)
 @given(small_networks | programs(), st.floats(0.3, 1))
-def test_relief_leaves_a_plan_that_is_no_further_above_the_budget(schedule, share):
-    operators = Operators.of(schedule)
-    budget = int(share * schedule.peak) - schedule.constants
+def test_relief_leaves_a_plan_that_is_no_further_above_the_budget(program, share):
+    operators = Operators.of(program)
+    budget = int(share * program.peak) - program.constants
     first = range(len(operators.makes))
     order = relieved(operators, first, budget)
     assert list(dict.fromkeys(order)) == list(first)
     assert Timeline(operators, order, budget).over <= Timeline(operators, first, budget).over
-    check_run(schedule, follow(schedule, order, math.inf), math.inf)
+    check_run(program, follow(program, order, math.inf), math.inf)
 
 
 def test_what_waits_together_is_made_again_from_the_little_that_it_is_made_from():
     """Neither product alone is worth a repeated run: then both the other and what they are made from wait."""
-    schedule = program(
+    program = program_of(
         Call("source", (), (Output(0, 4),), 1.0, recomputable=False),
         Call("product", (0,), (Output(1, 4),), 1.0),
         Call("product", (0,), (Output(2, 4),), 1.0),
@@ -349,10 +349,10 @@ def test_what_waits_together_is_made_again_from_the_little_that_it_is_made_from(
         Call("read", (1, 2, 3), (Output(4, 1),), 1.0),
         keep=(4,),
     )
-    operators = Operators.of(schedule)
+    operators = Operators.of(program)
     assert relieved(operators, range(5), 17) == [0, 1, 2, 3, 4]
     assert relieved(operators, range(5), 13) == [0, 1, 2, 3, 1, 2, 4]
-    assert follow(schedule, [0, 1, 2, 3, 1, 2, 4], 13).runtime.peak == 13
+    assert follow(program, [0, 1, 2, 3, 1, 2, 4], 13).runtime.peak == 13
 
 
 # The walk
@@ -368,7 +368,7 @@ def walked(*arguments: object, **options: float) -> list[int] | None:
 @pytest.mark.parametrize("share", [0.3, 0.7])
 def test_a_walk_finds_orders_within_the_budget(graph, share):
     budget = within(graph.floor, graph.peak, share)
-    operators = Operators.of(graph.schedule())
+    operators = Operators.of(graph.program())
     found = [walked(operators, range(len(graph)), budget, 0.05, seed=seed) for seed in (0, 1, 0)]
     assert found[0] == found[2]
     for order in filter(None, found):
@@ -379,14 +379,14 @@ def test_a_walk_finds_orders_within_the_budget(graph, share):
 
 def test_a_walk_without_time_is_its_start_if_that_fits():
     graph = training_chain(6)
-    operators = Operators.of(graph.schedule())
+    operators = Operators.of(graph.program())
     assert walked(operators, range(12), graph.peak, 0) == list(range(12))
     assert walked(operators, range(12), graph.peak - 1, 0) is None
 
 
 @by_name
 def test_no_walk_finds_what_no_plan_can_be(graph):
-    assert walked(Operators.of(graph.schedule()), range(len(graph)), graph.floor - 1, 0.03) is None
+    assert walked(Operators.of(graph.program()), range(len(graph)), graph.floor - 1, 0.03) is None
 
 
 # The runtime follows an order
@@ -400,26 +400,26 @@ def is_done(line: Timeline, op: int, slot: int) -> bool:
 
 @settings(max_examples=150)
 @given(programs(), st.floats(0.6, 1), st.integers(0, 10))
-def test_the_runtime_carries_out_what_a_walk_finds(schedule, share, seed):
-    operators = Operators.of(schedule)
+def test_the_runtime_carries_out_what_a_walk_finds(program, share, seed):
+    operators = Operators.of(program)
     plain = Timeline(operators, range(len(operators.makes)), 0)
     room = int(share * max(plain.used))
     order = walked(operators, range(len(operators.makes)), room, 0.02, seed=seed)
     if order is None:
         return
-    run = follow(schedule, order, room + schedule.constants)
-    check_run(schedule, run, room + schedule.constants)
+    run = follow(program, order, room + program.constants)
+    check_run(program, run, room + program.constants)
     line = Timeline(operators, order, room)
-    assert run.runtime.peak <= max(line.used) + schedule.constants
+    assert run.runtime.peak <= max(line.used) + program.constants
     assert run.cost <= line.cost
-    views = {op for op, call in enumerate(schedule.calls()) if not operators.makes[op]}
+    views = {op for op, call in enumerate(program.calls()) if not operators.makes[op]}
     done = [op for slot, op in zip(line.slots, line.order) if op not in views and is_done(line, op, slot)]
     assert [op for op in run.order if op not in views] == done
 
 
 @pytest.mark.parametrize(("may_wait", "done"), [(False, [0, 1, 2, 1, 3]), (True, [0, 2, 1, 3])])
 def test_an_operator_that_may_wait_does_until_it_is_read(may_wait, done):
-    schedule = program(
+    program = program_of(
         Call("source", (), (Output(0, 1),), 1.0),
         Call("early", (0,), (Output(1, 4),), 2.0, may_wait=may_wait),
         Call("wide", (0,), (Output(2, 1),), 1.0, workspace=8),
@@ -427,21 +427,21 @@ def test_an_operator_that_may_wait_does_until_it_is_read(may_wait, done):
         keep=(3,),
     )
     order = [0, 1, 2, 1, 3]
-    run = follow(schedule, order, 10)
+    run = follow(program, order, 10)
     assert run.order == done
-    assert run.cost == Timeline(Operators.of(schedule), order, 10).cost == 2.0 * (len(done) - 4)
-    check_run(schedule, run, 10)
+    assert run.cost == Timeline(Operators.of(program), order, 10).cost == 2.0 * (len(done) - 4)
+    check_run(program, run, 10)
 
 
 @settings(max_examples=60)
 @given(programs())
-def test_the_plain_order_is_the_program(schedule):
-    operators = Operators.of(schedule)
+def test_the_plain_order_is_the_program(program):
+    operators = Operators.of(program)
     line = Timeline(operators, range(len(operators.makes)), 0)
-    run = follow(schedule, line.order, max(line.used) + schedule.constants)
-    check_run(schedule, run, max(line.used) + schedule.constants)
+    run = follow(program, line.order, max(line.used) + program.constants)
+    check_run(program, run, max(line.used) + program.constants)
     assert run.order == line.order
-    assert run.runtime.peak == max(line.used) + schedule.constants
+    assert run.runtime.peak == max(line.used) + program.constants
 
 
 def kinds(run: Run) -> str:
@@ -450,8 +450,8 @@ def kinds(run: Run) -> str:
     return " ".join(f"{event.kind[0].upper()}{event.op}" for event in ran)
 
 
-def program(*calls: Call, keep: tuple[int, ...]) -> Schedule:
-    return Schedule("by hand", (*calls, *map(Keep, keep)))
+def program_of(*calls: Call, keep: tuple[int, ...]) -> Program:
+    return Program("by hand", (*calls, *map(Keep, keep)))
 
 
 def big(name: str, *reads: int, makes: int, **options: object) -> Call:
@@ -460,9 +460,9 @@ def big(name: str, *reads: int, makes: int, **options: object) -> Call:
 
 def test_a_view_is_taken_again_with_its_base():
     view = Call("view", (0,), (Output(1, 0, 0),), 0.5)
-    schedule = program(big("base", makes=0), view, big("wide", makes=2), big("read", 1, makes=3), keep=(3,))
-    run = follow(schedule, [0, 1, 2, 0, 3], 8)
-    check_run(schedule, run, 8)
+    program = program_of(big("base", makes=0), view, big("wide", makes=2), big("read", 1, makes=3), keep=(3,))
+    run = follow(program, [0, 1, 2, 0, 3], 8)
+    check_run(program, run, 8)
     assert kinds(run) == "C0 C1 C2 R0 R1 C3"
     assert run.cost == 1.5
     assert run.runtime.peak == 8
@@ -470,9 +470,11 @@ def test_a_view_is_taken_again_with_its_base():
 
 def test_a_view_that_is_a_result_is_there_at_the_end():
     view = Call("view", (0,), (Output(1, 0, 0),), 0.5)
-    schedule = program(big("base", makes=0), view, big("wide", makes=2), big("wider", 2, makes=3), keep=(1,))
-    run = follow(schedule, [0, 1, 2, 3, 0], 8)
-    check_run(schedule, run, 8)
+    program = program_of(
+        big("base", makes=0), view, big("wide", makes=2), big("wider", 2, makes=3), keep=(1,)
+    )
+    run = follow(program, [0, 1, 2, 3, 0], 8)
+    check_run(program, run, 8)
     assert kinds(run) == "C0 C1 C2 C3 R0 R1"
 
 
@@ -481,57 +483,57 @@ def test_a_view_that_runs_once_keeps_its_base():
     view = Call("view", (0,), (Output(1, 0, 0),), 0.5, recomputable=False)
     read = Call("read", (1,), (Output(3, 1),), 1.0)
     steps = (big("base", makes=0), view, big("wide", makes=2), Release(2), read, Keep(3))
-    schedule = Schedule("once", steps)
-    assert walked(Operators.of(schedule), range(4), 5, 0.02) is None
-    check_run(schedule, follow(schedule, range(4), 8), 8)
+    program = Program("once", steps)
+    assert walked(Operators.of(program), range(4), 5, 0.02) is None
+    check_run(program, follow(program, range(4), 8), 8)
 
 
 def test_of_several_outputs_only_what_is_read_again_comes_back():
     pair = Call("pair", (), (Output(0, 4), Output(1, 2)), 1.0)
-    schedule = program(
+    program = program_of(
         pair, big("first", 0, makes=2), big("wide", makes=3), big("last", 1, makes=4), keep=(4,)
     )
-    run = follow(schedule, [0, 1, 2, 0, 3], 8)
-    check_run(schedule, run, 8)
+    run = follow(program, [0, 1, 2, 0, 3], 8)
+    check_run(program, run, 8)
     assert kinds(run) == "C0 C1 C2 R0 C3"
     # The second output is not there while the first is read: with it the peak would be 10.
     assert run.runtime.peak == 8
 
 
 def test_workspace_counts_while_an_operator_runs():
-    schedule = program(big("a", makes=0, workspace=5), big("b", 0, makes=1), keep=(1,))
-    run = follow(schedule, [0, 1], 9)
-    check_run(schedule, run, 9)
+    program = program_of(big("a", makes=0, workspace=5), big("b", 0, makes=1), keep=(1,))
+    run = follow(program, [0, 1], 9)
+    check_run(program, run, 9)
     assert run.runtime.peak == 9
     with pytest.raises(RunFailed):
-        follow(schedule, [0, 1], 8)
+        follow(program, [0, 1], 8)
 
 
 def test_what_runs_once_is_never_dropped():
-    schedule = program(
+    program = program_of(
         big("once", makes=0, recomputable=False), big("wide", makes=1), big("read", 0, makes=2), keep=(2,)
     )
-    operators = Operators.of(schedule)
+    operators = Operators.of(program)
     assert operators.repeats == (False, True, True)
     assert walked(operators, range(3), 7, 0.02) is None
-    check_run(schedule, follow(schedule, range(3), 8), 8)
+    check_run(program, follow(program, range(3), 8), 8)
     with pytest.raises(RunFailed):
-        follow(schedule, range(3), 7)
+        follow(program, range(3), 7)
 
 
 def test_a_result_is_made_again_for_the_end_if_it_is_kept_then():
-    schedule = program(big("result", makes=0), big("wide", makes=1), big("wider", 1, makes=2), keep=(0,))
-    order = walked(Operators.of(schedule), range(3), 8, 0.02, temperature=2)
-    run = follow(schedule, order, 8)
-    check_run(schedule, run, 8)
+    program = program_of(big("result", makes=0), big("wide", makes=1), big("wider", 1, makes=2), keep=(0,))
+    order = walked(Operators.of(program), range(3), 8, 0.02, temperature=2)
+    run = follow(program, order, 8)
+    check_run(program, run, 8)
     assert kinds(run) == "C0 C1 C2 R0"
 
 
 def test_a_result_that_is_kept_before_the_end_stays():
     steps = (big("result", makes=0), Keep(0), big("wide", makes=1), big("wider", 1, makes=2))
-    schedule = Schedule("kept", steps)
-    assert walked(Operators.of(schedule), range(3), 11, 0.02) is None
-    check_run(schedule, follow(schedule, range(3), 12), 12)
+    program = Program("kept", steps)
+    assert walked(Operators.of(program), range(3), 11, 0.02) is None
+    check_run(program, follow(program, range(3), 12), 12)
 
 
 # The whole search
@@ -539,12 +541,12 @@ def test_a_result_that_is_kept_before_the_end_stays():
 
 def plan_of(graph: OperatorGraph, budget: int, seconds: float | None = None) -> float:
     """The total cost of the plan that is found, infinite without one; the plan has passed both checks."""
-    schedule = graph.schedule()
+    program = graph.program()
     try:
-        run = search(schedule, budget, FIRST, seconds)
+        run = search(program, budget, FIRST, seconds)
     except Infeasible:
         return math.inf
-    check_run(schedule, run, budget)
+    check_run(program, run, budget)
     cost = check(graph, plan_order(graph, run.order), budget)
     assert cost.peak <= run.runtime.peak
     assert cost.total == pytest.approx(graph.cost + run.cost)
@@ -553,13 +555,13 @@ def plan_of(graph: OperatorGraph, budget: int, seconds: float | None = None) -> 
 
 @settings(max_examples=40)
 @given(programs(), st.floats(0.3, 1))
-def test_every_plan_does_what_the_program_does(schedule, share):
-    budget = schedule.constants + int(share * (schedule.peak - schedule.constants))
+def test_every_plan_does_what_the_program_does(program, share):
+    budget = program.constants + int(share * (program.peak - program.constants))
     try:
-        run = search(schedule, budget, FIRST, LITTLE)
+        run = search(program, budget, FIRST, LITTLE)
     except Infeasible:
         return
-    check_run(schedule, run, budget)
+    check_run(program, run, budget)
 
 
 # Seven operators of which three run twice at the least that any plan needs: 10 instead of 7.
@@ -645,11 +647,11 @@ def test_plans_are_close_to_the_optimum():
 
 @by_name
 def test_the_same_arguments_give_the_same_plan(graph):
-    schedule, budget = graph.schedule(), within(graph.floor, graph.peak, 0.7)
+    program, budget = graph.program(), within(graph.floor, graph.peak, 0.7)
 
     def events() -> list[Event] | None:
         try:
-            return search(schedule, budget, FIRST, LITTLE).runtime.events
+            return search(program, budget, FIRST, LITTLE).runtime.events
         except Infeasible:
             return None
 
@@ -674,28 +676,28 @@ def test_effort_grows_with_the_program():
 
 @by_name
 def test_the_smallest_budget_is_feasible_and_not_below_the_bound(graph):
-    schedule = graph.schedule()
-    for run in (smallest(schedule, graph.floor, LITTLE), smallest_by_passes(schedule, graph.floor, [FIRST])):
-        check_run(schedule, run, run.runtime.peak)
+    program = graph.program()
+    for run in (smallest(program, graph.floor, LITTLE), smallest_by_passes(program, graph.floor, [FIRST])):
+        check_run(program, run, run.runtime.peak)
         assert run.runtime.peak >= graph.floor
         assert check(graph, plan_order(graph, run.order)).peak <= run.runtime.peak
     with pytest.raises(Infeasible):
-        search(schedule, graph.floor - 1, FIRST, LITTLE)
+        search(program, graph.floor - 1, FIRST, LITTLE)
 
 
 def test_chains_fit_into_what_one_operator_needs():
     for graph in (training_chain(8), *of(networks.linear(10), networks.residual(4))):
-        assert smallest(graph.schedule(), graph.floor, 0.1).runtime.peak == graph.floor
+        assert smallest(graph.program(), graph.floor, 0.1).runtime.peak == graph.floor
 
 
 # One pass: the paper's algorithm
 
 
-def online(schedule: Schedule, budget: int, heuristic: str) -> Runtime | None:
-    """The paper's algorithm on the schedule; None if it does not fit."""
-    runtime = Runtime(budget, heuristic, order="depth first", max_recompute=11 * schedule.cost)
+def online(program: Program, budget: int, heuristic: str) -> Runtime | None:
+    """The paper's algorithm on the program; None if it does not fit."""
+    runtime = Runtime(budget, heuristic, order="depth first", max_recompute=11 * program.cost)
     try:
-        drive(runtime, schedule)
+        drive(runtime, program)
     except RunFailed:
         return None
     return runtime
@@ -706,18 +708,18 @@ def online(schedule: Schedule, budget: int, heuristic: str) -> Runtime | None:
 def test_search_never_costs_more_than_one_pass(size, heuristic):
     first = Policy(HEURISTICS[heuristic])
     wholes = [networks.residual(size // 2), networks.unet(size // 4), networks.random_dag(size, 4)]
-    for schedule in (*wholes, *(graph.schedule() for graph in of(*wholes))):
+    for program in (*wholes, *(graph.program() for graph in of(*wholes))):
         for share in (0.9, 0.7, 0.5, 0.3):
-            budget = int(share * schedule.peak)
-            passed = online(schedule, budget, heuristic)
+            budget = int(share * program.peak)
+            passed = online(program, budget, heuristic)
             if passed is not None:
-                where = (schedule.name, len(schedule.steps), budget)
-                assert _cost(schedule, budget, first) <= passed.recompute_cost, where
+                where = (program.name, len(program.instructions), budget)
+                assert _cost(program, budget, first) <= passed.recompute_cost, where
 
 
-def _cost(schedule: Schedule, budget: int, first: Policy) -> float:
+def _cost(program: Program, budget: int, first: Policy) -> float:
     try:
-        return search(schedule, budget, first, LITTLE).cost
+        return search(program, budget, first, LITTLE).cost
     except Infeasible:
         return math.inf
 
@@ -737,12 +739,12 @@ def joint() -> GraphModule:
 @pytest.mark.parametrize("heuristic", ["dtr-eq", "dtr", "lru", "next-use"])
 def test_online_is_one_pass_of_the_papers_algorithm(heuristic):
     planning = Planning(joint(), Options(planner="online", heuristic=heuristic))
-    schedule = planning.planner.schedule
-    assert schedule.backward is not None
+    program = planning.planner.program
+    assert program.backward is not None
     recomputed = 0
     for share in (0.9, 0.7, 0.5, 0.3):
         budget = within(planning.need.nbytes, planning.baseline_peak, share)
-        runtime = online(schedule, budget, heuristic)
+        runtime = online(program, budget, heuristic)
         if runtime is not None:
             run = planning.planner.plan(budget)
             assert run.runtime.events == runtime.events
@@ -754,11 +756,11 @@ def test_one_pass_drives_the_runtime_as_a_replay_does():
     """With the policy of the paper nothing is kept that its algorithm would evict."""
     paper = Policy(HEURISTICS["dtr-eq"], order="depth first", keep_gradients=False)
     for graph in GRAPHS:
-        schedule = graph.schedule()
+        program = graph.program()
         for share in (0.2, 0.5, 0.8):
             budget = within(graph.floor, graph.peak, share)
-            run = run_policy(schedule, budget, paper, max_recompute=11 * schedule.cost)
-            runtime = online(schedule, budget, "dtr-eq")
+            run = run_policy(program, budget, paper, max_recompute=11 * program.cost)
+            runtime = online(program, budget, "dtr-eq")
             assert (run.failure is None) == (runtime is not None)
             if runtime is not None:
                 assert run.runtime.events == runtime.events

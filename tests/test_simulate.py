@@ -24,9 +24,9 @@ def test_a_table_for_each_log(log, capsys):
     assert main(["simulate", str(log), str(log), *options]) == 0
     out = capsys.readouterr().out
     assert out.count("chain: 24 operators, peak 1.37 KiB, 100 B of it constants") == 2
-    schedule = read_log(log)
+    program = read_log(log)
     for heuristic in ("dtr", "lru"):
-        slowdown = replay(schedule, int(0.6 * schedule.peak), heuristic).slowdown
+        slowdown = replay(program, int(0.6 * program.peak), heuristic).slowdown
         row = next(line for line in out.splitlines() if line.startswith(heuristic) and "60.0%" in line)
         assert f"× {slowdown:.3f}" in row
 

@@ -53,8 +53,8 @@ def test_recorded_and_replayed(name, tmp_path):
     assert loss.dim() == 0
     assert loss.isfinite()
     record_log(model, inputs, tmp_path / "x.log")
-    schedule = read_log(tmp_path / "x.log")
-    result = replay(schedule, schedule.peak)
+    program = read_log(tmp_path / "x.log")
+    result = replay(program, program.peak)
     assert result.outcome == "ok"
     assert result.slowdown == 1
 

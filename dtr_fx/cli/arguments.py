@@ -11,7 +11,7 @@ from dtr_fx.errors import CommandError, OptionError
 from dtr_fx.lab.log import read_log
 from dtr_fx.planning.options import parse_budget
 from dtr_fx.runtime import HEURISTICS
-from dtr_fx.runtime.program import Schedule
+from dtr_fx.runtime.program import Program
 from dtr_fx.units import parse_percent
 
 
@@ -102,7 +102,7 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def read(path: Path, *, simrd: bool = False) -> Schedule:
+def read(path: Path, *, simrd: bool = False) -> Program:
     """An operator log.
 
     Raises
@@ -118,7 +118,7 @@ def read(path: Path, *, simrd: bool = False) -> Schedule:
         raise CommandError(f"cannot read {path}: {error.strerror}") from None
 
 
-def check_names_apart(schedules: Iterable[Schedule]) -> None:
+def check_names_apart(programs: Iterable[Program]) -> None:
     """Refuse logs that a picture could not tell apart.
 
     Raises
@@ -126,7 +126,7 @@ def check_names_apart(schedules: Iterable[Schedule]) -> None:
     CommandError
         Two have the same name.
     """
-    names: Sequence[str] = [schedule.name for schedule in schedules]
+    names: Sequence[str] = [program.name for program in programs]
     for name in names:
         if names.count(name) > 1:
             raise CommandError(

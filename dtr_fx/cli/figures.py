@@ -46,7 +46,7 @@ from dtr_fx.lab.figures import (
 )
 from dtr_fx.lab.planners.graph import OperatorGraph
 from dtr_fx.lab.record import record_log
-from dtr_fx.runtime.program import Schedule
+from dtr_fx.runtime.program import Program
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,15 +90,15 @@ def run(arguments: argparse.Namespace) -> None:
     for number in numbers:
         for suffix in (arguments.format, "csv", *(["json"] if arguments.json else [])):
             check_output(folder / f"figure{number}.{suffix}", force=arguments.force)
-    schedules = _schedules(arguments, numbers)
-    study = Study(schedules, numbers)
+    programs = _programs(arguments, numbers)
+    study = Study(programs, numbers)
     with progress("replays", len(study)) as watch:
         study.run(processes=arguments.jobs, watch=watch)
     for number in numbers:
         if number in REPLAYED:
             drawing = draw_study(study, number)
         elif number == 3:
-            drawing = _compare(schedules, arguments.jobs)
+            drawing = _compare(programs, arguments.jobs)
         else:
             drawing = draw_linear(trace_linear())
         _write(drawing, folder, arguments.format, force=arguments.force)
@@ -129,14 +129,14 @@ def _folder(path: Path) -> Path:
     return path
 
 
-def _schedules(arguments: argparse.Namespace, numbers: Collection[int]) -> list[Schedule]:
+def _programs(arguments: argparse.Namespace, numbers: Collection[int]) -> list[Program]:
     """The logs that were named; else those of the zoo, if a figure is drawn from logs."""
     if arguments.logs is None and not set(numbers) & {*REPLAYED, 3}:
         return []
     paths = arguments.logs or _recorded(arguments.output / "logs")
-    schedules = [read(path) for path in paths]
-    check_names_apart(schedules)
-    return schedules
+    programs = [read(path) for path in paths]
+    check_names_apart(programs)
+    return programs
 
 
 def _recorded(folder: Path) -> list[Path]:
@@ -155,8 +155,8 @@ def _recorded(folder: Path) -> list[Path]:
     return list(paths.values())
 
 
-def _compare(schedules: Sequence[Schedule], jobs: int | None) -> Drawing:
-    comparison = Comparison([*networks(), *map(OperatorGraph.of, schedules)])
+def _compare(programs: Sequence[Program], jobs: int | None) -> Drawing:
+    comparison = Comparison([*networks(), *map(OperatorGraph.of, programs)])
     with progress("plans", len(comparison)) as watch:
         comparison.run(processes=jobs, watch=watch)
     return draw_comparison(comparison)

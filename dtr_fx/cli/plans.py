@@ -257,8 +257,8 @@ def _check_no(settings: Mapping[str, Any], target: str) -> None:
 def _plans_of_log(path: Path) -> Planner:
     from dtr_fx.lab.log_plans import LogPlanning
 
-    schedule = read(path)
-    return lambda options: [LogPlanning(schedule, options).report()]
+    program = read(path)
+    return lambda options: [LogPlanning(program, options).report()]
 
 
 def _plans_of_program(path: Path) -> Planner:

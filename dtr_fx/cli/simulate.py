@@ -37,7 +37,7 @@ from dtr_fx.lab.figures import plot_slowdowns, require_matplotlib
 from dtr_fx.lab.replay import Replay
 from dtr_fx.lab.sweep import RATIOS, Sweep, to_csv, to_json
 from dtr_fx.runtime import Deallocation
-from dtr_fx.runtime.program import Schedule
+from dtr_fx.runtime.program import Program
 from dtr_fx.units import format_bytes, format_percent
 
 _PICTURES = (".png", ".svg", ".pdf")
@@ -90,11 +90,11 @@ def run(arguments: argparse.Namespace) -> None:
         A user's error: in a log, an option or an output file.
     """
     _check_outputs(arguments)
-    schedules = [read(path, simrd=arguments.simrd) for path in arguments.logs]
+    programs = [read(path, simrd=arguments.simrd) for path in arguments.logs]
     if any(path.suffix in _PICTURES for path in arguments.output):
-        check_names_apart(schedules)
+        check_names_apart(programs)
     sweep = Sweep(
-        schedules,
+        programs,
         arguments.heuristic,
         arguments.budget,
         arguments.deallocation,
@@ -111,9 +111,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _print_tables(sweep: Sweep, results: Sequence[Replay]) -> None:
-    each = len(sweep) // len(sweep.schedules)
-    for number, schedule in enumerate(sweep.schedules):
-        print(_title(schedule))
+    each = len(sweep) // len(sweep.programs)
+    for number, program in enumerate(sweep.programs):
+        print(_title(program))
         print(_table(results[number * each : (number + 1) * each]), end="\n\n")
 
 
@@ -131,10 +131,10 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
             require_matplotlib()
 
 
-def _title(schedule: Schedule) -> str:
-    calls = sum(1 for _ in schedule.calls())
-    peak, constants = format_bytes(schedule.peak), format_bytes(schedule.constants)
-    return f"{schedule.name}: {calls} operators, peak {peak}, {constants} of it constants"
+def _title(program: Program) -> str:
+    calls = sum(1 for _ in program.calls())
+    peak, constants = format_bytes(program.peak), format_bytes(program.constants)
+    return f"{program.name}: {calls} operators, peak {peak}, {constants} of it constants"
 
 
 def _table(results: Sequence[Replay]) -> str:
@@ -160,4 +160,4 @@ def _write(path: Path, sweep: Sweep, results: Sequence[Replay], *, force: bool) 
     if path.suffix in _TABLES:
         write_text(path, _TABLES[path.suffix](results), force=force)
     else:
-        write_picture(path, plot_slowdowns(results, "Slowdown under a memory budget", sweep.schedules))
+        write_picture(path, plot_slowdowns(results, "Slowdown under a memory budget", sweep.programs))

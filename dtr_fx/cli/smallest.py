@@ -72,9 +72,9 @@ def _smallest_of_log(path: Path, options: Options) -> Report:
 
     if options.max_overhead is not None:
         raise CommandError("--max-overhead is for models; dtr-fx simulate has the slowdowns of logs")
-    schedule = read(path)
-    budget = min(LogPlanning(schedule, options).planner.smallest.runtime.peak, schedule.peak)
-    return LogPlanning(schedule, replace(options, budget=budget)).report()
+    program = read(path)
+    budget = min(LogPlanning(program, options).planner.smallest.runtime.peak, program.peak)
+    return LogPlanning(program, replace(options, budget=budget)).report()
 
 
 def _text(target: str, report: Report, on: Screen) -> str:

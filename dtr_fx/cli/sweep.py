@@ -214,11 +214,11 @@ def _operators(graph: GraphModule) -> OperatorGraph:
     from dtr_fx.lab.planners import OperatorGraph
     from dtr_fx.planning.planning import Planning
 
-    schedule = Planning(graph, Options()).planner.schedule
-    operators = OperatorGraph.of(schedule)
-    once = {call.name for call in schedule.calls() if not call.recomputable}
+    program = Planning(graph, Options()).planner.program
+    operators = OperatorGraph.of(program)
+    once = {call.name for call in program.calls() if not call.recomputable}
     nodes = (
-        node._replace(cost=node.cost + _DEAR * schedule.cost)
+        node._replace(cost=node.cost + _DEAR * program.cost)
         if number in operators.results or node.name in once
         else node
         for number, node in enumerate(operators.nodes)

@@ -68,11 +68,11 @@ def run_linear(
     >>> run_linear(100).ratio
     1.4
     """
-    schedule = linear(n)
+    program = linear(n)
     budget = root_budget(n) if budget is None else budget
     runtime = Runtime(budget, heuristic, deallocation=deallocation, max_recompute=(max_ratio - 1) * 2 * n)
     with collector_paused():
         start = time.perf_counter()
-        drive(runtime, schedule)
+        drive(runtime, program)
         seconds = time.perf_counter() - start
     return LinearRun(n, budget, round(runtime.clock), seconds)

@@ -5,7 +5,7 @@
     {"INSTRUCTION":"ALIAS","NAME":"x2","ALIAS":"-1"}
 
 Sizes are bytes and times nanoseconds, both as strings.  ``read_log`` turns the names of a log, which copies,
-mutations and releases bind anew, into the numbered tensors of a ``Schedule``.
+mutations and releases bind anew, into the numbered tensors of a ``Program``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
 from dtr_fx.errors import DTRError
-from dtr_fx.runtime.program import Call, Constant, Keep, Output, Release, Schedule, Step
+from dtr_fx.runtime.program import Call, Constant, Instruction, Keep, Output, Program, Release
 
 
 class LogError(DTRError, ValueError):
@@ -230,12 +230,12 @@ def write_log(path: str | Path, lines: Iterable[Line]) -> None:
         partial.unlink(missing_ok=True)
 
 
-def read_log(path: str | Path, *, simrd: bool = False) -> Schedule:
-    """The schedule of an operator log, plain or gzip; a pipe will do.
+def read_log(path: str | Path, *, simrd: bool = False) -> Program:
+    """The program of an operator log, plain or gzip; a pipe will do.
 
     Mutation becomes a pure operator that returns a new storage of the same size (C.6).  Every name of the old
     storage then means the new one; with ``simrd`` only the name that was mutated does, as in the original
-    simulator, so that other names still see the old contents and hold on to their memory.  A schedule read
+    simulator, so that other names still see the old contents and hold on to their memory.  A program read
     with ``simrd`` is also replayed by that simulator's rules.
 
     The tensors that still have a name at the end are the results: they are rematerialized and stay (the
@@ -253,10 +253,10 @@ def read_log(path: str | Path, *, simrd: bool = False) -> Schedule:
         reader = _read(_Lines(file, path), path, simrd=simrd)
     if not reader.calls:
         raise LogError(f"{path}: expected operators, found none")
-    schedule = reader.schedule(path.name.removesuffix(".gz").removesuffix(".log"))
-    if not schedule.peak:
+    program = reader.program(path.name.removesuffix(".gz").removesuffix(".log"))
+    if not program.peak:
         raise LogError(f"{path}: expected tensors of some bytes, found 0 bytes in each")
-    return schedule
+    return program
 
 
 @contextmanager
@@ -366,7 +366,7 @@ class _Reader:
     """Binds names to tensors, line by line, and writes down the steps."""
 
     def __init__(self, *, simrd: bool, before: Iterable[str] = ()) -> None:
-        self.steps: list[Step] = []
+        self.instructions: list[Instruction] = []
         self._simrd = simrd
         self._before = set(before)  # names that may still be released
         self._tensors: dict[str, int] = {}  # the tensor that a name stands for
@@ -378,11 +378,11 @@ class _Reader:
         self._backward: int | None = None
         self._first_named: int | None = None  # for logs that do not say where their backward pass begins
 
-    def schedule(self, name: str) -> Schedule:
+    def program(self, name: str) -> Program:
         kept = dict.fromkeys(tensor for tensor in self._tensors.values() if self._names[tensor])
         backward = self._first_named if self._backward is None else self._backward
-        steps = (*self.steps, *(Keep(tensor) for tensor in kept))
-        return Schedule(name, steps, backward, simrd=self._simrd)
+        steps = (*self.instructions, *(Keep(tensor) for tensor in kept))
+        return Program(name, steps, backward, simrd=self._simrd)
 
     def read(self, line: Line, lines: _Lines) -> None:
         match line:
@@ -391,7 +391,7 @@ class _Reader:
                     self._backward = self.calls
             case ConstantLine(name):
                 size = lines.expect(MemoryLine, name).memory
-                self.steps.append(Constant(self._new(name, size), size))
+                self.instructions.append(Constant(self._new(name, size), size))
             case CallLine():
                 self._call(line, lines)
             case MutateLine():
@@ -461,7 +461,7 @@ class _Reader:
     def _append(self, call: Call) -> None:
         if self._first_named is None and "backward" in call.name:
             self._first_named = self.calls
-        self.steps.append(call)
+        self.instructions.append(call)
         self.calls += 1
 
     # Names and tensors
@@ -512,7 +512,7 @@ class _Reader:
             del self._named[storage][name]
         self._names[tensor] -= 1
         if not self._names[tensor]:
-            self.steps.append(Release(tensor))
+            self.instructions.append(Release(tensor))
 
 
 def _shown(value: Any) -> str:

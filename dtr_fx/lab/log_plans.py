@@ -17,7 +17,7 @@ from dtr_fx.planning.reporting import storage_stats
 from dtr_fx.report import KINDS, Event, Point, Report, StorageStats
 from dtr_fx.runtime import events as kinds
 from dtr_fx.runtime import resolve
-from dtr_fx.runtime.program import Constant, Keep, Schedule
+from dtr_fx.runtime.program import Constant, Keep, Program
 from dtr_fx.search import Policy, Run, run_policy
 
 _NANOSECOND = 1e-9
@@ -26,12 +26,12 @@ _NANOSECOND = 1e-9
 class LogPlanning:
     """Plans for what a log recorded; ``bound`` are the bytes that none can do without."""
 
-    def __init__(self, schedule: Schedule, options: Options) -> None:
-        self.schedule = schedule
+    def __init__(self, program: Program, options: Options) -> None:
+        self.program = program
         self._options = options
-        self._needs = _needs(schedule)
+        self._needs = _needs(program)
         self.bound = max(self._needs, default=0)
-        self.planner = Planner(lambda: schedule, options, self.bound)
+        self.planner = Planner(lambda: program, options, self.bound)
 
     def report(self) -> Report:
         """The plan for the budget of the options.
@@ -44,15 +44,15 @@ class LogPlanning:
             No plan fits.
         """
         budget = self._budget()
-        as_it_is = run_policy(self.schedule, math.inf, Policy(resolve(self._options.heuristic)))
-        run = as_it_is if budget >= self.schedule.peak else self._plan(budget)
+        as_it_is = run_policy(self.program, math.inf, Policy(resolve(self._options.heuristic)))
+        run = as_it_is if budget >= self.program.peak else self._plan(budget)
         return self._report(budget, as_it_is, run)
 
     def _budget(self) -> int:
         spec = parse_budget(self._options.budget)
         if spec.kind == "auto":
             raise OptionError("budget='auto': a log runs on no device; write a share of its peak, or bytes")
-        return resolve_budget(spec, self.schedule.peak, torch.device("cpu"))
+        return resolve_budget(spec, self.program.peak, torch.device("cpu"))
 
     def _plan(self, budget: int) -> Run:
         try:
@@ -61,28 +61,28 @@ class LogPlanning:
             call = self._needs.index(self.bound)
             raise InfeasibleBudgetError(
                 asked=budget,
-                smallest=min(infeasible.smallest, self.schedule.peak),
+                smallest=min(infeasible.smallest, self.program.peak),
                 lower_bound=self.bound,
-                baseline_peak=self.schedule.peak,
-                operator=_origins(self.schedule)[call],
+                baseline_peak=self.program.peak,
+                operator=_origins(self.program)[call],
                 source="",
-                pinned={"parameter or input": self.schedule.constants},
+                pinned={"parameter or input": self.program.constants},
             ) from None
 
     def _report(self, budget: int, as_it_is: Run, run: Run) -> Report:
-        schedule, told = self.schedule, _Told(self.schedule, run)
+        program, told = self.program, _Told(self.program, run)
         report = Report(
             budget=budget,
-            baseline_peak=schedule.peak,
+            baseline_peak=program.peak,
             planned_peak=max(point.live for point in told.points),
             lower_bound=self.bound,
-            constants=schedule.constants,
-            base_cost=schedule.cost * _NANOSECOND,
+            constants=program.constants,
+            base_cost=program.cost * _NANOSECOND,
             total_cost=sum(event.cost for event in told.events),
             heuristic="none" if run is as_it_is else run.decided_by,
             device="the log's device",
             events=tuple(told.events),
-            before=tuple(_Told(schedule, as_it_is).points),
+            before=tuple(_Told(program, as_it_is).points),
             after=tuple(told.points),
             storages=told.storages(),
             seconds={},
@@ -90,7 +90,7 @@ class LogPlanning:
         if self._options.watch is None or run is as_it_is:
             return report
         watched = choices(
-            schedule,
+            program,
             run,
             self._options.watch,
             names=told.names,
@@ -100,26 +100,26 @@ class LogPlanning:
         return replace(report, choices=watched)
 
 
-def _needs(schedule: Schedule) -> list[int]:
+def _needs(program: Program) -> list[int]:
     """For each call, the bytes that are there while it runs under any plan: constants, what it touches."""
-    sizes = _sizes(schedule)
+    sizes = _sizes(program)
     needs = []
-    for call in schedule.calls():
+    for call in program.calls():
         touched = (*call.inputs, *(output.tensor for output in call.outputs))
-        storages = {schedule.storages[tensor] for tensor in touched}
-        needs.append(schedule.constants + call.workspace + sum(sizes.get(storage, 0) for storage in storages))
+        storages = {program.storages[tensor] for tensor in touched}
+        needs.append(program.constants + call.workspace + sum(sizes.get(storage, 0) for storage in storages))
     return needs
 
 
-def _sizes(schedule: Schedule) -> dict[int, int]:
+def _sizes(program: Program) -> dict[int, int]:
     """Bytes of the storages that calls make."""
-    outputs = (output for call in schedule.calls() for output in call.outputs)
+    outputs = (output for call in program.calls() for output in call.outputs)
     return {output.tensor: output.size for output in outputs if output.alias is None}
 
 
-def _origins(schedule: Schedule) -> list[str]:
+def _origins(program: Program) -> list[str]:
     """A name for each call, as an FX graph would number them: ``mm``, ``mm_1``."""
-    return list(_numbered(call.name.rpartition("::")[2] for call in schedule.calls()))
+    return list(_numbered(call.name.rpartition("::")[2] for call in program.calls()))
 
 
 def _numbered(names: Iterable[str]) -> Iterator[str]:
@@ -132,22 +132,24 @@ def _numbered(names: Iterable[str]) -> Iterator[str]:
 class _Told:
     """What a run did, as the events and the memory timeline of a report."""
 
-    def __init__(self, schedule: Schedule, run: Run) -> None:
-        self._schedule = schedule
-        self._calls = list(schedule.calls())
-        self._sizes = _sizes(schedule)
+    def __init__(self, program: Program, run: Run) -> None:
+        self._program = program
+        self._calls = list(program.calls())
+        self._sizes = _sizes(program)
         self._tensor_of = {
             tensor.storage.id: number
             for number, tensor in run.tensors.items()
-            if schedule.storages[number] == number
+            if program.storages[number] == number
         }
-        self._kept = {schedule.storages[step.tensor] for step in schedule.steps if isinstance(step, Keep)}
-        constants = [step.tensor for step in schedule.steps if isinstance(step, Constant)]
+        self._kept = {
+            program.storages[step.tensor] for step in program.instructions if isinstance(step, Keep)
+        }
+        constants = [step.tensor for step in program.instructions if isinstance(step, Constant)]
         self._made_by = {output.tensor: op for op, call in enumerate(self._calls) for output in call.outputs}
         self._position_of = {tensor: i for i, tensor in enumerate([*constants, *self._sizes])}
-        self.origins = _origins(schedule)
+        self.origins = _origins(program)
         self.names = self._names(constants)
-        self._parts = dict.fromkeys(KINDS, 0) | {"parameter": schedule.constants}
+        self._parts = dict.fromkeys(KINDS, 0) | {"parameter": program.constants}
         self._resident: dict[int, str] = {}
         self._maker = {tensor: self.names[tensor] for tensor in constants}
         self._event_names: Counter[str] = Counter()
@@ -157,7 +159,7 @@ class _Told:
         self._tell(run)
 
     def storages(self) -> tuple[StorageStats, ...]:
-        sizes = {step.tensor: step.size for step in self._schedule.steps if isinstance(step, Constant)}
+        sizes = {step.tensor: step.size for step in self._program.instructions if isinstance(step, Constant)}
         sizes |= self._sizes
         described = (
             (self.names[tensor], self._kind_of_storage(tensor), sizes[tensor]) for tensor in self._position_of
@@ -199,7 +201,7 @@ class _Told:
         is_first = step.kind == kinds.COMPUTE
         name = origin if is_first else self._again(origin)
         reads = dict.fromkeys(self._maker[tensor] for tensor in call.inputs)
-        used = [self._schedule.storages[tensor] for tensor in call.inputs]
+        used = [self._program.storages[tensor] for tensor in call.inputs]
         fresh = [output for output in call.outputs if output.alias is None]
         for output in fresh:
             if output.tensor not in self._resident:
@@ -266,7 +268,7 @@ class _Told:
         return "output" if tensor in self._kept else "activation"
 
     def _phase(self) -> str:
-        backward = self._schedule.backward
+        backward = self._program.backward
         if backward is None:
             return ""
         return "forward" if self._done < backward else "backward"

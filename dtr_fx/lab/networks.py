@@ -12,7 +12,7 @@ from collections.abc import Container, Iterator, Sequence
 from itertools import count
 from typing import NamedTuple
 
-from dtr_fx.runtime.program import Call, Keep, Output, Release, Schedule, Step
+from dtr_fx.runtime.program import Call, Instruction, Keep, Output, Program, Release
 
 _SUM_COST = 1.0
 
@@ -26,7 +26,7 @@ class Layer(NamedTuple):
     size: int = 1
 
 
-def training_step(name: str, layers: Sequence[Layer], *, backward_cost: float = 2.0) -> Schedule:
+def training_step(name: str, layers: Sequence[Layer], *, backward_cost: float = 2.0) -> Program:
     """The forward pass over ``layers`` and the backward pass of them all.
 
     Outputs that no operator reads are the network's own: the backward pass starts from them and reads neither
@@ -57,7 +57,7 @@ def training_step(name: str, layers: Sequence[Layer], *, backward_cost: float = 
         for number, layer in enumerate(layers)
     ]
     backward, results = _backward(layers, backward_cost)
-    return Schedule(name, tuple(_released([*forward, *backward], results)), backward=len(forward))
+    return Program(name, tuple(_released([*forward, *backward], results)), backward=len(forward))
 
 
 def _check(layers: Sequence[Layer], backward_cost: float) -> None:
@@ -101,7 +101,7 @@ def _backward(layers: Sequence[Layer], backward_cost: float) -> tuple[list[Call]
     return calls, results
 
 
-def _released(calls: Sequence[Call], results: Container[int]) -> Iterator[Step]:
+def _released(calls: Sequence[Call], results: Container[int]) -> Iterator[Instruction]:
     """The calls; after its last use each tensor is released, or kept if it is a result."""
     last: dict[int, int] = {}
     for number, call in enumerate(calls):
@@ -118,7 +118,7 @@ def _touched(call: Call) -> list[int]:
     return sorted({*call.inputs, *(output.tensor for output in call.outputs)}, reverse=True)
 
 
-def linear(n: int) -> Schedule:
+def linear(n: int) -> Program:
     """The linear feedforward network of Theorem 3.1 and Appendix A: ``n`` unit operators each way.
 
         t_1 = f_1()          t̂_N = f̂_N(t_{N-1})
@@ -134,7 +134,7 @@ def linear(n: int) -> Schedule:
     return training_step(f"linear({n})", layers, backward_cost=1.0)
 
 
-def residual(n: int) -> Schedule:
+def residual(n: int) -> Program:
     """A chain of ``n`` residual blocks x → g(x, f(x)), every tensor of 1 byte; f costs 4 and g 1."""
     _at_least(1, n=n)
     layers = [Layer("input", ())]
@@ -143,7 +143,7 @@ def residual(n: int) -> Schedule:
     return training_step(f"residual({n})", layers)
 
 
-def unet(depth: int) -> Schedule:
+def unet(depth: int) -> Program:
     """A U-shaped network: ``depth`` levels down and up again, each joined by a skip to its other side.
 
     A level down has a quarter of the pixels and twice the channels: its tensors are half as large, and its
@@ -166,7 +166,7 @@ def unet(depth: int) -> Schedule:
     return training_step(f"unet({depth})", layers)
 
 
-def tree(depth: int) -> Schedule:
+def tree(depth: int) -> Program:
     """A binary tree over 2^``depth`` leaves, reduced to its root from left to right as a TreeLSTM does.
 
     All operators cost 1 and all tensors have 1 byte.
@@ -183,7 +183,7 @@ def tree(depth: int) -> Schedule:
     return training_step(f"tree({depth})", layers)
 
 
-def random_dag(n: int, seed: int = 0, *, fan_in: int = 3) -> Schedule:
+def random_dag(n: int, seed: int = 0, *, fan_in: int = 3) -> Program:
     """A network of ``n`` operators that read up to ``fan_in`` of those before them.
 
     Costs and sizes are whole numbers from 1 to 10.  An operator may read nothing; the same arguments give the

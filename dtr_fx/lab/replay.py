@@ -1,4 +1,4 @@
-"""Replay a schedule under a budget, and say what it came to (Appendix C.6 and D)."""
+"""Replay a program under a budget, and say what it came to (Appendix C.6 and D)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dtr_fx.runtime import (
 from dtr_fx.runtime.driver import drive
 from dtr_fx.runtime.events import RECOMPUTE
 from dtr_fx.runtime.heuristics import Score
-from dtr_fx.runtime.program import Schedule
+from dtr_fx.runtime.program import Program
 
 Outcome: TypeAlias = Literal["ok", "out of memory", "thrash"]
 
@@ -28,15 +28,15 @@ Outcome: TypeAlias = Literal["ok", "out of memory", "thrash"]
 class Replay:
     """What a replay came to.
 
-    ``budget``, ``whole`` (the schedule's own peak) and ``peak`` are bytes.  ``base`` is the cost of the
-    program's operators, each once, and ``recompute`` that of the rematerialized ones, both in the schedule's
+    ``budget``, ``whole`` (the program's own peak) and ``peak`` are bytes.  ``base`` is the cost of the
+    program's operators, each once, and ``recompute`` that of the rematerialized ones, both in the program's
     unit of cost; ``rematerialized`` counts the latter, and ``rematerialized_bytes`` adds up what they
     allocated.  ``scored`` and ``maintained`` are the storages that were accessed to evaluate the heuristic
     and to keep its metadata (Appendix D.3).  A replay that ran ``"out of memory"`` or began to ``"thrash"``
     is counted as far as it came.
     """
 
-    schedule: str
+    program: str
     heuristic: str
     deallocation: Deallocation
     budget: float
@@ -60,22 +60,22 @@ class Replay:
 
 
 def replay(
-    schedule: Schedule,
+    program: Program,
     budget: float = math.inf,
     heuristic: str | Heuristic | Score = "dtr-eq",
     *,
     deallocation: Deallocation = "eager",
     max_slowdown: float = math.inf,
 ) -> Replay:
-    """Run a schedule on the runtime.
+    """Run a program on the runtime.
 
     Parameters
     ----------
-    schedule:
+    program:
         From ``read_log`` or ``networks``.  One that says ``simrd`` is run by the rules of the original
         simulator (see the module of that name).
     budget:
-        Bytes, constants included; ``schedule.peak`` is the whole of which the paper takes shares.
+        Bytes, constants included; ``program.peak`` is the whole of which the paper takes shares.
     heuristic, deallocation:
         As for ``Runtime``.  Heuristics that look at the next use are told it.
     max_slowdown:
@@ -93,30 +93,30 @@ def replay(
     >>> replay(networks.linear(100), budget=20).slowdown
     1.4
     """
-    check_limits(schedule, deallocation, max_slowdown)
+    check_limits(program, deallocation, max_slowdown)
     if isinstance(budget, bool) or not budget >= 0:
         raise ValueError(f"the budget is {budget!r}; give bytes, 0 or more, or math.inf for no limit")
     heuristic = resolve(heuristic)
-    base = schedule.cost
-    runtime = (SimrdRuntime if schedule.simrd else Runtime)(
+    base = program.cost
+    runtime = (SimrdRuntime if program.simrd else Runtime)(
         budget, heuristic, deallocation=deallocation, max_recompute=(max_slowdown - 1) * base
     )
     outcome: Outcome = "ok"
     with collector_paused():
         try:
-            drive(runtime, schedule)
+            drive(runtime, program)
         except OutOfBudget:
             outcome = "out of memory"
         except Thrash:
             outcome = "thrash"
     recomputed = [event.op for event in runtime.events if event.kind == RECOMPUTE]
-    allocated = [sum(output.size for output in call.outputs) for call in schedule.calls()]
+    allocated = [sum(output.size for output in call.outputs) for call in program.calls()]
     return Replay(
-        schedule=schedule.name,
+        program=program.name,
         heuristic=heuristic.name,
         deallocation=deallocation,
         budget=budget,
-        whole=schedule.peak,
+        whole=program.peak,
         outcome=outcome,
         base=base,
         recompute=runtime.recompute_cost,
@@ -129,8 +129,8 @@ def replay(
     )
 
 
-def check_limits(schedule: Schedule, deallocation: Deallocation, max_slowdown: float) -> None:
-    """What a replay of the schedule cannot do.
+def check_limits(program: Program, deallocation: Deallocation, max_slowdown: float) -> None:
+    """What a replay of the program cannot do.
 
     Raises
     ------
@@ -140,7 +140,7 @@ def check_limits(schedule: Schedule, deallocation: Deallocation, max_slowdown: f
     if deallocation not in get_args(Deallocation):
         known = ", ".join(map(repr, get_args(Deallocation)))
         raise ValueError(f"unknown deallocation {deallocation!r}; choose one of {known}")
-    if schedule.simrd and deallocation != "eager":
+    if program.simrd and deallocation != "eager":
         raise ValueError(f"the original simulator's rules are for eager eviction, not {deallocation!r}")
     if not max_slowdown >= 1:
         raise ValueError(f"max_slowdown is {max_slowdown}; it is at least 1, the program's own time")

@@ -6,7 +6,7 @@ Source: uwsampl/dtr-prototype, folder simrd, runtime ``V2EagerOptimized``.  Thre
 2. Inputs of operators that wait for a rematerialization stay locked, if need be until nothing is left to
    evict.  A U-Net at 40% of its peak runs out of memory that way, with most of its bytes locked.
 3. A mutation renews the name that was written and no other; ``read_log(..., simrd=True)`` has that one, and
-   marks the schedule, so that it is replayed by the other two.
+   marks the program, so that it is replayed by the other two.
 
 A fourth is in no switch: among equal scores the original evicts the last of the pool, dtr_fx the first.
 Under h_size, where they are common, that shows.

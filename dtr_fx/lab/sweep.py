@@ -1,4 +1,4 @@
-"""Replays over schedules × heuristics × deallocation policies × budgets, side by side on all cores."""
+"""Replays over programs × heuristics × deallocation policies × budgets, side by side on all cores."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ from typing import Any
 from dtr_fx.lab.parallel import run_tasks
 from dtr_fx.lab.replay import Replay, check_limits, replay
 from dtr_fx.runtime import Deallocation, Heuristic, resolve
-from dtr_fx.runtime.program import Schedule
+from dtr_fx.runtime.program import Program
 
 RATIOS = tuple(tenths / 10 for tenths in range(9, 0, -1))
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What to replay: every schedule with every heuristic, policy and budget.
+    """What to replay: every program with every heuristic, policy and budget.
 
-    A budget is a share of the schedule's own peak if it is a float, bytes if it is an int; ``max_slowdown``
+    A budget is a share of the program's own peak if it is a float, bytes if it is an int; ``max_slowdown``
     is as in ``replay``.
 
     Raises
     ------
     ValueError
-        One of the replays cannot be: see ``replay`` and ``Schedule.budget``.
+        One of the replays cannot be: see ``replay`` and ``Program.budget``.
     """
 
-    schedules: Sequence[Schedule]
+    programs: Sequence[Program]
     heuristics: Sequence[str | Heuristic]
     budgets: Sequence[float | int] = RATIOS
     deallocations: Sequence[Deallocation] = ("eager",)
     max_slowdown: float = 2.0
 
     def __post_init__(self) -> None:
-        for schedule in self.schedules:
+        for program in self.programs:
             for asked in self.budgets:
-                schedule.budget(asked)
+                program.budget(asked)
             for deallocation in self.deallocations:
-                check_limits(schedule, deallocation, self.max_slowdown)
+                check_limits(program, deallocation, self.max_slowdown)
         for heuristic in self.heuristics:
             resolve(heuristic)
 
     def __len__(self) -> int:
-        return len(self.schedules) * len(self.heuristics) * len(self.deallocations) * len(self.budgets)
+        return len(self.programs) * len(self.heuristics) * len(self.deallocations) * len(self.budgets)
 
     def replay(self, number: int) -> Replay:
         """The replay of that number: budgets vary fastest, then policies, then heuristics."""
         number, budget = divmod(number, len(self.budgets))
         number, deallocation = divmod(number, len(self.deallocations))
         number, heuristic = divmod(number, len(self.heuristics))
-        schedule = self.schedules[number]
+        program = self.programs[number]
         return replay(
-            schedule,
-            schedule.budget(self.budgets[budget]),
+            program,
+            program.budget(self.budgets[budget]),
             self.heuristics[heuristic],
             deallocation=self.deallocations[deallocation],
             max_slowdown=self.max_slowdown,

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dtr_fx.report import Choice, Event
 from dtr_fx.runtime.events import COMPUTE, RECOMPUTE
-from dtr_fx.runtime.program import Schedule
+from dtr_fx.runtime.program import Program
 from dtr_fx.search import Run, Watched
 from dtr_fx.search import scores as watch
 
 
 def choices(
-    schedule: Schedule,
+    program: Program,
     run: Run,
     value: str,
     *,
@@ -26,21 +26,21 @@ def choices(
 
     Parameters
     ----------
-    schedule, run:
+    program, run:
         What was planned, and the plan.
     value:
         Its name; one that is unknown has no choices.
     names:
-        Of the schedule's tensors.
+        Of the program's tensors.
     origins:
-        Of the schedule's calls, by number; those without one save something for the call after them.
+        Of the program's calls, by number; those without one save something for the call after them.
     events:
         Those of the plan's report.
     """
     if value not in names:
         return ()
-    watched = watch(schedule, run, names.index(value))
-    name_of = {tensor.storage.id: names[schedule.storages[number]] for number, tensor in run.tensors.items()}
+    watched = watch(program, run, names.index(value))
+    name_of = {tensor.storage.id: names[program.storages[number]] for number, tensor in run.tensors.items()}
     return tuple(
         Choice(
             at=at,

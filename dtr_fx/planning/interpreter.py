@@ -21,7 +21,7 @@ from torch.fx.node import map_arg
 
 from dtr_fx.passes import rng, storages
 from dtr_fx.passes.propagate import propagate
-from dtr_fx.passes.storages import Program, Step
+from dtr_fx.passes.storages import GraphProgram, Step
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Planning
 from dtr_fx.planning.transform import Laps, carry_out, copy_of, forget_earlier_rewrite
@@ -112,7 +112,7 @@ class DTRInterpreter:
         laps.take("analysis")
         try:
             with torch.no_grad():
-                tensors = drive(runtime, planning.program.schedule())
+                tensors = drive(runtime, planning.program.program())
         except OutOfBudget:
             raise planning.error(budget, planning.planner.smallest.runtime.peak) from None
         finally:
@@ -130,7 +130,7 @@ class DTRInterpreter:
 class _Machine:
     """The values of a graph that runs, by their numbers in its program."""
 
-    def __init__(self, gm: GraphModule, program: Program, inputs: Sequence[Any]) -> None:
+    def __init__(self, gm: GraphModule, program: GraphProgram, inputs: Sequence[Any]) -> None:
         self._program = program
         self._calls = Interpreter(gm, garbage_collect_values=False)
         self._graph = gm.graph

@@ -1,6 +1,6 @@
 """A plan that fits a budget: one pass of the runtime, or a search.
 
-Requires: a ``Program``.  Ensures: a run that keeps within the budget; the same program, budget and options
+Requires: a ``GraphProgram``.  Ensures: a run within the budget; the same program, budget and options
 give the same run.
 """
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dtr_fx import search
-from dtr_fx.passes.storages import KEEP, SAVE_RNG, Program
+from dtr_fx.passes.storages import KEEP, SAVE_RNG, GraphProgram
 from dtr_fx.planning.options import Options
 from dtr_fx.runtime import resolve
-from dtr_fx.runtime.program import Schedule
+from dtr_fx.runtime.program import Program
 from dtr_fx.search import Policy, Run, paper
 
 
@@ -34,7 +34,7 @@ class Need:
     step: int
 
 
-def lower_bound(program: Program) -> Need:
+def lower_bound(program: GraphProgram) -> Need:
     """What any plan holds at once, at some time; see ``_Bounds``."""
     bounds = _Bounds(program)
     need = Need(program.constant_bytes, 0)
@@ -54,7 +54,7 @@ class _Bounds:
     there meanwhile; whichever of them that was, a plan holds at least the least of these sums.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: GraphProgram) -> None:
         self._steps = program.steps
         self._size = [value.nbytes for value in program.values]
         self._storage = [value.alias_of for value in program.values]
@@ -112,7 +112,7 @@ class Planner:
 
     Parameters
     ----------
-    make_schedule:
+    make_program:
         Gives the program for the runtime; a graph that fits as it is needs none.
     options:
         Of which the heuristic, the planner and its effort count here, not the budget.
@@ -120,8 +120,8 @@ class Planner:
         The program's lower bound.
     """
 
-    def __init__(self, make_schedule: Callable[[], Schedule], options: Options, bound: int) -> None:
-        self._make_schedule = make_schedule
+    def __init__(self, make_program: Callable[[], Program], options: Options, bound: int) -> None:
+        self._make_program = make_program
         self._bound = bound
         self._seconds = options.plan_seconds
         self._online = options.planner == "online"
@@ -129,9 +129,9 @@ class Planner:
         self._policy = paper(heuristic) if self._online else Policy(heuristic)
 
     @cached_property
-    def schedule(self) -> Schedule:
+    def program(self) -> Program:
         """The program for the runtime."""
-        return self._make_schedule()
+        return self._make_program()
 
     def plan(self, budget: int) -> Run:
         """A plan within ``budget`` bytes.
@@ -141,7 +141,7 @@ class Planner:
         Infeasible
             None was found, neither at this budget nor at a smaller one.
         """
-        run = self._try(budget, self.schedule) if budget >= self._bound else None
+        run = self._try(budget, self.program) if budget >= self._bound else None
         if run is None:
             run = self.smallest
             if run.runtime.peak > budget:
@@ -160,31 +160,31 @@ class Planner:
         repaired = self._repaired(free, budget, held + saved)
         if repaired is not None and repaired.cost <= free.cost:
             return free
-        limited = search.holding_between_passes(self.schedule, held + saved, budget)
+        limited = search.holding_between_passes(self.program, held + saved, budget)
         run = _cheapest([repaired, self._try(budget, limited)])
         while run is None:
             saved = 2 * saved + 1
             run = self._repaired(free, budget, held + saved)
-        return search.follow(self.schedule, run.order, budget)
+        return search.follow(self.program, run.order, budget)
 
     def _repaired(self, free: Run, budget: int, most: int) -> Run | None:
         """A plan that was made without a limit between the passes, changed to keep it."""
-        limited = search.holding_between_passes(self.schedule, most, budget)
-        orders = (free.order, search.restarted(self.schedule, free.order))
+        limited = search.holding_between_passes(self.program, most, budget)
+        orders = (free.order, search.restarted(self.program, free.order))
         return _cheapest(search.followed(limited, order, budget) for order in orders)
 
     @cached_property
     def smallest(self) -> Run:
         """The plan with the lowest peak that is found."""
         if self._online:
-            return search.smallest_by_passes(self.schedule, self._bound, [self._policy])
-        return search.smallest(self.schedule, self._bound, self._seconds)
+            return search.smallest_by_passes(self.program, self._bound, [self._policy])
+        return search.smallest(self.program, self._bound, self._seconds)
 
-    def _try(self, budget: int, schedule: Schedule) -> Run | None:
+    def _try(self, budget: int, program: Program) -> Run | None:
         if self._online:
-            return search.first_that_fits(schedule, budget, [self._policy])
+            return search.first_that_fits(program, budget, [self._policy])
         try:
-            return search.search(schedule, budget, self._policy, self._seconds)
+            return search.search(program, budget, self._policy, self._seconds)
         except search.Infeasible:
             return None
 

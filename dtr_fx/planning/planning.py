@@ -50,7 +50,7 @@ class Planning:
         self.before = verify.liveness(gm, as_it_is, device)
         self.baseline_peak = max(point.live for point in self.before)
         self.need = lower_bound(self.program)
-        self.planner = Planner(self.program.schedule, options, self.need.nbytes)
+        self.planner = Planner(self.program.program, options, self.need.nbytes)
 
     @property
     def asked(self) -> BudgetSpec:

@@ -12,14 +12,14 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dtr_fx.passes import storages
-from dtr_fx.passes.storages import Program, Value
+from dtr_fx.passes.storages import GraphProgram, Value
 from dtr_fx.report import Event, Point, Report, StorageStats
 from dtr_fx.runtime import events as kinds
 
 
 def make_report(
     gm: GraphModule,
-    program: Program,
+    program: GraphProgram,
     *,
     budget: int,
     decided_by: str,
@@ -62,7 +62,7 @@ def _last_frame(stack_trace: str) -> str:
     return f"{path.rsplit('/', 1)[-1]}:{line} in {function}: {code.strip()}"
 
 
-def _events(gm: GraphModule, program: Program, after: Sequence[Point]) -> tuple[Event, ...]:
+def _events(gm: GraphModule, program: GraphProgram, after: Sequence[Point]) -> tuple[Event, ...]:
     step_of = {(step.role, step.node.name): step for step in program.steps}
     nodes = {node.name: node for node in gm.graph.nodes}
     position_of = {value: position for position, value in enumerate(_storages(program))}
@@ -115,7 +115,9 @@ def _facts(node: Node) -> dict[str, Any]:
 class _Sources:
     """What the nodes of a rewritten graph read, by the nodes that they read it from."""
 
-    def __init__(self, program: Program, nodes: Mapping[str, Node], position_of: Mapping[int, int]) -> None:
+    def __init__(
+        self, program: GraphProgram, nodes: Mapping[str, Node], position_of: Mapping[int, int]
+    ) -> None:
         self._program = program
         self._nodes = nodes
         self._position_of = position_of
@@ -181,12 +183,12 @@ def _phase(node: Node) -> str:
     return tag.removeprefix("is_").removeprefix("must_be_in_")
 
 
-def _storages(program: Program) -> list[int]:
+def _storages(program: GraphProgram) -> list[int]:
     """The values that stand for a storage, in the order of ``Report.storages``."""
     return [value for value in range(len(program.values)) if program.is_storage(value)]
 
 
-def _storage_stats(program: Program, events: Sequence[Event]) -> tuple[StorageStats, ...]:
+def _storage_stats(program: GraphProgram, events: Sequence[Event]) -> tuple[StorageStats, ...]:
     kinds_of = _storage_kinds(program)
     names = names_of(program)
     described = (
@@ -195,7 +197,7 @@ def _storage_stats(program: Program, events: Sequence[Event]) -> tuple[StorageSt
     return storage_stats(described, events)
 
 
-def _storage_kinds(program: Program) -> list[str]:
+def _storage_kinds(program: GraphProgram) -> list[str]:
     """The kind of each value, as a report has it."""
     constants = set(program.constants)
     results = {program.storage(value) for step in program.steps for value in step.pins} - constants
@@ -225,7 +227,7 @@ def storage_stats(
     )
 
 
-def names_of(program: Program) -> list[str]:
+def names_of(program: GraphProgram) -> list[str]:
     """What each value is called: by the first node that holds it and nothing else."""
     holders = {tree: node.name for node, tree in reversed(program.values_of.items()) if isinstance(tree, int)}
     return [holders.get(number, value.name) for number, value in enumerate(program.values)]

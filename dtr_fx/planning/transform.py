@@ -191,7 +191,7 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, run: Run | None,
 def _choices(planning: Planning, run: Run, value: str, report: Report) -> tuple[Choice, ...]:
     program = planning.program
     return choices(
-        planning.planner.schedule,
+        planning.planner.program,
         run,
         value,
         names=names_of(program),

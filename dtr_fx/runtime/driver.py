@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from .graph import Tensor
-from .program import Call, Constant, Release, Schedule
+from .program import Call, Constant, Program, Release
 from .runtime import Runtime
 
 
-def drive(runtime: Runtime, schedule: Schedule, *, reserve: int = 0) -> dict[int, Tensor]:
-    """Let the runtime do a schedule's steps; its tensors, by their numbers.
+def drive(runtime: Runtime, program: Program, *, reserve: int = 0) -> dict[int, Tensor]:
+    """Let the runtime do a program's steps; its tensors, by their numbers.
 
     ``reserve`` bytes of the budget are left alone until the backward pass starts.
 
@@ -18,11 +18,11 @@ def drive(runtime: Runtime, schedule: Schedule, *, reserve: int = 0) -> dict[int
         See ``Runtime.perform_op``.
     """
     tensors: dict[int, Tensor] = {}
-    expectations = iter(schedule.expectations if runtime.heuristic.time == "next_use" else ())
-    backward = len(schedule.steps) if schedule.backward is None else schedule.backward
+    expectations = iter(program.expectations if runtime.heuristic.time == "next_use" else ())
+    backward = len(program.instructions) if program.backward is None else program.backward
     budget = runtime.budget
     number = 0
-    for step in schedule.steps:
+    for step in program.instructions:
         if isinstance(step, Call):
             runtime.budget = budget - reserve if number < backward else budget
             number += 1

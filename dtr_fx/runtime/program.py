@@ -1,6 +1,6 @@
 """What the simulator replays: operators on numbered tensors, and how long the program holds on to each.
 
-A schedule comes from an operator log (``read_log``) or a synthetic network (``networks``).  Sizes are bytes;
+A program comes from an operator log (``read_log``) or a synthetic network (``networks``).  Sizes are bytes;
 costs are in whatever unit the source has, nanoseconds for logs, and only their ratios matter.
 """
 
@@ -57,18 +57,18 @@ class Keep(NamedTuple):
     tensor: int
 
 
-Step: TypeAlias = Constant | Call | Release | Keep
+Instruction: TypeAlias = Constant | Call | Release | Keep
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Program:
     """A program's steps in order; ``backward`` is the number of the first call of its backward pass.
 
     ``simrd`` says that it was read, and is to be replayed, by the rules of the original simulator.
     """
 
     name: str
-    steps: tuple[Step, ...]
+    instructions: tuple[Instruction, ...]
     backward: int | None = None
     simrd: bool = False
 
@@ -82,8 +82,8 @@ class Schedule:
 
         Examples
         --------
-        >>> schedule = Schedule("one", (Constant(0, 10),))
-        >>> schedule.budget(0.5), schedule.budget(7)
+        >>> program = Program("one", (Constant(0, 10),))
+        >>> program.budget(0.5), program.budget(7)
         (5, 7)
         """
         if isinstance(asked, float) and 0 < asked <= 1:
@@ -95,7 +95,7 @@ class Schedule:
         )
 
     def calls(self) -> Iterator[Call]:
-        return (step for step in self.steps if isinstance(step, Call))
+        return (step for step in self.instructions if isinstance(step, Call))
 
     @cached_property
     def cost(self) -> float:
@@ -105,13 +105,13 @@ class Schedule:
     @cached_property
     def constants(self) -> int:
         """Bytes of the constants."""
-        return sum(step.size for step in self.steps if isinstance(step, Constant))
+        return sum(step.size for step in self.instructions if isinstance(step, Constant))
 
     @cached_property
     def storages(self) -> dict[int, int]:
         """The storage of each tensor, under the number of the tensor that it was made for."""
         storages: dict[int, int] = {}
-        for step in self.steps:
+        for step in self.instructions:
             if isinstance(step, Constant):
                 storages[step.tensor] = step.tensor
             elif isinstance(step, Call):
@@ -121,19 +121,19 @@ class Schedule:
         return storages
 
     @cached_property
-    def gradients_kept(self) -> Schedule:
-        """The schedule with a backward pass whose operators run once."""
+    def gradients_kept(self) -> Program:
+        """The program with a backward pass whose operators run once."""
         backward = self.backward
         if backward is None:
             return self
-        numbers = iter(range(len(self.steps)))
+        numbers = iter(range(len(self.instructions)))
         steps = (
             step._replace(recomputable=(next(numbers) < backward) and step.recomputable)
             if isinstance(step, Call)
             else step
-            for step in self.steps
+            for step in self.instructions
         )
-        return replace(self, steps=tuple(steps))
+        return replace(self, instructions=tuple(steps))
 
     @cached_property
     def expectations(self) -> list[list[tuple[int, float]]]:
@@ -147,7 +147,7 @@ class Schedule:
             )
             for call in self.calls()
         ]
-        kept = [storages[step.tensor] for step in self.steps if isinstance(step, Keep)]
+        kept = [storages[step.tensor] for step in self.instructions if isinstance(step, Keep)]
         return next_uses([*uses, (0.0, kept, [])])
 
     @cached_property
@@ -161,7 +161,7 @@ class Schedule:
         tensors = dict.fromkeys(storages.values(), 0)
         constants = set()
         held = peak = 0
-        for step in self.steps:
+        for step in self.instructions:
             if isinstance(step, Constant):
                 made = [Output(step.tensor, step.size)]
                 constants.add(step.tensor)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from dtr_fx.runtime import RunFailed, Runtime, collector_paused
 from dtr_fx.runtime.driver import keep, perform
-from dtr_fx.runtime.program import Call, Constant, Keep, Schedule
+from dtr_fx.runtime.program import Call, Constant, Keep, Program
 from dtr_fx.search.policies import Run
 from dtr_fx.search.timeline import held_storages
 
 
-def follow(schedule: Schedule, order: Sequence[int], budget: float) -> Run:
-    """Run a schedule's calls in an order in which some come again.
+def follow(program: Program, order: Sequence[int], budget: float) -> Run:
+    """Run a program's calls in an order in which some come again.
 
     A storage is dropped after the last read before it is made again, and freed for good after its last read;
     one that is kept before the last operator stays.
@@ -26,42 +26,42 @@ def follow(schedule: Schedule, order: Sequence[int], budget: float) -> Run:
         The order does not fit into the budget.
     """
     runtime = Runtime(budget, "dtr-local", deallocation="ignore", order="program")
-    program = _Program(schedule)
-    tensors = {number: runtime.constant(size) for number, size in program.constants.items()}
+    lives = _Reads(program)
+    tensors = {number: runtime.constant(size) for number, size in lives.constants.items()}
     done: set[int] = set()
     with collector_paused():
-        for op, unread in zip(order, program.unread(order)):
+        for op, unread in zip(order, lives.unread(order)):
             if op in done:
-                for number in program.makes[op]:
+                for number in lives.makes[op]:
                     if number not in unread:
                         runtime.access(tensors[number])
-            elif not program.waits(op, unread):
+            elif not lives.waits(op, unread):
                 done.add(op)
-                perform(runtime, program.calls[op], tensors, op)
-                for number in program.kept_after.get(op, ()):
+                perform(runtime, lives.calls[op], tensors, op)
+                for number in lives.kept_after.get(op, ()):
                     keep(runtime, tensors[number])
             for number, made_again in unread.items():
                 if number in tensors:
                     leave = runtime.drop if made_again else runtime.discard
                     leave(tensors[number])
-        for number in program.results:
+        for number in lives.results:
             keep(runtime, tensors[number])
     return Run(runtime, tensors)
 
 
-def followed(schedule: Schedule, order: Sequence[int], budget: float) -> Run | None:
+def followed(program: Program, order: Sequence[int], budget: float) -> Run | None:
     """As ``follow``; None if the order does not fit."""
     try:
-        return follow(schedule, order, budget)
+        return follow(program, order, budget)
     except RunFailed:
         return None
 
 
 @dataclass
-class _Program:
-    """A schedule by its calls, and what they read and make in terms of evictable storages."""
+class _Reads:
+    """A program by its calls, and what they read and make in terms of evictable storages."""
 
-    schedule: Schedule
+    program: Program
     calls: list[Call] = field(default_factory=list)
     constants: dict[int, int] = field(default_factory=dict)
     reads: list[set[int]] = field(default_factory=list)
@@ -71,8 +71,8 @@ class _Program:
     kept_after: dict[int, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        storages = self.schedule.storages
-        for step in self.schedule.steps:
+        storages = self.program.storages
+        for step in self.program.instructions:
             if isinstance(step, Constant):
                 self.constants[step.tensor] = step.size
             elif isinstance(step, Call):
@@ -95,7 +95,7 @@ class _Program:
         """For each run, the storages that it leaves unread, and whether they are made again to be read."""
         unread: list[dict[int, bool]] = []
         live: dict[int, bool] = dict.fromkeys(self.kept, True)
-        held = held_storages(self.schedule)
+        held = held_storages(self.program)
         for op in reversed(order):
             touched = (*self.reads[op], *self.makes[op])
             unread.append({storage: storage in live for storage in touched if not live.get(storage)})

@@ -1,4 +1,4 @@
-"""One pass of the runtime over a schedule, under one policy."""
+"""One pass of the runtime over a program, under one policy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dtr_fx.runtime import Heuristic, Order, RunFailed, Runtime, Tensor, collector_paused
 from dtr_fx.runtime.driver import drive
 from dtr_fx.runtime.events import COMPUTE, RECOMPUTE
-from dtr_fx.runtime.program import Schedule
+from dtr_fx.runtime.program import Program
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ def paper(heuristic: Heuristic) -> Policy:
 
 @dataclass(frozen=True)
 class Run:
-    """What the runtime did with a schedule, and why it could not finish, if it could not.
+    """What the runtime did with a program, and why it could not finish, if it could not.
 
-    ``tensors`` are by their numbers in the schedule; ``policy`` is None where an order was followed.
+    ``tensors`` are by their numbers in the program; ``policy`` is None where an order was followed.
     """
 
     runtime: Runtime
@@ -63,14 +63,14 @@ class Run:
 
 
 def run_policy(
-    schedule: Schedule,
+    program: Program,
     budget: float,
     policy: Policy,
     *,
     max_recompute: float = math.inf,
     make_runtime: Callable[..., Runtime] = Runtime,
 ) -> Run:
-    """Drive a runtime through the schedule; it may fail."""
+    """Drive a runtime through the program; it may fail."""
     runtime = make_runtime(
         budget,
         policy.heuristic,
@@ -78,10 +78,10 @@ def run_policy(
         order=policy.order,
         max_recompute=max_recompute,
     )
-    reserve = policy.reserve * (budget - schedule.constants) if policy.reserve else 0
-    program = schedule.gradients_kept if policy.keep_gradients else schedule
+    reserve = policy.reserve * (budget - program.constants) if policy.reserve else 0
+    kept = program.gradients_kept if policy.keep_gradients else program
     with collector_paused():
         try:
-            return Run(runtime, drive(runtime, program, reserve=int(reserve)), policy)
+            return Run(runtime, drive(runtime, kept, reserve=int(reserve)), policy)
         except RunFailed as failure:
             return Run(runtime, {}, policy, failure)

@@ -9,28 +9,28 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 
-from dtr_fx.runtime.program import Call, Schedule
+from dtr_fx.runtime.program import Call, Program
 
 
-def holding_between_passes(schedule: Schedule, most: int, budget: int) -> Schedule:
-    """The schedule for plans within a budget that hold at most so many bytes between the passes."""
+def holding_between_passes(program: Program, most: int, budget: int) -> Program:
+    """The program for plans within a budget that hold at most so many bytes between the passes."""
     numbers = count()
     steps = (
         step._replace(workspace=max(step.workspace, budget - most))
-        if isinstance(step, Call) and next(numbers) == schedule.backward
+        if isinstance(step, Call) and next(numbers) == program.backward
         else step
-        for step in schedule.steps
+        for step in program.instructions
     )
-    return replace(schedule, steps=tuple(steps))
+    return replace(program, instructions=tuple(steps))
 
 
-def restarted(schedule: Schedule, order: Sequence[int]) -> list[int]:
+def restarted(program: Program, order: Sequence[int]) -> list[int]:
     """An order that holds the least between the passes: what the forward pass did is done again after it.
 
     It costs a forward pass more, and each half takes what it took before.
     """
-    assert schedule.backward is not None
-    repeats = [call.recomputable for call in schedule.calls()]
-    start = order.index(schedule.backward)
+    assert program.backward is not None
+    repeats = [call.recomputable for call in program.calls()]
+    start = order.index(program.backward)
     again = [op for op in order[:start] if repeats[op]]
     return [*order[: start + 1], *again, *order[start + 1 :]]

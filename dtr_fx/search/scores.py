@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dtr_fx.runtime import Operator, Runtime, Storage
 from dtr_fx.runtime.events import BUDGET
-from dtr_fx.runtime.program import Call, Constant, Schedule
+from dtr_fx.runtime.program import Call, Constant, Program
 from dtr_fx.search.policies import Run, run_policy
 
 
@@ -29,15 +29,15 @@ class Watched(NamedTuple):
     chosen_score: float
 
 
-def watch(schedule: Schedule, run: Run, tensor: int) -> list[Watched]:
+def watch(program: Program, run: Run, tensor: int) -> list[Watched]:
     """Each choice of the run that could have fallen on a tensor's storage.
 
-    ``tensor`` is its number in the schedule.  A run that follows an order makes no choices.
+    ``tensor`` is its number in the program.  A run that follows an order makes no choices.
     """
     if run.policy is None:
         return []
-    make_runtime = functools.partial(_WatchedRuntime, watched=_number_of(schedule, tensor))
-    again = run_policy(schedule, run.runtime.budget, run.policy, make_runtime=make_runtime).runtime
+    make_runtime = functools.partial(_WatchedRuntime, watched=_number_of(program, tensor))
+    again = run_policy(program, run.runtime.budget, run.policy, make_runtime=make_runtime).runtime
     assert isinstance(again, _WatchedRuntime)
     return again.watched
 
@@ -63,12 +63,12 @@ class _WatchedRuntime(Runtime):
         self.watched.append(Watched(len(self.events), score, rank, len(scores), chosen.id, chosen_score))
 
 
-def _number_of(schedule: Schedule, tensor: int) -> int:
+def _number_of(program: Program, tensor: int) -> int:
     """The runtime numbers storages as they are made."""
     made: list[int] = []
-    for step in schedule.steps:
+    for step in program.instructions:
         if isinstance(step, Constant):
             made.append(step.tensor)
         elif isinstance(step, Call):
             made += [output.tensor for output in step.outputs if output.alias is None]
-    return made.index(schedule.storages[tensor])
+    return made.index(program.storages[tensor])

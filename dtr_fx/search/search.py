@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from dtr_fx.runtime import HEURISTICS
-from dtr_fx.runtime.program import Schedule
+from dtr_fx.runtime.program import Program
 from dtr_fx.search.execute import followed
 from dtr_fx.search.policies import Policy, Run, paper, run_policy
 from dtr_fx.search.starts import cuts, relieved, segmented
@@ -58,18 +58,18 @@ class Infeasible(Exception):
     """No plan was found within the budget."""
 
 
-def default_effort(schedule: Schedule) -> float:
+def default_effort(program: Program) -> float:
     """Seconds that a search may take unless told otherwise: 0.7, 1 for 2,300 operators, 6 for 19,000."""
-    operators = sum(1 for _ in schedule.calls())
+    operators = sum(1 for _ in program.calls())
     return max(0.7, (operators / 2300) ** 0.85)
 
 
-def search(schedule: Schedule, budget: int, first: Policy, seconds: float | None = None) -> Run:
+def search(program: Program, budget: int, first: Policy, seconds: float | None = None) -> Run:
     """The cheapest plan that the effort finds.
 
     Parameters
     ----------
-    schedule:
+    program:
         The program.
     budget:
         Bytes, constants included.
@@ -83,24 +83,24 @@ def search(schedule: Schedule, budget: int, first: Policy, seconds: float | None
     Infeasible
         No plan fits.
     """
-    return _Search(schedule, budget, default_effort(schedule) if seconds is None else seconds).find(first)
+    return _Search(program, budget, default_effort(program) if seconds is None else seconds).find(first)
 
 
-def smallest(schedule: Schedule, bound: int, seconds: float | None = None) -> Run:
+def smallest(program: Program, bound: int, seconds: float | None = None) -> Run:
     """The plan with the lowest peak that is found; none is below ``bound`` bytes."""
-    run = smallest_by_passes(schedule, bound, _LOW)
-    effort = default_effort(schedule) if seconds is None else seconds
-    operators = Operators.of(schedule)
+    run = smallest_by_passes(program, bound, _LOW)
+    effort = default_effort(program) if seconds is None else seconds
+    operators = Operators.of(program)
     low = bound - 1
     while run.runtime.peak - low > max(1, _TOLERANCE * bound):
         # The bound itself first: it is within reach more often than not.
         budget = bound if low < bound else (low + run.runtime.peak) // 2
-        room = budget - schedule.constants
+        room = budget - program.constants
         found = walk(operators, relieved(operators, run.order, room), room, effort, dearer=_DEARER)
-        if found is None and schedule.backward is not None:
-            start = segmented(operators, schedule.backward, room)
+        if found is None and program.backward is not None:
+            start = segmented(operators, program.backward, room)
             found = walk(operators, start, room, effort, dearer=_DEARER)
-        lower = None if found is None else followed(schedule, found.order, budget)
+        lower = None if found is None else followed(program, found.order, budget)
         if lower is None:
             low = budget
         else:
@@ -109,14 +109,14 @@ def smallest(schedule: Schedule, bound: int, seconds: float | None = None) -> Ru
 
 
 def smallest_by_passes(
-    schedule: Schedule, bound: int, policies: Sequence[Policy], max_recompute: float = math.inf
+    program: Program, bound: int, policies: Sequence[Policy], max_recompute: float = math.inf
 ) -> Run:
     """The plan with the lowest peak that a bisection finds whose every step tries some policies."""
-    best = run_policy(schedule, math.inf, policies[0])
+    best = run_policy(program, math.inf, policies[0])
     low = bound - 1
     while best.runtime.peak - low > max(1, _COARSE * bound):
         middle = (low + best.runtime.peak) // 2
-        run = first_that_fits(schedule, middle, policies, max_recompute)
+        run = first_that_fits(program, middle, policies, max_recompute)
         if run is None:
             low = middle
         else:
@@ -125,14 +125,14 @@ def smallest_by_passes(
 
 
 class _Search:
-    def __init__(self, schedule: Schedule, budget: int, seconds: float) -> None:
-        self._schedule = schedule
+    def __init__(self, program: Program, budget: int, seconds: float) -> None:
+        self._program = program
         self._budget = budget
-        self._room = budget - schedule.constants
+        self._room = budget - program.constants
         self._seconds = seconds
-        self._operators = Operators.of(schedule)
+        self._operators = Operators.of(program)
         self._is_small = len(self._operators.makes) <= _SMALL
-        self._limit = (_THRASH if self._is_small else _THRASH_OF_MANY) * schedule.cost
+        self._limit = (_THRASH if self._is_small else _THRASH_OF_MANY) * program.cost
         self._best: Run | None = None
 
     def find(self, first: Policy) -> Run:
@@ -147,7 +147,7 @@ class _Search:
         share = _PASSES * self._seconds
         work = share * _OPERATORS_PER_SECOND
         for number, policy in enumerate(policies):
-            run = run_policy(self._schedule, self._budget, policy, max_recompute=self._limit)
+            run = run_policy(self._program, self._budget, policy, max_recompute=self._limit)
             work -= len(run.runtime.events) + run.runtime.maintained / _VISITS_PER_OPERATOR
             if run.failure is None:
                 self._take(run)
@@ -163,10 +163,10 @@ class _Search:
     def _walk(self) -> None:
         walks = self._walk_small() if self._is_small else self._walk_from_starts()
         costs = (found.cost for found in (*walks, self._best) if found is not None)
-        if min(costs, default=math.inf) > _POOR * self._schedule.cost:
+        if min(costs, default=math.inf) > _POOR * self._program.cost:
             walks += self._rescue()
         for found in sorted(walks, key=lambda found: found.cost):
-            run = followed(self._schedule, found.order, self._budget)
+            run = followed(self._program, found.order, self._budget)
             if run is not None:
                 self._take(run)
                 break
@@ -192,7 +192,7 @@ class _Search:
 
     def _rescue(self) -> list[Found]:
         """Where nothing fits well, bytes count for more, and walks start from where there are fewest."""
-        lowest = smallest_by_passes(self._schedule, self._budget, _LOW, self._limit).order
+        lowest = smallest_by_passes(self._program, self._budget, _LOW, self._limit).order
         temperature = _HOTTER if self._is_small else _WARM
         seconds = min(self._seconds, _SECONDS_OVER_SMALL) if self._is_small else self._seconds
         for seed in range(_RESCUES):
@@ -211,7 +211,7 @@ class _Search:
 
     def _starts(self) -> list[Sequence[int]]:
         starts: list[Sequence[int]] = [] if self._best is None else [self._best.order]
-        backward = self._schedule.backward
+        backward = self._program.backward
         if backward is not None:
             starts += cuts(self._operators, backward, self._room)
             starts.append(segmented(self._operators, backward, self._room))
@@ -237,12 +237,12 @@ def portfolio(first: Policy) -> Iterator[Policy]:
 
 
 def first_that_fits(
-    schedule: Schedule, budget: int, policies: Sequence[Policy], max_recompute: float = math.inf
+    program: Program, budget: int, policies: Sequence[Policy], max_recompute: float = math.inf
 ) -> Run | None:
     """The first of the policies' passes that ends within the budget, None if none does."""
-    limit = min(max_recompute, _THRASH * schedule.cost)
+    limit = min(max_recompute, _THRASH * program.cost)
     for policy in policies:
-        run = run_policy(schedule, budget, policy, max_recompute=limit)
+        run = run_policy(program, budget, policy, max_recompute=limit)
         if run.failure is None:
             return run
     return None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dtr_fx.runtime.program import Call, Keep, Schedule
+from dtr_fx.runtime.program import Call, Keep, Program
 
 # Free slots before each run, for runs that are inserted later.
 _STRIDE = 8
@@ -23,7 +23,7 @@ _DENSE = 5
 
 @dataclass(frozen=True)
 class Operators:
-    """A schedule in terms of the storages that can be evicted, each numbered by itself.
+    """A program in terms of the storages that can be evicted, each numbered by itself.
 
     ``reads`` and ``makes`` are storages per operator, ``temporary`` the bytes that an operator allocates
     besides while it runs, ``again`` what one more run of it costs (with the views that must be taken again),
@@ -44,7 +44,7 @@ class Operators:
     holds: tuple[int, ...]
 
     @staticmethod
-    def of(schedule: Schedule) -> Operators:
+    def of(program: Program) -> Operators:
         number: dict[int, int] = {}  # of each tensor's storage; constants and what is held have none
         reads: list[tuple[int, ...]] = []
         makes: list[list[int]] = []
@@ -55,8 +55,8 @@ class Operators:
         size: list[int] = []
         holds: list[int] = []
         kept: dict[int, None] = {}
-        held = held_storages(schedule)
-        for step in schedule.steps:
+        held = held_storages(program)
+        for step in program.instructions:
             if isinstance(step, Call):
                 fresh = [output for output in step.outputs if output.alias is None]
                 makes.append([])
@@ -89,7 +89,7 @@ class Operators:
             tuple(temporary),
             tuple(again),
             tuple(repeats),
-            tuple(call.may_wait and not held for call, held in zip(schedule.calls(), holds)),
+            tuple(call.may_wait and not held for call, held in zip(program.calls(), holds)),
             tuple(maker),
             tuple(size),
             tuple(kept),
@@ -97,12 +97,12 @@ class Operators:
         )
 
 
-def held_storages(schedule: Schedule) -> set[int]:
+def held_storages(program: Program) -> set[int]:
     """The storages that are kept before the last operator: they stay from the start."""
-    storages = schedule.storages
+    storages = program.storages
     held: set[int] = set()
     kept: set[int] = set()
-    for step in schedule.steps:
+    for step in program.instructions:
         if isinstance(step, Keep):
             kept.add(storages[step.tensor])
         elif isinstance(step, Call):

@@ -27,7 +27,7 @@ from dtr_fx.cli.bench.logs import read_reference
 from dtr_fx.cli.progress import progress
 from dtr_fx.errors import CommandError
 from dtr_fx.runtime import HEURISTICS
-from dtr_fx.runtime.program import Call, Keep, Schedule
+from dtr_fx.runtime.program import Call, Keep, Program
 from dtr_fx.search import Infeasible, Policy, search
 from dtr_fx.units import format_percent, format_seconds
 
@@ -52,7 +52,7 @@ class Best:
 class Case:
     """A log, and the original's best on it."""
 
-    schedule: Schedule
+    program: Program
     original: Slowdowns
 
 
@@ -156,11 +156,11 @@ def load(logs: Iterable[Path], reference: Path) -> list[Case]:
     known = read_reference(reference)
     cases = []
     for path in logs:
-        schedule = read(path)
-        original = _best(known.get(schedule.name, {}))
+        program = read(path)
+        original = _best(known.get(program.name, {}))
         if not original:
-            raise CommandError(f"{reference} knows no log named {schedule.name}")
-        cases.append(Case(schedule, original))
+            raise CommandError(f"{reference} knows no log named {program.name}")
+        cases.append(Case(program, original))
     return cases
 
 
@@ -168,7 +168,7 @@ def show(cases: Iterable[Case], ratios: Sequence[float] | None = None) -> list[G
     """Print the tables of some logs and return the goals; see ``compare``."""
     results = []
     for case in cases:
-        results.append(compare(case.schedule, case.original, ratios))
+        results.append(compare(case.program, case.original, ratios))
         print(_slowdown_table(results[-1]), end="\n\n", flush=True)
     print(_lowest_table(results), end="\n\n", flush=True)
     return goals(results)
@@ -185,35 +185,35 @@ def _best(slowdowns: Mapping[str, Mapping[str, float | str]]) -> dict[float, Bes
     return found
 
 
-def compare(schedule: Schedule, original: Slowdowns, ratios: Sequence[float] | None = None) -> Result:
+def compare(program: Program, original: Slowdowns, ratios: Sequence[float] | None = None) -> Result:
     """Plan for a log at some ratios of its peak, all of the original's if None, at its lowest and below."""
     ends = (_original_lowest(original), _lower(original))
     wanted = {*(original if ratios is None else ratios), *(end for end in ends if end is not None)}
-    bound = lower_bound(schedule)
+    bound = lower_bound(program)
     trials = []
-    with progress(schedule.name, len(wanted)) as watch:
+    with progress(program.name, len(wanted)) as watch:
         for ratio in sorted(wanted, reverse=True):
-            trials.append(_trial(schedule, ratio, bound))
+            trials.append(_trial(program, ratio, bound))
             watch(len(trials))
-    operators = sum(1 for _ in schedule.calls())
-    return Result(schedule.name, operators, schedule.peak, bound, original, tuple(trials))
+    operators = sum(1 for _ in program.calls())
+    return Result(program.name, operators, program.peak, bound, original, tuple(trials))
 
 
-def _trial(schedule: Schedule, ratio: float, bound: int) -> Trial:
-    budget = int(schedule.peak * ratio)
+def _trial(program: Program, ratio: float, bound: int) -> Trial:
+    budget = int(program.peak * ratio)
     started = time.perf_counter()
-    slowdown = _slowdown(schedule, budget) if budget >= bound else math.inf
+    slowdown = _slowdown(program, budget) if budget >= bound else math.inf
     return Trial(ratio, budget, slowdown, time.perf_counter() - started)
 
 
-def _slowdown(schedule: Schedule, budget: int) -> float:
+def _slowdown(program: Program, budget: int) -> float:
     try:
-        return 1 + search(schedule, budget, Policy(HEURISTICS["next-use"])).cost / schedule.cost
+        return 1 + search(program, budget, Policy(HEURISTICS["next-use"])).cost / program.cost
     except Infeasible:
         return math.inf
 
 
-def lower_bound(schedule: Schedule) -> int:
+def lower_bound(program: Program) -> int:
     """Bytes that no plan can do without.
 
     The constants, and with them what an operator reads, returns and works in, or the results at the end.
@@ -222,13 +222,13 @@ def lower_bound(schedule: Schedule) -> int:
     --------
     >>> from dtr_fx.runtime.program import Constant, Output
     >>> calls = Call("f", (0,), (Output(1, 4),), 1.0), Call("g", (1,), (Output(2, 3),), 1.0)
-    >>> lower_bound(Schedule("two", (Constant(0, 10), *calls, Keep(2))))
+    >>> lower_bound(Program("two", (Constant(0, 10), *calls, Keep(2))))
     17
     """
-    storages = schedule.storages
+    storages = program.storages
     sizes = {
         output.tensor: output.size
-        for call in schedule.calls()
+        for call in program.calls()
         for output in call.outputs
         if output.alias is None
     }
@@ -236,9 +236,9 @@ def lower_bound(schedule: Schedule) -> int:
     def nbytes(tensors: Iterator[int]) -> int:
         return sum(sizes.get(storage, 0) for storage in {storages[tensor] for tensor in tensors})
 
-    needs = (call.workspace + nbytes(_touched(call)) for call in schedule.calls())
-    kept = nbytes(step.tensor for step in schedule.steps if isinstance(step, Keep))
-    return schedule.constants + max(kept, max(needs, default=0))
+    needs = (call.workspace + nbytes(_touched(call)) for call in program.calls())
+    kept = nbytes(step.tensor for step in program.instructions if isinstance(step, Keep))
+    return program.constants + max(kept, max(needs, default=0))
 
 
 def _touched(call: Call) -> Iterator[int]:

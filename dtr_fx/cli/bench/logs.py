@@ -26,7 +26,7 @@ from dtr_fx.cli.progress import progress
 from dtr_fx.errors import CommandError
 from dtr_fx.lab.replay import Replay, replay
 from dtr_fx.runtime import HEURISTICS
-from dtr_fx.runtime.program import Schedule
+from dtr_fx.runtime.program import Program
 from dtr_fx.units import format_percent
 
 _REPEATS = 3
@@ -78,14 +78,14 @@ def run(arguments: argparse.Namespace) -> None:
 def _speed(arguments: argparse.Namespace) -> None:
     rows = []
     for path in arguments.logs:
-        schedule = read(path)
+        program = read(path)
         for heuristic in arguments.heuristic or ("dtr-eq",):
             for asked in arguments.budget or (0.5,):
-                seconds, result = _timed(schedule, heuristic, asked)
+                seconds, result = _timed(program, heuristic, asked)
                 executed = result.operators + result.rematerialized
                 rows.append(
                     {
-                        "log": schedule.name,
+                        "log": program.name,
                         "heuristic": heuristic,
                         "budget": format_percent(result.budget / result.whole),
                         "executed": executed,
@@ -97,12 +97,12 @@ def _speed(arguments: argparse.Namespace) -> None:
     print(tabulate(rows, headers="keys", disable_numparse=True))
 
 
-def _timed(schedule: Schedule, heuristic: str, asked: float | int) -> tuple[float, Replay]:
-    nbytes = schedule.budget(asked)
+def _timed(program: Program, heuristic: str, asked: float | int) -> tuple[float, Replay]:
+    nbytes = program.budget(asked)
     best = float("inf")
     for _ in range(_REPEATS):
         started = time.process_time()
-        result = replay(schedule, nbytes, heuristic)
+        result = replay(program, nbytes, heuristic)
         best = min(best, time.process_time() - started)
     return best, result
 
@@ -130,12 +130,12 @@ class _Comparison:
 def _compare(arguments: argparse.Namespace) -> None:
     reference = read_reference(arguments.reference)
     heuristics = arguments.heuristic or _COMPARED
-    schedules = [read(path, simrd=True) for path in arguments.logs]
+    programs = [read(path, simrd=True) for path in arguments.logs]
     tasks = [
-        (schedule, heuristic, ratio, expected)
-        for schedule in schedules
+        (program, heuristic, ratio, expected)
+        for program in programs
         for heuristic in heuristics
-        for ratio, expected in reference.get(schedule.name, {}).get(heuristic, {}).items()
+        for ratio, expected in reference.get(program.name, {}).get(heuristic, {}).items()
     ]
     if not tasks:
         raise CommandError(f"{arguments.reference} has none of these logs under these heuristics")
@@ -147,10 +147,10 @@ def _compare(arguments: argparse.Namespace) -> None:
     print(tabulate(_summaries(compared), headers="keys", disable_numparse=True))
 
 
-def _compared(schedule: Schedule, heuristic: str, ratio: str, expected: float | str) -> _Comparison:
-    result = replay(schedule, int(float(ratio) * schedule.peak), heuristic, max_slowdown=_THRASH)
+def _compared(program: Program, heuristic: str, ratio: str, expected: float | str) -> _Comparison:
+    result = replay(program, int(float(ratio) * program.peak), heuristic, max_slowdown=_THRASH)
     found = _VERDICTS.get(result.outcome, result.slowdown)
-    return _Comparison(schedule.name, heuristic, ratio, expected, found)
+    return _Comparison(program.name, heuristic, ratio, expected, found)
 
 
 def _summaries(compared: list[_Comparison]) -> Iterator[dict[str, Any]]:

@@ -116,7 +116,7 @@ def goals(found: Iterable[Gap]) -> list[Goal]:
 
 def small_networks() -> list[OperatorGraph]:
     """Training steps of 16 to 62 operators."""
-    schedules = [
+    programs = [
         networks.residual(4),
         networks.residual(8),
         networks.unet(2),
@@ -125,7 +125,7 @@ def small_networks() -> list[OperatorGraph]:
         networks.tree(4),
         *(networks.random_dag(12, seed) for seed in range(3)),
     ]
-    graphs = [training_chain(8), training_chain(16), *map(OperatorGraph.of, schedules)]
+    graphs = [training_chain(8), training_chain(16), *map(OperatorGraph.of, programs)]
     return [*graphs, *(_with_random_costs(graph, seed) for seed, graph in enumerate(graphs))]
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def plot_accesses(replays: Sequence[Replay], title: str) -> Figure:
-    """A panel for each schedule: accesses to evaluate the heuristic and to keep its metadata, added up.
+    """A panel for each program: accesses to evaluate the heuristic and to keep its metadata, added up.
 
     The thin dashed line below a curve counts those to keep the metadata alone.
 
@@ -32,7 +32,7 @@ def plot_accesses(replays: Sequence[Replay], title: str) -> Figure:
     rows = curves(replays, lambda replay: replay.scored + replay.maintained)
     kept = curves(replays, lambda replay: replay.maintained)
     figure, axes = panels(len(rows), title, MEMORY_RATIO, "storages accessed")
-    wholes = {replay.schedule: replay.whole for replay in replays}
+    wholes = {replay.program: replay.whole for replay in replays}
     bottom, top = _limits([*rows.values(), *kept.values()])
     for (name, row), panel in zip(rows.items(), axes):
         panel_style(panel, f"{name} ({format_bytes(wholes[name])})")

@@ -38,7 +38,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """One heuristic and deallocation policy on one schedule, from the largest budget to the smallest.
+    """One heuristic and deallocation policy on one program, from the largest budget to the smallest.
 
     ``rank`` is its place among the ``of`` curves of a panel.
     """
@@ -62,19 +62,19 @@ class Curve:
 
 
 def curves(replays: Sequence[Replay], value: Callable[[Replay], float]) -> dict[str, list[Curve]]:
-    """The curves of each schedule, in the order in which the replays come."""
+    """The curves of each program, in the order in which the replays come."""
     kinds = list(dict.fromkeys((replay.heuristic, replay.deallocation) for replay in replays))
     looks = _looks(kinds)
     panels: dict[str, list[Curve]] = {}
-    for schedule in dict.fromkeys(replay.schedule for replay in replays):
+    for program in dict.fromkeys(replay.program for replay in replays):
         for number, kind in enumerate(kinds):
             own = [
                 replay
                 for replay in replays
-                if (replay.schedule, replay.heuristic, replay.deallocation) == (schedule, *kind)
+                if (replay.program, replay.heuristic, replay.deallocation) == (program, *kind)
             ]
             curve = Curve(kind[1], *looks[kind], points(own, value), number, len(kinds))
-            panels.setdefault(schedule, []).append(curve)
+            panels.setdefault(program, []).append(curve)
     return panels
 
 

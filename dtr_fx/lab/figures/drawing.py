@@ -50,11 +50,11 @@ def draw_study(study: Study, number: int) -> Drawing:
     """Figure 2, 7, 8, 9, 10, 11 or 12, from a study that has run."""
     replays = study.replays(number)
     what, note = _STUDIED[number]
-    title = f"Figure {number}. {what}\nReplays of {format_count(len(study.schedules), 'operator log')}{note}"
+    title = f"Figure {number}. {what}\nReplays of {format_count(len(study.programs), 'operator log')}{note}"
     if number == 12:
         picture = plot_accesses(replays, title)
     else:
-        picture = plot_slowdowns(replays, title, study.schedules)
+        picture = plot_slowdowns(replays, title, study.programs)
     rows = [{"ratio": replay.budget / replay.whole, **row} for replay, row in zip(replays, as_rows(replays))]
     return Drawing(number, picture, rows)
 

@@ -29,7 +29,7 @@ from dtr_fx.lab.planners import (
     solve_checkmate,
     solve_moccasin,
 )
-from dtr_fx.runtime.program import Schedule
+from dtr_fx.runtime.program import Program
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -101,7 +101,7 @@ def networks() -> list[OperatorGraph]:
     return [OperatorGraph.of(network) for network in (linear(16), vgg16(), residual(6), unet(3))]
 
 
-def vgg16() -> Schedule:
+def vgg16() -> Program:
     """VGG-16 on one image of 224 × 224: sizes in bytes of float32, costs in megaflops.
 
     Simonyan and Zisserman, "Very deep convolutional networks" (2015), table 1, column D.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dtr_fx.lab.figures.curves import Curve, curves, draw_curve, legend_of
 from dtr_fx.lab.figures.style import legend_below, panels
 from dtr_fx.lab.replay import Replay
-from dtr_fx.runtime.program import Call, Constant, Schedule
+from dtr_fx.runtime.program import Call, Constant, Program
 from dtr_fx.units import format_bytes
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ _TOPS = (1.2, 1.5, 2, 3, 5, 10, 20, 50, 100)
 _CONSTANTS, _OPERATOR = "#555555", "#D0D0D0"
 
 
-def plot_slowdowns(replays: Sequence[Replay], title: str, schedules: Iterable[Schedule] = ()) -> Figure:
-    """A panel for each schedule, a curve for each heuristic and deallocation policy.
+def plot_slowdowns(replays: Sequence[Replay], title: str, programs: Iterable[Program] = ()) -> Figure:
+    """A panel for each program, a curve for each heuristic and deallocation policy.
 
     A curve ends where the replay runs out of memory or thrashes; a marker at that budget tells which, and
     smaller budgets that do again are points of their own.  Several replays of one heuristic, policy and
@@ -36,7 +36,7 @@ def plot_slowdowns(replays: Sequence[Replay], title: str, schedules: Iterable[Sc
         As ``Sweep.run`` returns them.  Replays without a limit are left out.
     title:
         What the figure shows, and from what.
-    schedules:
+    programs:
         Those that were replayed, for the two areas of Figure 2: budgets that do not even hold the constants,
         and those that do not hold the largest operator beside them.
 
@@ -51,10 +51,10 @@ def plot_slowdowns(replays: Sequence[Replay], title: str, schedules: Iterable[Sc
     if not replays:
         raise ValueError("there is nothing to draw: no replay has a budget")
     rows = curves(replays, lambda replay: replay.slowdown)
-    floors = {schedule.name: schedule for schedule in schedules}
+    floors = {program.name: program for program in programs}
     figure, axes = panels(len(rows), title, MEMORY_RATIO, "slowdown (total / base cost)")
     top, right = _limits(rows)
-    wholes = {replay.schedule: replay.whole for replay in replays}
+    wholes = {replay.program: replay.whole for replay in replays}
     for (name, row), panel in zip(rows.items(), axes):
         panel_style(panel, f"{name} ({format_bytes(wholes[name])})")
         panel.set(ylim=(1 - 0.03 * (top - 1), top), xlim=(0, right), xticks=TICKS)
@@ -83,9 +83,9 @@ def _limits(rows: dict[str, list[Curve]]) -> tuple[float, float]:
     return top, max(1.0, 1.02 * max(point.ratio for point in every))
 
 
-def _shade(axes: Axes, schedule: Schedule) -> None:
-    constants = schedule.constants / schedule.peak
-    operator = largest_operator(schedule) / schedule.peak
+def _shade(axes: Axes, program: Program) -> None:
+    constants = program.constants / program.peak
+    operator = largest_operator(program) / program.peak
     axes.axvspan(0, constants, facecolor=_CONSTANTS, linewidth=0)
     axes.axvspan(constants, constants + operator, facecolor=_OPERATOR, linewidth=0)
 
@@ -99,12 +99,12 @@ def _areas() -> list[Any]:
     ]
 
 
-def largest_operator(schedule: Schedule) -> int:
+def largest_operator(program: Program) -> int:
     """The most bytes that one operator reads and writes, constants aside: no budget can do with less."""
-    storages = schedule.storages
+    storages = program.storages
     sizes: dict[int, int] = {}
     largest = 0
-    for step in schedule.steps:
+    for step in program.instructions:
         if isinstance(step, Constant):
             sizes[step.tensor] = 0
         elif isinstance(step, Call):

@@ -9,7 +9,7 @@ from typing import Literal
 from dtr_fx.lab.replay import Replay
 from dtr_fx.lab.sweep import RATIOS, Sweep
 from dtr_fx.runtime import HEURISTICS, Deallocation, Heuristic, parameterized, random
-from dtr_fx.runtime.program import Schedule
+from dtr_fx.runtime.program import Program
 
 SEEDS = 5
 MAX_SLOWDOWN = 2.0
@@ -63,22 +63,22 @@ SERIES: dict[int, tuple[Series, ...]] = {
 
 
 class Study:
-    """The replays of some of the figures, over schedules and memory ratios.
+    """The replays of some of the figures, over programs and memory ratios.
 
     ``len(study)`` of them are to be run.
     """
 
     def __init__(
-        self, schedules: Sequence[Schedule], figures: Collection[int], ratios: Sequence[float] = RATIOS
+        self, programs: Sequence[Program], figures: Collection[int], ratios: Sequence[float] = RATIOS
     ) -> None:
-        self.schedules = tuple(schedules)
+        self.programs = tuple(programs)
         series = [one for figure in figures for one in SERIES.get(figure, ())]
         self._sweeps = []
         for policy in dict.fromkeys(one.deallocation for one in series):
             own = [one for one in series if one.deallocation == policy]
             heuristics = list(dict.fromkeys(heuristic for one in own for heuristic in one.heuristics))
             self._sweeps.append(
-                Sweep(self.schedules, heuristics, ratios, (policy,), max_slowdown=MAX_SLOWDOWN)
+                Sweep(self.programs, heuristics, ratios, (policy,), max_slowdown=MAX_SLOWDOWN)
             )
         self._replays: dict[tuple[str, Heuristic, Deallocation], list[Replay]] = {}
 
@@ -94,20 +94,20 @@ class Study:
 
     def _collect(self, sweep: Sweep, results: Sequence[Replay]) -> None:
         following = iter(results)
-        for schedule in sweep.schedules:
+        for program in sweep.programs:
             for heuristic in sweep.heuristics:
                 assert isinstance(heuristic, Heuristic)
-                key = schedule.name, heuristic, sweep.deallocations[0]
+                key = program.name, heuristic, sweep.deallocations[0]
                 self._replays[key] = [next(following) for _ in sweep.budgets]
 
     def replays(self, figure: int) -> list[Replay]:
         """What a figure shows, each heuristic under the figure's name for it."""
         return [
             replace(replay, heuristic=one.name)
-            for schedule in self.schedules
+            for program in self.programs
             for one in SERIES[figure]
             for heuristic in one.heuristics
-            for replay in self._replays[schedule.name, heuristic, one.deallocation]
+            for replay in self._replays[program.name, heuristic, one.deallocation]
         ]
 
 

@@ -36,7 +36,7 @@ def plan_dtr(
     """
     runtime = Runtime(budget, heuristic, max_recompute=max_recompute * graph.cost)
     try:
-        drive(runtime, graph.schedule())
+        drive(runtime, graph.program())
     except RunFailed as error:
         raise CannotPlan(f"{graph.name}: DTR under {runtime.heuristic.name}: {error}") from None
     return _as_plan(runtime)
@@ -51,7 +51,7 @@ def plan_search(graph: OperatorGraph, budget: int, seconds: float | None = None)
         It finds none.
     """
     try:
-        return _as_plan(search(graph.schedule(), budget, Policy(HEURISTICS["next-use"]), seconds).runtime)
+        return _as_plan(search(graph.program(), budget, Policy(HEURISTICS["next-use"]), seconds).runtime)
     except Infeasible:
         raise CannotPlan(f"{graph.name}: a search found no plan in {budget} bytes") from None
 

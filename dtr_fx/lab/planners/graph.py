@@ -1,4 +1,4 @@
-"""The operator graph that every static planner works on, made from a schedule as for the paper's Figure 3.
+"""The operator graph that every static planner works on, made from a program as for the paper's Figure 3.
 
 Checkmate and its relatives know neither views nor operators with several outputs.  As in the comparison of
 Kirisame et al. (section 4.3), a view is part of its base and the outputs of an operator are one result.
@@ -14,7 +14,7 @@ from numbers import Integral
 from typing import NamedTuple
 
 from dtr_fx.errors import GraphError
-from dtr_fx.runtime.program import Call, Constant, Keep, Output, Release, Schedule, Step
+from dtr_fx.runtime.program import Call, Constant, Instruction, Keep, Output, Program, Release
 
 
 class Node(NamedTuple):
@@ -83,8 +83,8 @@ class OperatorGraph:
         return len(self.nodes)
 
     @staticmethod
-    def of(schedule: Schedule) -> OperatorGraph:
-        """The graph of a schedule: views are their base, outputs are merged, constants are taken out.
+    def of(program: Program) -> OperatorGraph:
+        """The graph of a program: views are their base, outputs are merged, constants are taken out.
 
         An operator that returns results of the program beside other values becomes two: one of the same cost
         that returns the others, and one that reads it and returns the results at no cost.  Merged, the
@@ -94,19 +94,19 @@ class OperatorGraph:
         runtime's own metadata (C.2); what it reads beside the base is not counted as read again.  Views of
         constants are constants, and cost nothing here.
         """
-        storages = schedule.storages
-        builder = _Builder({storages[step.tensor] for step in schedule.steps if isinstance(step, Keep)})
-        for step in schedule.steps:
+        storages = program.storages
+        builder = _Builder({storages[step.tensor] for step in program.instructions if isinstance(step, Keep)})
+        for step in program.instructions:
             builder.take(step)
-        backward = None if schedule.backward is None else builder.before(schedule.backward)
+        backward = None if program.backward is None else builder.before(program.backward)
         return OperatorGraph(
-            schedule.name,
+            program.name,
             tuple(node.freeze() for node in builder.nodes),
             backward,
             frozenset(
                 owner for owner in (builder.owner[storage] for storage in builder.kept) if owner is not None
             ),
-            schedule.constants,
+            program.constants,
         )
 
     @cached_property
@@ -153,13 +153,13 @@ class OperatorGraph:
         needs = (node.size + sum(sizes[source] for source in set(node.inputs)) for node in self.nodes)
         return max(max(needs, default=0), sum(sizes[number] for number in self.results))
 
-    def schedule(self) -> Schedule:
+    def program(self) -> Program:
         """The program: each value is released after its last use, and the results are kept at the end."""
-        steps: list[Step] = []
+        steps: list[Instruction] = []
         for number, (node, unused) in enumerate(zip(self.nodes, self._last_uses)):
             steps.append(Call(node.name, node.inputs, (Output(number, node.size),), node.cost))
             steps += (Release(value) for value in unused if value not in self.results)
-        return Schedule(self.name, (*steps, *map(Keep, sorted(self.results))), self.backward)
+        return Program(self.name, (*steps, *map(Keep, sorted(self.results))), self.backward)
 
 
 @dataclass
@@ -182,7 +182,7 @@ class _Builder:
     owner: dict[int, int | None] = field(default_factory=dict)
     starts: list[int] = field(default_factory=list)  # of each call, how many operators there were before it
 
-    def take(self, step: Step) -> None:
+    def take(self, step: Instruction) -> None:
         if isinstance(step, Constant):
             self.owner[step.tensor] = None
         elif isinstance(step, Call):
