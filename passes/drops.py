@@ -12,7 +12,7 @@ from typing import Any
 from torch.fx import Graph, Node
 from torch.fx.node import has_side_effect
 
-from dtr_fx.passes.storages import is_backward, storage_keys
+from dtr_fx.passes.tensors import is_backward, storage_keys
 
 
 @has_side_effect

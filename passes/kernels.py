@@ -25,15 +25,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from dtr_fx.passes import rng
-from dtr_fx.passes.storages import (
-    held_by,
-    is_backward,
-    is_selection,
-    last_writes,
-    may_run_twice,
-    storage_keys,
-    tensors_of,
-)
+from dtr_fx.passes.effects import last_writes, may_run_twice
+from dtr_fx.passes.tensors import held_by, is_backward, is_selection, storage_keys, tensors_of
 
 # Operators of Inductor's own (private; checked on torch 2.11 and 2.13).
 MAX_POOL = inductor_prims._low_memory_max_pool_with_offsets.overloadpacket

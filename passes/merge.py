@@ -14,7 +14,8 @@ import torch
 from torch.fx import Graph, Node
 
 from dtr_fx.passes import rng
-from dtr_fx.passes.storages import may_run_twice, storage_keys
+from dtr_fx.passes.effects import may_run_twice
+from dtr_fx.passes.tensors import storage_keys
 
 
 def merge_duplicates(graph: Graph) -> None:

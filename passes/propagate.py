@@ -22,7 +22,8 @@ from torch.utils.flop_counter import flop_registry
 
 from dtr_fx.errors import GraphError
 from dtr_fx.passes import rng
-from dtr_fx.passes.storages import is_selection, storage_key, tensors_of, undeclared_writes
+from dtr_fx.passes.effects import undeclared_writes
+from dtr_fx.passes.tensors import is_selection, storage_key, tensors_of
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
-"""What the runtime did with an FX graph, as a new FX graph.
+"""A plan, written into the FX graph that it was made for.
 
-    GraphProgram.schedule()       the graph's operators, for the runtime
-      └─ a run of the runtime     which storages to drop, when, and what to recompute
-    Rewriter.emit()          writes down what the runtime did
+    GraphProgram.program     the graph's operators, for the planner
+    write(graph, plan)       what the plan does with them
       ├─ compute             the node, as it was
       ├─ recompute           a copy of it, reading what is resident now
       └─ drop                a Drop node, where a storage goes that comes back later
 
-Requires: a ``GraphProgram`` (see ``storages``) and a run of its schedule (see ``rematerialize``).
+Requires: a ``GraphProgram`` (see ``storages``) and a plan for its program.
 Ensures: a graph that computes the same outputs.
 """
 
@@ -22,65 +21,39 @@ import torch.utils._pytree as pytree
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from dtr_fx.passes import rng, storages
+from dtr_fx.passes import rng
 from dtr_fx.passes.drops import drop, hoist_drops
 from dtr_fx.passes.propagate import fake_mode_of_values
-from dtr_fx.passes.storages import (
-    GraphProgram,
-    Step,
-    empty_like,
-    is_backward,
-    storage_key,
-    tensors_of,
-    view_like,
-)
-from dtr_fx.runtime import Event
-from dtr_fx.runtime.events import COMPUTE, DROP, RECOMPUTE
-from dtr_fx.search import Run
+from dtr_fx.passes.roles import ARRIVE, SAVE_RNG
+from dtr_fx.passes.storages import GraphProgram, NodeCall
+from dtr_fx.passes.tensors import empty_like, is_backward, storage_key, tensors_of, view_like
+from dtr_fx.runtime import Plan, Step
+from dtr_fx.runtime.steps import COMPUTE, DROP, RECOMPUTE
 
 
-class Rewriter:
-    """A graph's program and what the runtime did with it, as a new graph.
+def write(graph: GraphProgram, plan: Plan) -> None:
+    """Write a plan into the graph that its program was read from.
 
-    Parameters
-    ----------
-    program:
-        The graph, analysed.
-    run:
-        Of the program's schedule; its operators are numbered as the steps, its tensors as the values.
+    Ensures: Drop and Recompute nodes in the order of the plan; what is read after a drop is the newest
+    copy; every new node has ``meta["dtr"]`` with its role and, for a recompute, its origin.
     """
-
-    def __init__(self, program: GraphProgram, run: Run) -> None:
-        self.program = program
-        self.run = run
-        self.value_of_storage = {
-            tensor.storage.id: value for value, tensor in run.tensors.items() if program.is_storage(value)
-        }
-
-    def emit(self) -> None:
-        """Write the plan into the graph that the program was read from.
-
-        Ensures: Drop and Recompute nodes in the order of the plan; what is read after a drop is the newest
-        copy; every node has ``meta["dtr"]`` with its role and, for a recompute, its origin.
-        """
-        _Emitter(self).run()
+    _Writer(graph, plan).run()
 
 
-class _Emitter:
-    """Edits a graph so that it does what a planned runtime did."""
+class _Writer:
+    """Edits a graph so that it does what a plan says."""
 
-    def __init__(self, rewriter: Rewriter) -> None:
-        self._program = rewriter.program
-        self._events = rewriter.run.runtime.events
-        self._value_of_storage = rewriter.value_of_storage
-        self._steps = self._program.steps
-        self._graph = self._steps[0].node.graph
+    def __init__(self, program: GraphProgram, plan: Plan) -> None:
+        self._program = program
+        self._steps = plan.steps
+        self._calls = program.calls
+        self._graph = self._calls[0].node.graph
         self._mode = fake_mode_of_values(node.meta.get("val") for node in self._graph.nodes)
         self._holder = {
             tree: node for node, tree in reversed(self._program.values_of.items()) if isinstance(tree, int)
         }
-        recomputed = {event.op for event in self._events if event.kind == RECOMPUTE}
-        self._read_again = {value for number in recomputed for value in self._steps[number].inputs}
+        recomputed = {step.op for step in self._steps if step.kind == RECOMPUTE}
+        self._read_again = {value for number in recomputed for value in self._calls[number].inputs}
         self._newest: dict[Node, Node] = {}
         self._origin: dict[Node, Node] = {}
         self._old_value: dict[Node, Any] = {}
@@ -90,22 +63,21 @@ class _Emitter:
         self._anchor = self._graph.output_node()
 
     def run(self) -> None:
-        returning = self._drops_that_return()
         anchors = self._anchors()
         self._anchor = next(anchors)
         with torch.no_grad():
-            for position, event in enumerate(self._events):
-                if event.kind == COMPUTE:
-                    step = self._steps[event.op]
-                    self._compute(step)
-                    if step.role == storages.COMPUTE:
+            for step in self._steps:
+                if step.kind == COMPUTE:
+                    call = self._calls[step.op]
+                    self._compute(call)
+                    if call.role == COMPUTE:
                         self._anchor = next(anchors)
-                elif event.kind == RECOMPUTE:
-                    self._recompute(self._steps[event.op])
+                elif step.kind == RECOMPUTE:
+                    self._recompute(self._calls[step.op])
                 else:
-                    self._resident.discard(self._value_of_storage[event.storage])
-                    if position in returning:
-                        self._drop(event)
+                    self._resident.discard(step.storage)
+                    if step.again is not None:
+                        self._drop(step)
         self._read_newest(self._anchor)
         for selection in reversed(self._selections):
             if not selection.users:
@@ -117,50 +89,37 @@ class _Emitter:
 
         They stand in this order, and new nodes are inserted before the next of them.
         """
-        first_runs = (self._steps[event.op] for event in self._events if event.kind == COMPUTE)
-        nodes = [step.node for step in first_runs if step.role == storages.COMPUTE]
+        first_runs = (self._calls[step.op] for step in self._steps if step.kind == COMPUTE)
+        nodes = [call.node for call in first_runs if call.role == COMPUTE]
         output = self._graph.output_node()
-        if nodes != [step.node for step in self._steps if step.role == storages.COMPUTE]:
+        if nodes != [call.node for call in self._calls if call.role == COMPUTE]:
             for node in nodes:
                 output.prepend(node)
         return iter([*nodes, output])
 
-    def _drops_that_return(self) -> set[int]:
-        """The positions of the drops whose storage is recomputed later."""
-        returning = set()
-        dropped: dict[int, int] = {}
-        for position, event in enumerate(self._events):
-            if event.kind == DROP:
-                dropped[self._value_of_storage[event.storage]] = position
-            elif event.kind == RECOMPUTE:
-                for value in self._steps[event.op].outputs:
-                    if value in dropped:
-                        returning.add(dropped.pop(value))
-        return returning
+    def _compute(self, call: NodeCall) -> None:
+        self._resident.update(call.outputs)
+        if call.role == COMPUTE:
+            self._compute_node(call)
+        elif call.role != ARRIVE and call.outputs[0] in self._read_again:
+            self._saved[call.outputs[0]] = self._save(call)
 
-    def _compute(self, step: Step) -> None:
-        self._resident.update(step.outputs)
-        if step.role == storages.COMPUTE:
-            self._compute_node(step)
-        elif step.role != storages.ARRIVE and step.outputs[0] in self._read_again:
-            self._saved[step.outputs[0]] = self._save(step)
-
-    def _compute_node(self, step: Step) -> None:
-        node = place = step.node
+    def _compute_node(self, call: NodeCall) -> None:
+        node = place = call.node
         if self._newest:
-            self._revalue_view(step)
+            self._revalue_view(call)
             self._read_newest(node)
-        for selection in step.selections:
+        for selection in call.selections:
             if node in self._old_value:
                 self._old_value[selection] = selection.meta["val"]
                 selection.meta["val"] = cast(Node, selection.args[0]).meta["val"][selection.args[1]]
             place.append(selection)
             place = selection
 
-    def _revalue_view(self, step: Step) -> None:
+    def _revalue_view(self, call: NodeCall) -> None:
         """A view that is first taken after its storage was recomputed lies in the recomputed storage."""
-        node = step.node
-        if all(self._program.is_storage(value) for value in step.outputs):
+        node = call.node
+        if all(self._program.is_storage(value) for value in call.outputs):
             return
         read = [(used, self._newest_of(used)) for used in node.all_input_nodes]
         if any(used is not new or used in self._old_value for used, new in read):
@@ -170,27 +129,27 @@ class _Emitter:
             self._old_value[node] = node.meta["val"]
             node.meta["val"] = self._value_again(node.meta["val"], values)
 
-    def _save(self, step: Step) -> Node:
+    def _save(self, call: NodeCall) -> Node:
         with self._graph.inserting_before(self._anchor):
-            if step.role == storages.SAVE_RNG:
+            if call.role == SAVE_RNG:
                 node = self._graph.call_function(rng.save_state, (str(self._program.device),))
                 state = rng.state_like(self._program.device)
                 with self._mode or contextlib.nullcontext():
                     node.meta["val"] = torch.empty(state.shape, dtype=state.dtype)
             else:
-                node = self._graph.call_function(torch.ops.aten.clone.default, (step.node,))
-                node.meta["val"] = empty_like(step.node.meta["val"])
-        self._describe(node, role=step.role, origin=step.node.name)
+                node = self._graph.call_function(torch.ops.aten.clone.default, (call.node,))
+                node.meta["val"] = empty_like(call.node.meta["val"])
+        self._describe(node, role=call.role, origin=call.node.name)
         return node
 
-    def _recompute(self, step: Step) -> None:
-        origin = step.node
-        kept = {node: self._saved[value] for node, value in step.kept.items()}
+    def _recompute(self, call: NodeCall) -> None:
+        origin = call.node
+        kept = {node: self._saved[value] for node, value in call.kept.items()}
 
         def newest(node: Node) -> Node:
             return kept.get(node) or self._newest_of(node)
 
-        state = self._rng_state(step)
+        state = self._rng_state(call)
         with self._graph.inserting_before(self._anchor):
             if state is None:
                 node = self._graph.node_copy(origin, newest)
@@ -199,12 +158,12 @@ class _Emitter:
             values = [(used.meta.get("val"), newest(used).meta.get("val")) for used in origin.all_input_nodes]
             node.meta["val"] = self._value_again(origin.meta["val"], values)
             self._rename(node, origin)
-            for selection in step.selections:
-                self._select_again(selection, step)
-        self._resident.update(step.outputs)
+            for selection in call.selections:
+                self._select_again(selection, call)
+        self._resident.update(call.outputs)
 
-    def _rng_state(self, step: Step) -> Node | None:
-        states = [value for value in step.inputs if self._program.values[value].kind == "rng state"]
+    def _rng_state(self, call: NodeCall) -> Node | None:
+        states = [value for value in call.inputs if self._program.values[value].kind == "rng state"]
         return self._saved[states[0]] if states else None
 
     def _replay(self, origin: Node, state: Node, newest: Callable[[Node], Node]) -> Node:
@@ -218,11 +177,11 @@ class _Emitter:
         node.meta = dict(origin.meta)
         return node
 
-    def _select_again(self, selection: Node, step: Step) -> None:
+    def _select_again(self, selection: Node, call: NodeCall) -> None:
         """Take an element out of a recomputed result, unless the old one is still resident."""
         source = self._newest.get(cast(Node, selection.args[0]))
         values = pytree.tree_leaves(self._program.values_of[selection])
-        fresh = [value for value in values if value in step.outputs and self._program.is_storage(value)]
+        fresh = [value for value in values if value in call.outputs and self._program.is_storage(value)]
         if source is None or (fresh and all(value in self._resident for value in fresh)):
             return
         node = self._graph.node_copy(selection, lambda _: source)
@@ -230,12 +189,20 @@ class _Emitter:
         self._rename(node, selection)
         self._selections.append(node)
 
-    def _drop(self, event: Event) -> None:
-        holder = self._holder[self._value_of_storage[event.storage]]
+    def _drop(self, step: Step) -> None:
+        holder = self._holder[step.storage]
         with self._graph.inserting_before(self._anchor):
             node = self._graph.call_function(drop, (self._newest.get(holder, holder),))
         node._rename(f"drop_{node.all_input_nodes[0].name}")
-        self._describe(node, role="drop", origin=holder.name, reason=event.reason, score=event.score)
+        self._describe(
+            node,
+            role=DROP,
+            origin=holder.name,
+            reason=step.reason,
+            score=step.score,
+            again=step.again,
+            away=step.away,
+        )
 
     def _rename(self, node: Node, origin: Node) -> None:
         self._newest[origin] = node

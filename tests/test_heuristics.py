@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from random_programs import MAX_COST, Driver, programs
 
 from dtr_fx.runtime import HEURISTICS, Heuristic, Runtime, Storage, Tensor, parameterized, random, resolve
-from dtr_fx.runtime.events import BANISH, BUDGET, COMPUTE, DROP
+from dtr_fx.runtime.steps import BANISH, BUDGET, COMPUTE, DROP
 
 budgets = st.integers(6, 16)
 many = settings(max_examples=150)
@@ -36,7 +36,7 @@ class History:
         self._component_cost: dict[int, float] = {}
 
     def catch_up(self) -> None:
-        events = self._runtime.events
+        events = self._runtime.steps
         while self._seen < len(events):
             event = events[self._seen]
             self._seen += 1
@@ -131,7 +131,7 @@ class Probe:
         unlocked = [slot for slot, storage in enumerate(members) if not storage.locks]
         if unlocked:
             best = min(unlocked, key=lambda slot: scores[slot])
-            self.choices.append((len(self.runtime.events), members[best], scores[best]))
+            self.choices.append((len(self.runtime.steps), members[best], scores[best]))
         return scores
 
     def observe(self) -> None:
@@ -144,7 +144,7 @@ class Probe:
 
     def check_choices(self) -> None:
         for position, storage, score in self.choices:
-            event = self.runtime.events[position]
+            event = self.runtime.steps[position]
             assert (event.kind, event.reason) == (DROP, BUDGET)
             assert event.storage == storage.id
             assert event.score == score
@@ -357,7 +357,7 @@ def _events(heuristic, budget: int = 4) -> list:
         chain += runtime.perform_op([chain[-1]], [1], 1.0)
     for tensor in reversed(chain):
         runtime.access(tensor)
-    return runtime.events
+    return runtime.steps
 
 
 def test_random_is_seeded_and_uniform():
@@ -376,7 +376,7 @@ def test_random_is_seeded_and_uniform():
 def test_every_heuristic_is_deterministic(program, budget, name):
     runs = [Driver(Runtime(budget, name, max_recompute=MAX_COST)) for _ in range(2)]
     assert runs[0].run(program) == runs[1].run(program)
-    assert runs[0].runtime.events == runs[1].runtime.events
+    assert runs[0].runtime.steps == runs[1].runtime.steps
 
 
 def test_a_users_function():
@@ -392,8 +392,8 @@ def test_a_users_function():
     for size in (1, 3, 2):
         runtime.perform_op([x], [size], 1.0)
     runtime.perform_op([x], [1], 1.0)
-    assert [event.storage for event in runtime.events if event.kind == DROP] == [2]
-    assert runtime.events[-2].score == -3
+    assert [event.storage for event in runtime.steps if event.kind == DROP] == [2]
+    assert runtime.steps[-2].score == -3
 
 
 def test_a_users_function_may_return_its_argument_a_list_or_integers():

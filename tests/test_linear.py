@@ -14,7 +14,7 @@ from dtr_fx.lab.networks import linear
 from dtr_fx.lab.replay import replay
 from dtr_fx.runtime import Event, OutOfBudget, Runtime, Thrash, parameterized, trace
 from dtr_fx.runtime.driver import drive
-from dtr_fx.runtime.events import BUDGET, COMPUTE, RECOMPUTE
+from dtr_fx.runtime.steps import BUDGET, COMPUTE, RECOMPUTE
 
 # The heuristic of the theorem: the smallest evicted neighbourhood, whatever the staleness.
 H_E_STAR = parameterized(staleness=False, cost="exact")
@@ -25,7 +25,7 @@ def test_the_program():
     runtime = Runtime(100)
     drive(runtime, linear(4))
     names = ["t1", "t2", "t3", "t4", "g4", "g3", "g2", "g1"]
-    assert trace(runtime.events, names.__getitem__, names.__getitem__) == (
+    assert trace(runtime.steps, names.__getitem__, names.__getitem__) == (
         "C t1, C t2, C t3, C t4, B t4, C g4, D t3, C g3, D g4, D t2, C g2, D g3, D t1, C g1, B g2"
     )
     assert runtime.clock == 8
@@ -79,8 +79,8 @@ def _forward_and_backward(runtime: Runtime, n: int) -> tuple[list[Event], list[E
     Operator and storage i are those of t_{i+1}.
     """
     drive(runtime, linear(n))
-    last = next(i for i, event in enumerate(runtime.events) if event.kind == COMPUTE and event.op == n - 1)
-    return runtime.events[: last + 1], runtime.events[last + 1 :]
+    last = next(i for i, event in enumerate(runtime.steps) if event.kind == COMPUTE and event.op == n - 1)
+    return runtime.steps[: last + 1], runtime.steps[last + 1 :]
 
 
 def _in_memory(events: list[Event]) -> list[int]:

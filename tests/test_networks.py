@@ -86,8 +86,8 @@ def test_without_a_limit_nothing_is_rematerialized(program):
     runtime = Runtime(math.inf)
     drive(runtime, program)
     assert runtime.clock == pytest.approx(program.cost)
-    assert {event.kind for event in runtime.events} <= {"compute", "drop", "banish"}
-    assert sum(event.kind == "compute" for event in runtime.events) == len(list(program.calls()))
+    assert {event.kind for event in runtime.steps} <= {"compute", "drop", "banish"}
+    assert sum(event.kind == "compute" for event in runtime.steps) == len(list(program.calls()))
     assert runtime.peak == program.peak
 
 

@@ -86,7 +86,7 @@ def test_a_plan_over_budget_is_refused():
 def test_the_program_itself_is_a_plan(graph):
     cost = check(graph, plan_order(graph, range(len(graph))))
     assert (cost.total, cost.peak) == (graph.cost, graph.peak)
-    assert graph.program().peak == graph.peak
+    assert graph.program.peak == graph.peak
     assert graph.floor <= graph.peak
 
 
@@ -151,7 +151,7 @@ def test_results_are_split_off():
 
 @given(graphs())
 def test_a_graph_survives_as_a_schedule(graph):
-    assert OperatorGraph.of(graph.program()) == graph
+    assert OperatorGraph.of(graph.program) == graph
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_checkpointing_needs_a_backward_pass(planner):
 @given(graphs(), st.floats(0.3, 1), st.sampled_from(["dtr", "lru", "next-use"]))
 def test_dtr_as_a_plan_costs_what_its_replay_costs(graph, share, heuristic):
     budget = int(share * graph.peak)
-    replayed = replay(graph.program(), budget, heuristic, max_slowdown=101)
+    replayed = replay(graph.program, budget, heuristic, max_slowdown=101)
     if replayed.outcome == "ok":
         cost = check(graph, plan_dtr(graph, budget, heuristic), budget)
         assert cost.total == pytest.approx(replayed.base + replayed.recompute)

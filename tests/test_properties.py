@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 
 import dtr_fx
 from dtr_fx import HEURISTICS, InfeasibleBudgetError, Report, measure_peak
-from dtr_fx.passes.storages import is_selection
+from dtr_fx.passes.tensors import is_selection
 from dtr_fx.passes.verify import verify
 
 # Kernels make tensors of their own of a Python number or two.

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from random_programs import MAX_COST, Driver, programs
 
 from dtr_fx.runtime import HEURISTICS, Event, OutOfBudget, Runtime, Tensor, Thrash, parameterized, trace
-from dtr_fx.runtime.events import BANISH, BUDGET, COMPUTE, DEAD, DROP, DUPLICATE, PASSED, RELEASED
+from dtr_fx.runtime.steps import BANISH, BUDGET, COMPUTE, DEAD, DROP, DUPLICATE, PASSED, RELEASED
 
 # The reduced heuristic of Appendix A: evict the tensor with the smallest evicted neighbourhood.
 H_E_STAR = parameterized(staleness=False, cost="exact")
@@ -81,15 +81,15 @@ class Network:
 
     @property
     def trace(self) -> str:
-        return trace(self.runtime.events, self._operators.__getitem__, self._storages.__getitem__)
+        return trace(self.runtime.steps, self._operators.__getitem__, self._storages.__getitem__)
 
     @property
     def reasons(self) -> str:
-        return " ".join(event.reason for event in self.runtime.events if event.reason)
+        return " ".join(event.reason for event in self.runtime.steps if event.reason)
 
     def since(self, position: int) -> str:
         """The trace of what came after the first ``position`` events."""
-        return trace(self.runtime.events[position:], self._operators.__getitem__, self._storages.__getitem__)
+        return trace(self.runtime.steps[position:], self._operators.__getitem__, self._storages.__getitem__)
 
 
 # Figure 1
@@ -215,7 +215,7 @@ def test_an_operator_without_outputs():
     net = Network(2)
     net.op("a")
     net.runtime.perform_op([net.tensors["a"]], [], 1.0)
-    assert [event.kind for event in net.runtime.events] == [COMPUTE, COMPUTE]
+    assert [event.kind for event in net.runtime.steps] == [COMPUTE, COMPUTE]
 
 
 def test_the_clock_is_the_sum_of_costs():
@@ -332,7 +332,7 @@ def test_an_output_that_is_still_there_is_not_kept_twice():
     net.op("e", "p q")
     # q is locked: f needs two units beside it, and leaves one of them free for e.
     assert net.since(5) == "D b, D c, R p+q, C e"
-    assert [event.used for event in net.runtime.events[-2:]] == [4, 4]
+    assert [event.live for event in net.runtime.steps[-2:]] == [4, 4]
     assert net.resident == "p q d e"
 
 
@@ -380,7 +380,7 @@ def test_borrowing_from_a_waiting_operator():
     assert net.trace == "C w, C a, C b, D w, C c, D a, C z, D b, C x, D c, C y"
     net.op("d", "z c")
     assert net.since(11) == "D x, R a, D y, R w, D z, R b, D w, R c, D b, R z, D a, C d"
-    [borrowed] = [event for event in net.runtime.events if event.score == math.inf]
+    [borrowed] = [event for event in net.runtime.steps if event.score == math.inf]
     assert borrowed.reason == BUDGET
     assert borrowed.storage == net.tensors["z"].storage.id
     assert not net.runtime._locked
@@ -520,7 +520,7 @@ def test_program_order_runs_what_two_inputs_share_once():
     net.release("a", "b", "c")
     for name in "pqrs":
         net.op(name)
-    start = len(net.runtime.events)
+    start = len(net.runtime.steps)
     net.access("y")
     assert [step for step in net.since(start).split(", ") if step[0] == "R"] == ["R a", "R b", "R c", "R y"]
 
@@ -685,7 +685,7 @@ def test_workspace_is_allocated_during_every_run_and_freed_after_it():
     net.op("e", "a")
     net.access("b")
     assert net.since(5) == "R a, D b, C e, D c, D d, D e, R b"
-    assert net.runtime.events[-1].used == 4
+    assert net.runtime.steps[-1].used == 4
     assert net.runtime.used == 2
 
 
@@ -754,13 +754,13 @@ class Replay:
         self.resident = {s for s in self.runtime.storages if s.root.op is None}
         self.defined = {tensor for storage in self.resident for tensor in storage.tensors[:1]}
         self.runs = [0] * len(self.operators)
-        self.last_free = {event.storage: i for i, event in enumerate(self.runtime.events)}
+        self.last_free = {event.storage: i for i, event in enumerate(self.runtime.steps)}
 
     def run(self) -> None:
-        for position, event in enumerate(self.runtime.events):
+        for position, event in enumerate(self.runtime.steps):
             if event.kind in (DROP, BANISH):
                 self._free(event)
-                assert event.used == self.used
+                assert event.live == self.used
             elif event.op < len(self.operators):  # else it is the one that raised Thrash
                 self._execute(event, position)
 
@@ -774,8 +774,8 @@ class Replay:
         assert (event.kind == COMPUTE) == (self.runs[op.id] == 0)
         self.runs[op.id] += 1
         fresh = [tensor for tensor in op.outputs if tensor is tensor.storage.root]
-        assert event.used == self.used + sum(t.storage.size for t in fresh) + op.workspace
-        assert event.used <= self.runtime.budget
+        assert event.live == self.used + sum(t.storage.size for t in fresh) + op.workspace
+        assert event.live <= self.runtime.budget
         self.defined.update(tensor for tensor in op.outputs if tensor not in fresh)
         for tensor in fresh:
             # What was dead already is made again beside its siblings, and never has to be freed.
@@ -838,7 +838,7 @@ def test_without_a_limit_nothing_is_recomputed_but_what_was_released(program, de
     driver = Driver(runtime)
     assert driver.run(program)
     assert runtime.clock == runtime.base_cost == sum(op.cost for op in driver.operators)
-    assert not [event for event in runtime.events if event.reason == BUDGET]
+    assert not [event for event in runtime.steps if event.reason == BUDGET]
 
 
 @settings(max_examples=200)

@@ -39,8 +39,8 @@ from dtr_fx.planning.planning import Planning
 from dtr_fx.planning.transform import forget_earlier_rewrite, rewritten_copy
 from dtr_fx.runtime import HEURISTICS, RunFailed, Runtime
 from dtr_fx.runtime.driver import drive
-from dtr_fx.runtime.events import BANISH, COMPUTE, DROP, RECOMPUTE, Event
 from dtr_fx.runtime.program import Call, Constant, Instruction, Keep, Output, Program, Release
+from dtr_fx.runtime.steps import BANISH, COMPUTE, DROP, RECOMPUTE, Event
 from dtr_fx.search import (
     Infeasible,
     Policy,
@@ -131,14 +131,14 @@ def _touched(call: Call) -> list[int]:
 def check_run(program: Program, run: Run, budget: float) -> None:
     """What an operator reads is there, the bytes are as stated and within the budget, results stay."""
     checker = _Checker(program, run.runtime)
-    for number, event in enumerate(run.runtime.events):
+    for number, event in enumerate(run.runtime.steps):
         checker.take(number, event)
-        assert checker.used <= event.used <= budget
+        assert checker.used <= event.live <= budget
     checker.at_the_end()
     assert run.runtime.peak <= budget
-    again = [event.op for event in run.runtime.events if event.kind == RECOMPUTE]
+    again = [event.op for event in run.runtime.steps if event.kind == RECOMPUTE]
     assert run.cost == pytest.approx(sum(checker.calls[op].cost for op in again))
-    assert sorted(event.op for event in run.runtime.events if event.kind == COMPUTE) == [
+    assert sorted(event.op for event in run.runtime.steps if event.kind == COMPUTE) == [
         *range(len(checker.calls))
     ]
 
@@ -149,7 +149,7 @@ class _Checker:
     def __init__(self, program: Program, runtime: Runtime) -> None:
         self.calls = list(program.calls())
         self.storages = program.storages
-        first_runs = [event.op for event in runtime.events if event.kind == COMPUTE]
+        first_runs = [event.op for event in runtime.steps if event.kind == COMPUTE]
         made = [output.tensor for op in first_runs for output in self.calls[op].outputs]
         constants = [step.tensor for step in program.instructions if isinstance(step, Constant)]
         bases = [tensor for tensor in [*constants, *made] if self.storages[tensor] == tensor]
@@ -158,7 +158,7 @@ class _Checker:
         self.sizes |= {step.tensor: step.size for step in program.instructions if isinstance(step, Constant)}
         self.defined = {step.tensor for step in program.instructions if isinstance(step, Constant)}
         # What a run makes beside what it is run for is not there if nothing ever drops it.
-        drops = ((event.storage, number) for number, event in enumerate(runtime.events) if event.storage >= 0)
+        drops = ((event.storage, number) for number, event in enumerate(runtime.steps) if event.storage >= 0)
         self.last_drop = dict(drops)
         self.last_drop |= {storage.id: math.inf for storage in runtime.storages if storage.resident}
         self.kept: list[set[int]] = []
@@ -178,7 +178,7 @@ class _Checker:
             [gone] = (base for base, storage in self.numbers.items() if storage == event.storage)
             assert gone in self.defined
             self.defined -= {tensor for tensor, base in self.storages.items() if base == gone}
-            assert event.used == self.used
+            assert event.live == self.used
             return
         call = self.calls[event.op]
         assert self.defined.issuperset(call.inputs)
@@ -186,7 +186,7 @@ class _Checker:
         if event.kind == COMPUTE:
             assert self.defined >= set().union(*self.kept[: event.op])
         takes = call.workspace + sum(output.size for output in call.outputs if output.alias is None)
-        assert event.used == self.used + takes
+        assert event.live == self.used + takes
         bases = {output.tensor: self.numbers[self.storages[output.tensor]] for output in call.outputs}
         self.defined |= {tensor for tensor, base in bases.items() if self.last_drop.get(base, -1) > number}
 
@@ -286,7 +286,7 @@ def _last_reads(line: Timeline) -> list[list[int]]:
 @given(graphs() | st.builds(OperatorGraph.of, small_networks), st.integers(0, 10**9))
 def test_a_timelines_peak_and_cost_are_those_of_the_plan(graph, seed):
     dice = random.Random(seed)
-    line = Timeline(Operators.of(graph.program()), range(len(graph)), graph.floor)
+    line = Timeline(Operators.of(graph.program), range(len(graph)), graph.floor)
     for _ in range(12):
         change(line, dice)
         cost = check(graph, plan_order(graph, line.order))
@@ -368,7 +368,7 @@ def walked(*arguments: object, **options: float) -> list[int] | None:
 @pytest.mark.parametrize("share", [0.3, 0.7])
 def test_a_walk_finds_orders_within_the_budget(graph, share):
     budget = within(graph.floor, graph.peak, share)
-    operators = Operators.of(graph.program())
+    operators = Operators.of(graph.program)
     found = [walked(operators, range(len(graph)), budget, 0.05, seed=seed) for seed in (0, 1, 0)]
     assert found[0] == found[2]
     for order in filter(None, found):
@@ -379,14 +379,14 @@ def test_a_walk_finds_orders_within_the_budget(graph, share):
 
 def test_a_walk_without_time_is_its_start_if_that_fits():
     graph = training_chain(6)
-    operators = Operators.of(graph.program())
+    operators = Operators.of(graph.program)
     assert walked(operators, range(12), graph.peak, 0) == list(range(12))
     assert walked(operators, range(12), graph.peak - 1, 0) is None
 
 
 @by_name
 def test_no_walk_finds_what_no_plan_can_be(graph):
-    assert walked(Operators.of(graph.program()), range(len(graph)), graph.floor - 1, 0.03) is None
+    assert walked(Operators.of(graph.program), range(len(graph)), graph.floor - 1, 0.03) is None
 
 
 # The runtime follows an order
@@ -446,7 +446,7 @@ def test_the_plain_order_is_the_program(program):
 
 def kinds(run: Run) -> str:
     """``C`` compute, ``R`` recompute, with the number of the operator."""
-    ran = (event for event in run.runtime.events if event.kind in (COMPUTE, RECOMPUTE))
+    ran = (event for event in run.runtime.steps if event.kind in (COMPUTE, RECOMPUTE))
     return " ".join(f"{event.kind[0].upper()}{event.op}" for event in ran)
 
 
@@ -541,7 +541,7 @@ def test_a_result_that_is_kept_before_the_end_stays():
 
 def plan_of(graph: OperatorGraph, budget: int, seconds: float | None = None) -> float:
     """The total cost of the plan that is found, infinite without one; the plan has passed both checks."""
-    program = graph.program()
+    program = graph.program
     try:
         run = search(program, budget, FIRST, seconds)
     except Infeasible:
@@ -647,11 +647,11 @@ def test_plans_are_close_to_the_optimum():
 
 @by_name
 def test_the_same_arguments_give_the_same_plan(graph):
-    program, budget = graph.program(), within(graph.floor, graph.peak, 0.7)
+    program, budget = graph.program, within(graph.floor, graph.peak, 0.7)
 
     def events() -> list[Event] | None:
         try:
-            return search(program, budget, FIRST, LITTLE).runtime.events
+            return search(program, budget, FIRST, LITTLE).runtime.steps
         except Infeasible:
             return None
 
@@ -676,7 +676,7 @@ def test_effort_grows_with_the_program():
 
 @by_name
 def test_the_smallest_budget_is_feasible_and_not_below_the_bound(graph):
-    program = graph.program()
+    program = graph.program
     for run in (smallest(program, graph.floor, LITTLE), smallest_by_passes(program, graph.floor, [FIRST])):
         check_run(program, run, run.runtime.peak)
         assert run.runtime.peak >= graph.floor
@@ -687,7 +687,7 @@ def test_the_smallest_budget_is_feasible_and_not_below_the_bound(graph):
 
 def test_chains_fit_into_what_one_operator_needs():
     for graph in (training_chain(8), *of(networks.linear(10), networks.residual(4))):
-        assert smallest(graph.program(), graph.floor, 0.1).runtime.peak == graph.floor
+        assert smallest(graph.program, graph.floor, 0.1).runtime.peak == graph.floor
 
 
 # One pass: the paper's algorithm
@@ -708,7 +708,7 @@ def online(program: Program, budget: int, heuristic: str) -> Runtime | None:
 def test_search_never_costs_more_than_one_pass(size, heuristic):
     first = Policy(HEURISTICS[heuristic])
     wholes = [networks.residual(size // 2), networks.unet(size // 4), networks.random_dag(size, 4)]
-    for program in (*wholes, *(graph.program() for graph in of(*wholes))):
+    for program in (*wholes, *(graph.program for graph in of(*wholes))):
         for share in (0.9, 0.7, 0.5, 0.3):
             budget = int(share * program.peak)
             passed = online(program, budget, heuristic)
@@ -747,7 +747,7 @@ def test_online_is_one_pass_of_the_papers_algorithm(heuristic):
         runtime = online(program, budget, heuristic)
         if runtime is not None:
             run = planning.planner.plan(budget)
-            assert run.runtime.events == runtime.events
+            assert run.runtime.steps == runtime.steps
             recomputed += run.cost > 0
     assert recomputed
 
@@ -756,14 +756,14 @@ def test_one_pass_drives_the_runtime_as_a_replay_does():
     """With the policy of the paper nothing is kept that its algorithm would evict."""
     paper = Policy(HEURISTICS["dtr-eq"], order="depth first", keep_gradients=False)
     for graph in GRAPHS:
-        program = graph.program()
+        program = graph.program
         for share in (0.2, 0.5, 0.8):
             budget = within(graph.floor, graph.peak, share)
             run = run_policy(program, budget, paper, max_recompute=11 * program.cost)
             runtime = online(program, budget, "dtr-eq")
             assert (run.failure is None) == (runtime is not None)
             if runtime is not None:
-                assert run.runtime.events == runtime.events
+                assert run.runtime.steps == runtime.steps
 
 
 # By way of transform

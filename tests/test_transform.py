@@ -23,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import dtr_fx
 from dtr_fx import GraphError, InfeasibleBudgetError, OptionError, Report, measure_peak
-from dtr_fx.passes.storages import is_selection
+from dtr_fx.passes.tensors import is_selection
 
 MiB = 2**20
 WIDTH = 64

@@ -19,7 +19,8 @@ import dtr_fx
 from dtr_fx import InfeasibleBudgetError
 from dtr_fx.passes import rng
 from dtr_fx.passes.drops import drop
-from dtr_fx.passes.verify import VerificationError, liveness, verify
+from dtr_fx.passes.liveness import liveness
+from dtr_fx.passes.verify import VerificationError, verify
 
 aten = torch.ops.aten
 MiB = 2**20

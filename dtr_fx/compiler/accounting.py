@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
-from dtr_fx.passes.storages import storage_bytes
+from dtr_fx.passes.tensors import storage_bytes
 from dtr_fx.planning.options import BudgetSpec, Options, parse_budget
 
 _HALVINGS = 30

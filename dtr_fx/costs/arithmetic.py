@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node
 
 from dtr_fx.passes import kernels
-from dtr_fx.passes.storages import hint, tensors_of
+from dtr_fx.passes.tensors import hint, tensors_of
 
 _aten = torch.ops.aten
 

@@ -20,7 +20,7 @@ from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
-from dtr_fx.passes.storages import hint
+from dtr_fx.passes.tensors import hint
 
 
 @contextlib.contextmanager

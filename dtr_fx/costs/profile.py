@@ -28,7 +28,8 @@ from dtr_fx.costs.measure import free_memory
 from dtr_fx.costs.signature import CannotRunAlone, call, module_of, signature
 from dtr_fx.costs.timings import Timings
 from dtr_fx.errors import OptionError
-from dtr_fx.passes.storages import is_selection, may_run_twice, storage_key, tensors_of
+from dtr_fx.passes.effects import may_run_twice
+from dtr_fx.passes.tensors import is_selection, storage_key, tensors_of
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from dtr_fx.costs.arithmetic import FUNCTION, SCALAR
 from dtr_fx.costs.profile import Profile
 from dtr_fx.errors import OptionError
 from dtr_fx.passes import kernels, subgraphs
-from dtr_fx.passes.storages import held_by, hint, tensors_of
+from dtr_fx.passes.tensors import held_by, hint, tensors_of
 
 Cost = Callable[[Node], float]
 

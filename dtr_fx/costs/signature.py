@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dtr_fx.costs.isolated import known, sizes
 from dtr_fx.passes import rng
-from dtr_fx.passes.storages import may_run_twice
+from dtr_fx.passes.effects import may_run_twice
 from dtr_fx.passes.subgraphs import is_higher_order
 
 _PLAIN = (

@@ -20,7 +20,9 @@ from torch.fx import GraphModule, Node
 
 from dtr_fx.costs.isolated import Maker, known, outside_of_tracing, sizes
 from dtr_fx.costs.measure import cpu_peaks
-from dtr_fx.passes.storages import (
+from dtr_fx.passes.liveness import liveness
+from dtr_fx.passes.subgraphs import graphs_of, is_higher_order
+from dtr_fx.passes.tensors import (
     graph_device,
     held_by,
     hint,
@@ -29,8 +31,6 @@ from dtr_fx.passes.storages import (
     storage_keys,
     tensors_of,
 )
-from dtr_fx.passes.subgraphs import graphs_of, is_higher_order
-from dtr_fx.passes.verify import liveness
 
 log = logging.getLogger(__name__)
 aten = torch.ops.aten

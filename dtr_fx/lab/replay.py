@@ -17,9 +17,9 @@ from dtr_fx.runtime import (
     resolve,
 )
 from dtr_fx.runtime.driver import drive
-from dtr_fx.runtime.events import RECOMPUTE
 from dtr_fx.runtime.heuristics import Score
 from dtr_fx.runtime.program import Program
+from dtr_fx.runtime.steps import RECOMPUTE
 
 Outcome: TypeAlias = Literal["ok", "out of memory", "thrash"]
 
@@ -109,7 +109,7 @@ def replay(
             outcome = "out of memory"
         except Thrash:
             outcome = "thrash"
-    recomputed = [event.op for event in runtime.events if event.kind == RECOMPUTE]
+    recomputed = [event.op for event in runtime.steps if event.kind == RECOMPUTE]
     allocated = [sum(output.size for output in call.outputs) for call in program.calls()]
     return Replay(
         program=program.name,

@@ -14,7 +14,7 @@ Under h_size, where they are common, that shows.
 
 from __future__ import annotations
 
-from dtr_fx.runtime import Runtime, events
+from dtr_fx.runtime import Runtime, steps
 from dtr_fx.runtime.graph import Operator, Storage
 
 
@@ -23,7 +23,7 @@ class SimrdRuntime(Runtime):
 
     def _retire(self, storage: Storage) -> None:
         if storage.slot >= 0 and storage.root.op is not None:
-            self._evict(storage, storage.root.op, events.RELEASED)
+            self.perform_eviction(storage, storage.root.op, steps.RELEASED)
 
     def _borrow(self, op: Operator) -> None:
         return None

@@ -6,18 +6,17 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
+from dtr_fx.planning.planner import Planner
 from dtr_fx.report import Choice, Event
-from dtr_fx.runtime.events import COMPUTE, RECOMPUTE
-from dtr_fx.runtime.program import Program
-from dtr_fx.search import Run, Watched
-from dtr_fx.search import scores as watch
+from dtr_fx.runtime import Plan
+from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
+from dtr_fx.search import Scored, scores_of
 
 
 def choices(
-    program: Program,
-    run: Run,
+    planner: Planner,
+    plan: Plan,
     value: str,
-    *,
     names: Sequence[str],
     origins: Mapping[int, str],
     events: Sequence[Event],
@@ -26,8 +25,8 @@ def choices(
 
     Parameters
     ----------
-    program, run:
-        What was planned, and the plan.
+    planner, plan:
+        Who made the plan, and the plan.
     value:
         Its name; one that is unknown has no choices.
     names:
@@ -39,36 +38,34 @@ def choices(
     """
     if value not in names:
         return ()
-    watched = watch(program, run, names.index(value))
-    name_of = {tensor.storage.id: names[program.storages[number]] for number, tensor in run.tensors.items()}
+    found = scores_of(planner.program, plan, names.index(value), planner.policies)
     return tuple(
         Choice(
             at=at,
             score=_finite(choice.score),
             rank=choice.rank,
             candidates=choice.candidates,
-            chosen=name_of[choice.chosen],
+            chosen=names[choice.chosen],
             chosen_score=_finite(choice.chosen_score),
         )
-        for choice, at in zip(watched, _positions(run, watched, origins, events))
+        for choice, at in zip(found, _positions(plan, found, origins, events))
     )
 
 
 def _positions(
-    run: Run, watched: Sequence[Watched], origins: Mapping[int, str], events: Sequence[Event]
+    plan: Plan, found: Sequence[Scored], origins: Mapping[int, str], events: Sequence[Event]
 ) -> Iterator[int]:
-    """Where, among the report's events, the operator is that each choice made room for."""
+    """The place among the report's events of the operator that each choice made room for."""
     runs_of = defaultdict(list)
     for position, event in enumerate(events):
         if event.kind in (COMPUTE, RECOMPUTE):
             runs_of[event.origin].append(position)
     ran: Counter[int] = Counter()
     done = 0
-    for choice in watched:
-        made = run.runtime.events[done : choice.event]
-        ran.update(event.op for event in made if event.kind in (COMPUTE, RECOMPUTE))
-        done = choice.event
-        call = run.runtime.events[choice.event].op
+    for choice in found:
+        ran.update(step.op for step in plan.steps[done : choice.step] if step.kind in (COMPUTE, RECOMPUTE))
+        done = choice.step
+        call = plan.steps[choice.step].op
         before = ran[call]
         while call not in origins:
             call, before = call + 1, 0

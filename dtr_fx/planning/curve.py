@@ -15,8 +15,7 @@ from dtr_fx.passes.propagate import propagate
 from dtr_fx.planning.options import BudgetSpec, Options, parse_budget, resolve_budget
 from dtr_fx.planning.planning import Planning
 from dtr_fx.planning.transform import forget_earlier_rewrite, without_guards
-from dtr_fx.runtime import collector_paused
-from dtr_fx.search import Run
+from dtr_fx.runtime import Plan, collector_paused
 
 PERCENTS = tuple(f"{percent}%" for percent in range(95, 0, -5))
 
@@ -101,9 +100,9 @@ def sweep(
     return Curve(
         points=tuple(_points(planning, runs)),
         baseline_peak=planning.baseline_peak,
-        constants=planning.program.constant_bytes,
-        lower_bound=planning.need.nbytes,
-        base_cost=planning.program.base_cost,
+        constants=planning.graph.constant_bytes,
+        lower_bound=planning.planner.need.nbytes,
+        base_cost=planning.graph.base_cost,
     )
 
 
@@ -139,11 +138,11 @@ def smallest_budget(
     with collector_paused(), without_guards(graph):
         planning = Planning(graph, chosen)
         run = planning.least_memory()
-        if run is None or run.runtime.peak >= planning.baseline_peak:
+        if run is None or run.peak >= planning.baseline_peak:
             return planning.baseline_peak
         # Of two plans that fit a budget, a search may miss either.
-        again = planning.planner.plan(run.runtime.peak)
-        return run.runtime.peak if planning.keeps_overhead(again) else int(run.runtime.budget)
+        again = planning.planner.plan(run.peak)
+        return run.peak if planning.keeps_overhead(again) else int(run.budget)
 
 
 def _options(given: Mapping[str, Any] | None, may: str = "") -> Options:
@@ -164,31 +163,31 @@ def _copy(gm: GraphModule, example_inputs: Sequence[Any] | None) -> GraphModule:
 
 
 def _bytes(planning: Planning, spec: BudgetSpec) -> int:
-    program = planning.program
+    program = planning.graph
     return resolve_budget(spec, planning.baseline_peak, program.device, already_held=program.constant_bytes)
 
 
 def _nobody(done: int, of: int) -> None: ...
 
 
-def _runs(planning: Planning, wanted: Sequence[int], watch: Callable[[int, int], None]) -> dict[int, Run]:
+def _runs(planning: Planning, wanted: Sequence[int], watch: Callable[[int, int], None]) -> dict[int, Plan]:
     """Plans by their budgets, that of the smallest budget among them."""
     lowest = planning.planner.smallest
-    runs = {lowest.runtime.peak: lowest}
+    runs = {lowest.peak: lowest}
     for number, budget in enumerate(wanted, 1):
-        if lowest.runtime.peak < budget < planning.baseline_peak:
+        if lowest.peak < budget < planning.baseline_peak:
             runs[budget] = planning.planner.plan(budget)
         watch(number, len(wanted))
     return {budget: run for budget, run in runs.items() if budget < planning.baseline_peak}
 
 
-def _points(planning: Planning, runs: Mapping[int, Run]) -> list[CurvePoint]:
+def _points(planning: Planning, runs: Mapping[int, Plan]) -> list[CurvePoint]:
     """From the largest budget down; a plan for less memory that costs less serves a larger budget, too."""
-    base = planning.program.base_cost
+    base = planning.graph.base_cost
     best: tuple[float, int] | None = None
     upwards = []
     for budget, run in sorted(runs.items()):
-        found = planning.extra(run), run.runtime.peak
+        found = planning.extra(run), run.peak
         best = found if best is None or found[0] < best[0] else best
         upwards.append(CurvePoint(budget, best[1], best[0] / base if base else 0.0))
     return [CurvePoint(planning.baseline_peak, planning.baseline_peak, 0.0), *reversed(upwards)]

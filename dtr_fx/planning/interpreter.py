@@ -19,19 +19,20 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
-from dtr_fx.passes import rng, storages
+from dtr_fx.passes import rng
 from dtr_fx.passes.propagate import propagate
-from dtr_fx.passes.storages import GraphProgram, Step
+from dtr_fx.passes.roles import KEEP, SAVE_RNG
+from dtr_fx.passes.storages import GraphProgram, NodeCall
+from dtr_fx.passes.tensors import is_selection
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Planning
 from dtr_fx.planning.transform import Laps, carry_out, copy_of, forget_earlier_rewrite
 from dtr_fx.report import Report
-from dtr_fx.runtime import Heuristic, OutOfBudget, Runtime
+from dtr_fx.runtime import Heuristic, OutOfBudget, Plan, Runtime
 from dtr_fx.runtime.driver import drive
-from dtr_fx.runtime.events import BANISH, DROP
 from dtr_fx.runtime.graph import Operator
 from dtr_fx.runtime.heuristics import Score
-from dtr_fx.search import Run
+from dtr_fx.runtime.steps import BANISH, COMPUTE, DROP
 
 
 class DTRInterpreter:
@@ -106,22 +107,23 @@ class DTRInterpreter:
         laps = Laps()
         planning = Planning(gm, self._options)
         budget = planning.budget
-        machine = _Machine(gm, planning.program, inputs)
+        machine = _Machine(gm, planning.graph, inputs)
         runtime = Runtime(budget, self._options.heuristic)
         runtime.execute = functools.partial(machine.execute, runtime)
         laps.take("analysis")
         try:
             with torch.no_grad():
-                tensors = drive(runtime, planning.program.program())
+                drive(runtime, planning.planner.program)
         except OutOfBudget:
-            raise planning.error(budget, planning.planner.smallest.runtime.peak) from None
+            raise planning.error(budget, planning.planner.smallest.peak) from None
         finally:
             runtime.execute = None  # a cycle, which would keep the tensors
-        machine.follow(runtime)
+        machine.free_dropped(runtime)
         outputs = machine.outputs()
-        machine.tell_costs()
+        machine.record_costs()
         laps.take("run")
-        self.report = carry_out(gm, planning, budget, Run(runtime, tensors), laps)
+        plan = Plan.of(planning.graph.program, runtime, runtime.heuristic.name)
+        self.report = carry_out(gm, planning, budget, plan, laps)
         gm.recompile()
         self.graph_module = gm
         return outputs
@@ -137,7 +139,6 @@ class _Machine:
         self._tensors: dict[int, Tensor] = {}
         self._others: dict[Node, tuple[pytree.TreeSpec, list[Any]]] = {}
         self._views: dict[int, list[int]] = {}
-        self._value_of_storage: dict[int, int] = {}
         self._seconds: dict[int, float] = {}
         self._seen = 0
         for number, value in enumerate(program.values):
@@ -150,49 +151,47 @@ class _Machine:
 
     def execute(self, runtime: Runtime, op: Operator) -> float:
         """Run an operator, for the first time or again; its seconds."""
-        self.follow(runtime)
-        step = self._program.steps[op.id]
-        for value, tensor in zip(step.outputs, op.outputs):
-            self._value_of_storage.setdefault(tensor.storage.id, value)
+        self.free_dropped(runtime)
+        call = self._program.calls[op.id]
         self._synchronize()
         started = time.perf_counter()
-        if step.role == storages.SAVE_RNG:
-            self._tensors[step.outputs[0]] = rng.save_state(str(self._program.device))
-        elif step.role == storages.KEEP:
-            self._tensors[step.outputs[0]] = self._read(step.node).clone()
-        elif step.role == storages.COMPUTE:
-            self._remember(step.node, self._call(step, again=op.runs > 0))
+        if call.role == SAVE_RNG:
+            self._tensors[call.outputs[0]] = rng.save_state(str(self._program.device))
+        elif call.role == KEEP:
+            self._tensors[call.outputs[0]] = self._read(call.node).clone()
+        elif call.role == COMPUTE:
+            self._remember(call.node, self._call(call, again=op.runs > 0))
         self._synchronize()
         seconds = time.perf_counter() - started
         self._seconds.setdefault(op.id, seconds)
         return seconds
 
-    def follow(self, runtime: Runtime) -> None:
+    def free_dropped(self, runtime: Runtime) -> None:
         """Let go of the storages that the runtime has dropped meanwhile, with all their views."""
-        for event in runtime.events[self._seen :]:
-            if event.kind in (DROP, BANISH):
-                for view in self._views[self._value_of_storage[event.storage]]:
+        for step in runtime.steps[self._seen :]:
+            if step.kind in (DROP, BANISH):
+                for view in self._views[step.storage]:
                     self._tensors.pop(view, None)
-        self._seen = len(runtime.events)
+        self._seen = len(runtime.steps)
 
-    def tell_costs(self) -> None:
-        """What the operators took goes into the program, for the report."""
+    def record_costs(self) -> None:
+        """The seconds that the operators took become their costs, for the report."""
         for number, seconds in self._seconds.items():
-            self._program.steps[number].cost = seconds
+            self._program.calls[number].cost = seconds
 
     def outputs(self) -> Any:
         """What the graph returns."""
         return map_arg(self._graph.output_node().args[0], self._read)
 
-    def _call(self, step: Step, *, again: bool) -> Any:
-        node = step.node
-        kept = step.kept if again else {}
+    def _call(self, call: NodeCall, *, again: bool) -> Any:
+        node = call.node
+        kept = call.kept if again else {}
 
         def read(used: Node) -> Any:
             return self._tensors[kept[used]] if used in kept else self._read(used)
 
         args, kwargs = map_arg((node.args, node.kwargs), read)
-        states = [value for value in step.inputs if self._program.values[value].kind == "rng state"]
+        states = [value for value in call.inputs if self._program.values[value].kind == "rng state"]
         if not (again and states):
             return getattr(self._calls, node.op)(node.target, args, kwargs)
         return rng.replay(
@@ -213,7 +212,7 @@ class _Machine:
 
     def _read(self, node: Node) -> Any:
         """A node's value; of a tuple those elements that are there."""
-        if storages.is_selection(node):
+        if is_selection(node):
             source, index = node.args
             assert isinstance(source, Node)
             return self._read(source)[index]

@@ -27,11 +27,13 @@ from torch.fx.node import map_arg
 from dtr_fx.costs import roofline as cost_model
 from dtr_fx.costs.workspaces import workspaces
 from dtr_fx.errors import GraphError
-from dtr_fx.passes import rng, storages, verify
+from dtr_fx.passes import rng, storages
 from dtr_fx.passes.drops import drop
+from dtr_fx.passes.liveness import liveness
 from dtr_fx.passes.propagate import fake_mode_of, propagate
-from dtr_fx.passes.storages import storage_key, tensors_of, view_like
-from dtr_fx.runtime.events import RECOMPUTE
+from dtr_fx.passes.roles import SAVE_RNG
+from dtr_fx.passes.tensors import graph_device, is_selection, storage_key, tensors_of, view_like
+from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
 
 
 @dataclass(frozen=True)
@@ -107,14 +109,14 @@ def judge(
     operators = [node for node in step.graph.nodes if node.op.startswith("call")]
     if not operators:
         raise GraphError("the graph has no operators: there is nothing to judge")
-    device = storages.graph_device(step)
+    device = graph_device(step)
     workspace = workspaces(node for node in operators if "dtr" not in node.meta)
     cost = _as_the_origin(step, cost_model.resolve(costs, device))
     program = storages.analyze(step, device, cost, workspace)
     workspace_of = {node.name: nbytes for node, nbytes in workspace.items()}
-    peak = max(verify.liveness(step, workspace_of, device), key=lambda point: point.live)
+    peak = max(liveness(step, workspace_of, device), key=lambda point: point.live)
     # Analysis adds what a plan would save or keep; this graph runs only its own nodes.
-    seconds = sum(run.cost for run in program.steps if run.role == storages.COMPUTE)
+    seconds = sum(run.cost for run in program.calls if run.role == COMPUTE)
     return Judgement(peak.live, program.constant_bytes, seconds, peak.name)
 
 
@@ -158,7 +160,7 @@ def _saved(returned: Sequence[Node], backward: GraphModule) -> dict[str, Node]:
 
 
 def _selects(node: Node, target: Any) -> bool:
-    return storages.is_selection(node) and cast(Node, node.args[0]).target is target
+    return is_selection(node) and cast(Node, node.args[0]).target is target
 
 
 class _Joined:
@@ -209,7 +211,7 @@ class _Joined:
         device = tensors_of(next(user.meta["val"] for user in node.users if user.args[1] == 1))[0].device
         state = self._graph.call_function(rng.save_state, (device.type,))
         drawn = self._call(node, node.args[0], node.args[1:], node.kwargs)
-        state.meta = {"val": rng.state_like(device), "dtr": {"role": storages.SAVE_RNG, "origin": drawn.name}}
+        state.meta = {"val": rng.state_like(device), "dtr": {"role": SAVE_RNG, "origin": drawn.name}}
         self._state_of[drawn] = state
         return drawn
 
@@ -238,7 +240,7 @@ class _Joined:
 
     def _apart(self, node: Node, value: Any) -> Any:
         """The value in storages of its own; where it was a view of what is read, a view of that copy."""
-        if storages.is_selection(node) and cast(Node, node.args[0]).target in _DRAWS:
+        if is_selection(node) and cast(Node, node.args[0]).target in _DRAWS:
             return self._copies[cast(Node, node.args[0])].meta["val"][node.args[1]]
         bases: dict[int, Tensor] = {}
         for used in node.all_input_nodes:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from torch.fx import GraphModule
 
 from dtr_fx.costs import roofline as cost_model
 from dtr_fx.costs.workspaces import workspaces
 from dtr_fx.errors import GraphError, InfeasibleBudgetError
-from dtr_fx.passes import storages, verify
+from dtr_fx.passes import storages
+from dtr_fx.passes.liveness import liveness
+from dtr_fx.passes.roles import KEEP
+from dtr_fx.passes.tensors import graph_device
 from dtr_fx.planning.options import BudgetSpec, Options, parse_budget, resolve_budget
-from dtr_fx.planning.planner import Planner, lower_bound
+from dtr_fx.planning.planner import Planner
 from dtr_fx.planning.reporting import source_line
-from dtr_fx.runtime.events import RECOMPUTE
-from dtr_fx.search import Run
+from dtr_fx.runtime import Plan
+from dtr_fx.runtime.steps import RECOMPUTE
 
 # How closely the least memory for an overhead is searched, as a share of the graph's own peak.
 _TOLERANCE = 0.01
@@ -21,8 +26,8 @@ _TOLERANCE = 0.01
 class Planning:
     """What is known of a graph before it is rewritten.
 
-    ``before`` is its memory timeline as it is, ``need`` what no plan can do without.  What an executor has
-    found that a node needs besides, while it runs under a plan, stands in ``meta["dtr_besides"]``, in bytes.
+    ``before`` is its memory timeline as it is, ``graph`` its program.  The extra workspace that an executor
+    has found a node to need, while it runs under a plan, stands in ``meta["dtr_extra_workspace"]``, in bytes.
 
     Raises
     ------
@@ -36,38 +41,36 @@ class Planning:
         calls = [node for node in gm.graph.nodes if node.op.startswith("call")]
         if not calls:
             raise GraphError("the graph has no operators: there is nothing to plan")
-        device = storages.graph_device(gm)
+        device = graph_device(gm)
         cost = cost_model.resolve(options.costs, device)
         if options.executor == "inductor" and isinstance(options.costs, str):
             cost = cost_model.of_kernels(cost, device)
         temporary = workspaces(calls)
-        workspace = {node: nbytes + node.meta.get("dtr_besides", 0) for node, nbytes in temporary.items()}
+        workspace = {
+            node: nbytes + node.meta.get("dtr_extra_workspace", 0) for node, nbytes in temporary.items()
+        }
         self.options = options
         replays_randomness = options.executor != "inductor"
-        self.program = storages.analyze(gm, device, cost, workspace, replays_randomness=replays_randomness)
+        self.graph = storages.analyze(gm, device, cost, workspace, replays_randomness=replays_randomness)
         self.workspace_of = {node.name: nbytes for node, nbytes in workspace.items()}
         as_it_is = {node.name: nbytes for node, nbytes in temporary.items()}
-        self.before = verify.liveness(gm, as_it_is, device)
+        self.before = liveness(gm, as_it_is, device)
         self.baseline_peak = max(point.live for point in self.before)
-        self.need = lower_bound(self.program)
-        self.planner = Planner(self.program.program, options, self.need.nbytes)
+        self.planner = Planner(self.graph.program, options)
 
     @property
     def asked(self) -> BudgetSpec:
         """The budget as the options give it."""
         return parse_budget(self.options.budget)
 
-    @property
+    @cached_property
     def budget(self) -> int:
         """The budget of the options in bytes."""
         return resolve_budget(
-            self.asked,
-            self.baseline_peak,
-            self.program.device,
-            already_held=self.program.constant_bytes,
+            self.asked, self.baseline_peak, self.graph.device, already_held=self.graph.constant_bytes
         )
 
-    def plan(self, budget: int) -> Run | None:
+    def plan(self, budget: int) -> Plan | None:
         """A plan within ``budget`` bytes; None if the graph fits as it is.
 
         Raises
@@ -75,54 +78,53 @@ class Planning:
         Infeasible
             None was found.
         """
-        program, saved = self.program, self.asked.saved
-        if program.boundary is None:
-            saved = None
-        if budget >= self.baseline_peak and (saved is None or program.saved_bytes <= saved):
+        graph = self.graph
+        saved = None if graph.boundary is None else self.asked.saved
+        if budget >= self.baseline_peak and (saved is None or graph.saved_bytes <= saved):
             return None
         if saved is None:
             return self.planner.plan(budget)
-        return self.planner.plan_saving(budget, program.held_between_passes, saved)
+        return self.planner.plan_saving(budget, graph.held_between_passes, saved)
 
-    def least_memory(self) -> Run | None:
+    def least_memory(self) -> Plan | None:
         """The plan of the lowest peak with at most the options' overhead; None for the graph as it is."""
-        run = self.planner.smallest
-        if self.keeps_overhead(run):
-            return run
+        plan = self.planner.smallest
+        if self.keeps_overhead(plan):
+            return plan
         best = None
-        low, high = run.runtime.peak, self.baseline_peak
+        low, high = plan.peak, self.baseline_peak
         while high - low > _TOLERANCE * self.baseline_peak:
             middle = (low + high) // 2
-            run = self.planner.plan(middle)
-            if self.keeps_overhead(run):
-                best, high = run, run.runtime.peak
+            plan = self.planner.plan(middle)
+            if self.keeps_overhead(plan):
+                best, high = plan, plan.peak
             else:
                 low = middle
         return best
 
-    def keeps_overhead(self, run: Run) -> bool:
-        """Whether a plan adds no more than the options' overhead."""
+    def keeps_overhead(self, plan: Plan) -> bool:
+        """True if a plan adds no more than the options' overhead."""
         limit = self.options.max_overhead
         assert not isinstance(limit, str)
-        return limit is None or self.extra(run) <= limit * self.program.base_cost
+        return limit is None or self.extra(plan) <= limit * self.graph.base_cost
 
-    def extra(self, run: Run) -> float:
+    def extra(self, plan: Plan) -> float:
         """Seconds that a plan adds: what is recomputed, and the copies of changed inputs that this reads."""
-        steps = self.program.steps
-        again = {event.op for event in run.runtime.events if event.kind == RECOMPUTE}
-        read = {value for number in again for value in steps[number].inputs}
-        kept = (step for step in steps if step.role == storages.KEEP and step.outputs[0] in read)
-        return run.cost + sum(step.cost for step in kept)
+        calls = self.graph.calls
+        again = {step.op for step in plan.steps if step.kind == RECOMPUTE}
+        read = {value for number in again for value in calls[number].inputs}
+        kept = (call for call in calls if call.role == KEEP and call.outputs[0] in read)
+        return plan.cost + sum(call.cost for call in kept)
 
     def error(self, budget: int, smallest: int) -> InfeasibleBudgetError:
-        """What to tell about a budget that no plan was found for."""
-        program = self.program
-        node = program.steps[self.need.step].node
+        """The error for a budget that no plan was found for."""
+        need = self.planner.need
+        node = self.graph.calls[need.call].node
         return InfeasibleBudgetError(
             asked=budget,
             # As it is, the graph needs no saved states of random operators: where those weigh most, less.
             smallest=min(smallest, self.baseline_peak),
-            lower_bound=self.need.nbytes,
+            lower_bound=need.nbytes,
             baseline_peak=self.baseline_peak,
             operator=node.name,
             source=source_line(node),
@@ -131,11 +133,11 @@ class Planning:
 
     def _pinned(self) -> dict[str, int]:
         """The bytes, by kind, that cannot be given up when the most memory is needed."""
-        program = self.program
-        steps = program.steps[: self.need.step + 1]
-        results = {program.storage(value) for step in steps for value in step.pins}
+        graph = self.graph
+        calls = graph.calls[: self.planner.need.call + 1]
+        results = {graph.storage(value) for call in calls for value in call.pins}
         pinned: dict[str, int] = {}
-        for value in {*program.constants, *results}:
-            kind = program.values[value].kind if value in program.constants else "output"
-            pinned[kind] = pinned.get(kind, 0) + program.values[value].nbytes
+        for value in {*graph.constants, *results}:
+            kind = graph.values[value].kind if value in graph.constants else "output"
+            pinned[kind] = pinned.get(kind, 0) + graph.values[value].nbytes
         return pinned

@@ -6,45 +6,75 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch.fx import GraphModule, Node
 
-from dtr_fx.passes import storages
+from dtr_fx.passes.roles import KEEP, SAVE_RNG, facts, origin_name, role
 from dtr_fx.passes.storages import GraphProgram, Value
+from dtr_fx.passes.tensors import is_selection
 from dtr_fx.report import Event, Point, Report, StorageStats
-from dtr_fx.runtime import events as kinds
+from dtr_fx.runtime import Plan
+from dtr_fx.runtime import steps as kinds
+from dtr_fx.runtime.steps import COMPUTE
+from dtr_fx.search import Need
+
+
+def report_graph(
+    gm: GraphModule,
+    graph: GraphProgram,
+    need: Need,
+    plan: Plan | None,
+    budget: int,
+    before: Sequence[Point],
+    after: Sequence[Point],
+) -> Report:
+    """Put together what the passes know of a graph and of what a plan has made of it."""
+    events = _events(gm, graph, after)
+    return make_report(
+        need=need,
+        plan=plan,
+        budget=budget,
+        base_cost=graph.base_cost,
+        constants=graph.constant_bytes,
+        device=str(graph.device),
+        before=before,
+        after=after,
+        events=events,
+        storages=_storage_stats(graph, events),
+    )
 
 
 def make_report(
-    gm: GraphModule,
-    program: GraphProgram,
     *,
+    need: Need,
+    plan: Plan | None,
     budget: int,
-    decided_by: str,
-    lower_bound: int,
+    base_cost: float,
+    constants: int,
+    device: str,
     before: Sequence[Point],
     after: Sequence[Point],
-    seconds: dict[str, float],
+    events: Sequence[Event],
+    storages: tuple[StorageStats, ...],
 ) -> Report:
-    """Put together what the passes know of a graph and of what it was rewritten to."""
-    events = _events(gm, program, after)
+    """The report on a plan, of a graph or of an operator log; None leaves the program as it is."""
     return Report(
         budget=budget,
         baseline_peak=max(point.live for point in before),
         planned_peak=max(point.live for point in after),
-        lower_bound=lower_bound,
-        constants=program.constant_bytes,
-        base_cost=program.base_cost,
+        lower_bound=need.nbytes,
+        constants=constants,
+        base_cost=base_cost,
         total_cost=sum(event.cost for event in events),
-        heuristic=decided_by,
-        device=str(program.device),
-        events=events,
+        heuristic="none" if plan is None else plan.decided_by,
+        device=device,
+        events=tuple(events),
         before=tuple(before),
         after=tuple(after),
-        storages=_storage_stats(program, events),
-        seconds=seconds,
+        storages=storages,
+        seconds={},
     )
 
 
@@ -63,7 +93,7 @@ def _last_frame(stack_trace: str) -> str:
 
 
 def _events(gm: GraphModule, program: GraphProgram, after: Sequence[Point]) -> tuple[Event, ...]:
-    step_of = {(step.role, step.node.name): step for step in program.steps}
+    step_of = {(step.role, step.node.name): step for step in program.calls}
     nodes = {node.name: node for node in gm.graph.nodes}
     position_of = {value: position for position, value in enumerate(_storages(program))}
     sources = _Sources(program, nodes, position_of)
@@ -72,13 +102,13 @@ def _events(gm: GraphModule, program: GraphProgram, after: Sequence[Point]) -> t
     live = program.constant_bytes
     events = []
     for node in gm.graph.nodes:
-        if node.op in ("placeholder", "get_attr", "output") or storages.is_selection(node):
+        if node.op in ("placeholder", "get_attr", "output") or is_selection(node):
             continue
-        facts = _facts(node)
-        role, origin = facts["role"], facts["origin"]
-        is_save, is_drop = role in _SAVES, role == kinds.DROP
+        known = facts(node)
+        kind, origin = known["role"], known["origin"]
+        is_save, is_drop = kind in _SAVES, kind == kinds.DROP
         live = live_at.get(node.name, live)
-        step = step_of.get((role if is_save else storages.COMPUTE, origin))
+        step = step_of.get((kind if is_save else COMPUTE, origin))
         values = [value_of[origin]] if is_drop else step.outputs if step is not None else ()
         nbytes = sum([program.values[value].nbytes for value in values])
         called = node if is_save else _maker(nodes.get(origin, node))
@@ -87,15 +117,17 @@ def _events(gm: GraphModule, program: GraphProgram, after: Sequence[Point]) -> t
         read = [sources.of(used) for used in node.all_input_nodes]
         events.append(
             Event(
-                kind=role if role in _KINDS else kinds.COMPUTE,
+                kind=kind if kind in _KINDS else kinds.COMPUTE,
                 name=node.name,
                 origin=node.name if is_save else origin,  # a save is no node of the original graph
                 phase=_phase(node),
                 nbytes=nbytes,
                 cost=step.cost if step is not None and not is_drop else 0.0,
                 live=live,
-                reason=facts.get("reason", ""),
-                score=facts.get("score"),
+                reason=known.get("reason", ""),
+                score=known.get("score"),
+                again=known.get("again"),
+                away=known.get("away"),
                 source=source_line(node),
                 storages=tuple([position_of[value] for value in values if value in position_of]),
                 uses=tuple(dict.fromkeys([at for _, positions in read for at in positions])),
@@ -105,11 +137,6 @@ def _events(gm: GraphModule, program: GraphProgram, after: Sequence[Point]) -> t
             )
         )
     return tuple(events)
-
-
-def _facts(node: Node) -> dict[str, Any]:
-    """What a plan says of a node; one of which it says nothing is the original graph's."""
-    return node.meta.get("dtr") or {"role": kinds.COMPUTE, "origin": node.name}
 
 
 class _Sources:
@@ -122,7 +149,7 @@ class _Sources:
         self._nodes = nodes
         self._position_of = position_of
         self._saved = {
-            (step.role, step.node.name): step.outputs for step in program.steps if step.role in _SAVES
+            (step.role, step.node.name): step.outputs for step in program.calls if step.role in _SAVES
         }
         self._known: dict[Node, tuple[str, list[int]]] = {}
 
@@ -134,15 +161,15 @@ class _Sources:
         return self._known[node]
 
     def _values(self, node: Node) -> Sequence[int]:
-        facts = _facts(node)
-        if facts["role"] in _SAVES:
-            return self._saved[facts["role"], facts["origin"]]
-        return self._program.values_in(self._nodes.get(facts["origin"], node))
+        key = role(node), origin_name(node)
+        if key in self._saved:
+            return self._saved[key]
+        return self._program.values_in(self._nodes.get(key[1], node))
 
 
 def _maker(node: Node) -> Node:
     """The operator or input whose result the node is, or is an element of."""
-    while storages.is_selection(node):
+    while is_selection(node):
         node = cast(Node, node.args[0])
     return node
 
@@ -175,7 +202,7 @@ def _plain_path(path: str) -> str:
 
 
 _KINDS = (kinds.COMPUTE, kinds.RECOMPUTE, kinds.DROP, kinds.BANISH)
-_SAVES = (storages.SAVE_RNG, storages.KEEP)
+_SAVES = (SAVE_RNG, KEEP)
 
 
 def _phase(node: Node) -> str:
@@ -200,7 +227,7 @@ def _storage_stats(program: GraphProgram, events: Sequence[Event]) -> tuple[Stor
 def _storage_kinds(program: GraphProgram) -> list[str]:
     """The kind of each value, as a report has it."""
     constants = set(program.constants)
-    results = {program.storage(value) for step in program.steps for value in step.pins} - constants
+    results = {program.storage(value) for step in program.calls for value in step.pins} - constants
 
     def kind(number: int, value: Value) -> str:
         if number in results:

@@ -17,18 +17,19 @@ from torch.fx import GraphModule
 from dtr_fx.costs import roofline as cost_model
 from dtr_fx.passes import verify
 from dtr_fx.passes.drops import lower_drops
+from dtr_fx.passes.liveness import liveness
 from dtr_fx.passes.propagate import propagate
-from dtr_fx.passes.storages import COMPUTE
-from dtr_fx.passes.write import Rewriter
+from dtr_fx.passes.verify import check_budget
+from dtr_fx.passes.write import write
 from dtr_fx.planning.choices import choices
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planner import Infeasible
 from dtr_fx.planning.planning import Planning
-from dtr_fx.planning.reporting import make_report, names_of
+from dtr_fx.planning.reporting import names_of, report_graph
 from dtr_fx.report import Choice, Report
-from dtr_fx.runtime import Heuristic, collector_paused
+from dtr_fx.runtime import Heuristic, Plan, collector_paused
 from dtr_fx.runtime.heuristics import Score
-from dtr_fx.search import Run
+from dtr_fx.runtime.steps import COMPUTE
 
 log = logging.getLogger(__name__)
 
@@ -152,59 +153,44 @@ def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool) -> Repor
     laps = Laps()
     planning = Planning(gm, options)
     laps.take("analysis")
-    budget, run = _plan(planning, saves_nothing=saves_nothing)
-    return carry_out(gm, planning, budget, run, laps)
+    budget, plan = _plan(planning, saves_nothing=saves_nothing)
+    return carry_out(gm, planning, budget, plan, laps)
 
 
-def carry_out(gm: GraphModule, planning: Planning, budget: int, run: Run | None, laps: Laps) -> Report:
-    """Write a run into the graph, verify the graph and report on it; None leaves it as it is."""
-    rewriter = None if run is None else Rewriter(planning.program, run)
+def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | None, laps: Laps) -> Report:
+    """Write a plan into the graph, verify the graph and report on it; None leaves it as it is."""
     laps.take("plan")
-    if rewriter is not None:
-        rewriter.emit()
+    if plan is not None:
+        write(planning.graph, plan)
     laps.take("emit")
-    if rewriter is not None:
+    if plan is not None:
         verify.verify(gm)
     laps.take("verify")
-    after = verify.liveness(gm, planning.workspace_of, planning.program.device)
-    if rewriter is not None:
-        verify.check_budget(after, budget)
+    after = liveness(gm, planning.workspace_of, planning.graph.device)
+    if plan is not None:
+        check_budget(after, budget)
     laps.take("liveness")
-    report = make_report(
-        gm,
-        planning.program,
-        budget=budget,
-        decided_by="none" if run is None else run.decided_by,
-        lower_bound=planning.need.nbytes,
-        before=planning.before,
-        after=after,
-        seconds=laps.seconds,
-    )
+    report = report_graph(gm, planning.graph, planning.planner.need, plan, budget, planning.before, after)
     laps.take("report")
+    report = replace(report, seconds=laps.seconds)
     watch = planning.options.watch
-    if run is not None and watch is not None:
-        report = replace(report, choices=_choices(planning, run, watch, report))
+    if plan is not None and watch is not None:
+        report = replace(report, choices=_choices(planning, plan, watch, report))
     log.info("%s", report.summary())
     return report
 
 
-def _choices(planning: Planning, run: Run, value: str, report: Report) -> tuple[Choice, ...]:
-    program = planning.program
-    return choices(
-        planning.planner.program,
-        run,
-        value,
-        names=names_of(program),
-        origins={n: step.node.name for n, step in enumerate(program.steps) if step.role == COMPUTE},
-        events=report.events,
-    )
+def _choices(planning: Planning, plan: Plan, value: str, report: Report) -> tuple[Choice, ...]:
+    graph = planning.graph
+    origins = {number: call.node.name for number, call in enumerate(graph.calls) if call.role == COMPUTE}
+    return choices(planning.planner, plan, value, names_of(graph), origins, report.events)
 
 
-def _plan(planning: Planning, *, saves_nothing: bool) -> tuple[int, Run | None]:
+def _plan(planning: Planning, *, saves_nothing: bool) -> tuple[int, Plan | None]:
     """The budget, and the plan for it; None for the graph as it is."""
     if planning.options.max_overhead is not None:
-        run = planning.least_memory()
-        return (planning.baseline_peak if run is None else run.runtime.peak), run
+        plan = planning.least_memory()
+        return (planning.baseline_peak if plan is None else plan.peak), plan
     budget = planning.budget
     try:
         return budget, planning.plan(budget)

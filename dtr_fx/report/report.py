@@ -27,7 +27,8 @@ class Event:
     happened, ``score`` is the heuristic's score of the dropped storage, ``source`` the user's line.
     ``storages`` are the positions, in ``Report.storages``, of what the step makes or frees, ``uses`` those of
     what it reads; ``reads`` names the events and inputs that this comes from.  ``target`` is the operator
-    (``aten.mm.default``), ``module`` the path of the module that called it.
+    (``aten.mm.default``), ``module`` the path of the module that called it.  Of a drop, ``again`` are the
+    seconds to make the storage again, and ``away`` the seconds of compute until that is done.
     """
 
     kind: str
@@ -45,6 +46,8 @@ class Event:
     reads: tuple[str, ...] = ()
     target: str = ""
     module: str = ""
+    again: float | None = None
+    away: float | None = None
 
 
 @dataclass(frozen=True)

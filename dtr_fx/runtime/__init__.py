@@ -1,22 +1,28 @@
-"""The paper's runtime: storages, operators, heuristics and eviction, without torch."""
+"""The paper's runtime, without torch: programs, plans, storages, operators, heuristics and eviction."""
 
-from dtr_fx.runtime.collector import collector_paused
-from dtr_fx.runtime.events import Event, trace
-from dtr_fx.runtime.future import next_uses
-from dtr_fx.runtime.graph import Operator, Storage, Tensor
-from dtr_fx.runtime.heuristics import HEURISTICS, Heuristic, parameterized, random, resolve
-from dtr_fx.runtime.runtime import Deallocation, Order, OutOfBudget, RunFailed, Runtime, Thrash
+from .collector import collector_paused
+from .failures import OutOfBudget, RunFailed, Thrash
+from .future import next_uses
+from .graph import Operator, Storage, Tensor
+from .heuristics import HEURISTICS, Heuristic, parameterized, random, resolve
+from .memory import Deallocation, Order
+from .plan import Plan
+from .program import Program
+from .runtime import Runtime
+from .steps import Step, trace
 
 __all__ = [
     "HEURISTICS",
     "Deallocation",
-    "Event",
     "Heuristic",
     "Operator",
     "Order",
     "OutOfBudget",
+    "Plan",
+    "Program",
     "RunFailed",
     "Runtime",
+    "Step",
     "Storage",
     "Tensor",
     "Thrash",

@@ -1,4 +1,4 @@
-"""A program, step by step, through the runtime."""
+"""A program, instruction by instruction, through the runtime."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .runtime import Runtime
 
 
 def drive(runtime: Runtime, program: Program, *, reserve: int = 0) -> dict[int, Tensor]:
-    """Let the runtime do a program's steps; its tensors, by their numbers.
+    """Let the runtime do a program's instructions; its tensors, by their numbers.
 
     ``reserve`` bytes of the budget are left alone until the backward pass starts.
 
@@ -25,31 +25,40 @@ def drive(runtime: Runtime, program: Program, *, reserve: int = 0) -> dict[int, 
     for step in program.instructions:
         if isinstance(step, Call):
             runtime.budget = budget - reserve if number < backward else budget
+            perform(runtime, step, tensors, number)
             number += 1
-            perform(runtime, step, tensors)
             for storage, time in next(expectations, ()):
                 runtime.expect(tensors[storage], time)
         elif isinstance(step, Release):
             runtime.release(tensors[step.tensor])
         elif isinstance(step, Constant):
-            tensors[step.tensor] = runtime.constant(step.size)
+            constant(runtime, step, tensors)
         else:
             keep(runtime, tensors[step.tensor])
+    runtime.budget = budget
     return tensors
 
 
-def perform(runtime: Runtime, call: Call, tensors: dict[int, Tensor], op: int | None = None) -> None:
-    """Let the runtime run a call, as operator ``op`` if not as the next, and remember what it returns."""
+def constant(runtime: Runtime, given: Constant, tensors: dict[int, Tensor]) -> None:
+    """A tensor that is there from the start; its storage has its number."""
+    tensor = tensors[given.tensor] = runtime.constant(given.size)
+    tensor.storage.id = given.tensor
+
+
+def perform(runtime: Runtime, call: Call, tensors: dict[int, Tensor], op: int) -> None:
+    """Let the runtime run a call as operator ``op``; fresh storages have their tensors' numbers."""
     outputs = runtime.perform_op(
         [tensors[number] for number in call.inputs],
         [out.size if out.alias is None else tensors[out.alias] for out in call.outputs],
         call.cost,
-        workspace=call.workspace,
+        workspace=call.workspace + call.replay_workspace,
         recomputable=call.recomputable,
         number=op,
     )
     for output, tensor in zip(call.outputs, outputs):
         tensors[output.tensor] = tensor
+        if output.alias is None:
+            tensor.storage.id = output.tensor
 
 
 def keep(runtime: Runtime, tensor: Tensor) -> None:

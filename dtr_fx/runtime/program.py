@@ -1,7 +1,8 @@
-"""What the simulator replays: operators on numbered tensors, and how long the program holds on to each.
+"""A program: operators on numbered tensors, and how long it holds on to each.
 
-A program comes from an operator log (``read_log``) or a synthetic network (``networks``).  Sizes are bytes;
-costs are in whatever unit the source has, nanoseconds for logs, and only their ratios matter.
+It is read from an FX graph (``passes.storages``), or comes from an operator log or a synthetic network
+(``lab.log``, ``lab.networks``).  Sizes are bytes; costs are in whatever unit the source has, seconds for
+graphs, nanoseconds for logs, and only their ratios matter.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ class Output(NamedTuple):
 class Call(NamedTuple):
     """An operator; ``inputs`` are read in their order, and one may be read twice.
 
-    ``workspace`` bytes are taken while it runs.  If it is not ``recomputable``, it runs once.  One that
-    ``may_wait`` can run for the first time later than it stands, before what reads it.
+    ``workspace`` bytes are taken while it runs, and ``replay_workspace`` more where it can run again.  If it
+    is not ``recomputable``, it runs once.  One that ``may_defer`` can run for the first time later than it
+    stands, before what reads it.  One that only ``serves_recompute`` is left out of plans that recompute
+    nothing of what reads it.
     """
 
     name: str
@@ -42,7 +45,9 @@ class Call(NamedTuple):
     cost: float
     workspace: int = 0
     recomputable: bool = True
-    may_wait: bool = False
+    may_defer: bool = False
+    replay_workspace: int = 0
+    serves_recompute: bool = False
 
 
 class Release(NamedTuple):
@@ -151,35 +156,34 @@ class Program:
         return next_uses([*uses, (0.0, kept, [])])
 
     @cached_property
+    def sizes(self) -> dict[int, int]:
+        """The bytes of each storage."""
+        constants = (step for step in self.instructions if isinstance(step, Constant))
+        made = (output for call in self.calls() for output in call.outputs if output.alias is None)
+        return {given.tensor: given.size for given in (*constants, *made)}
+
+    @cached_property
     def peak(self) -> int:
         """The most bytes held at once if each storage is freed with its last tensor, constants never.
 
         The axis of the paper's figures: a budget is a share of it.
         """
-        storages = self.storages
-        sizes: dict[int, int] = {}
-        tensors = dict.fromkeys(storages.values(), 0)
-        constants = set()
+        storages, sizes = self.storages, self.sizes
+        tensors = dict.fromkeys(sizes, 0)
         held = peak = 0
         for step in self.instructions:
             if isinstance(step, Constant):
-                made = [Output(step.tensor, step.size)]
-                constants.add(step.tensor)
+                tensors[step.tensor] = 2  # its last is never released
+                held += step.size
+                peak = max(peak, held)
             elif isinstance(step, Call):
-                made = list(step.outputs)
-            else:
-                made = []
-            workspace = step.workspace if isinstance(step, Call) else 0
-            for output in made:
-                storage = storages[output.tensor]
-                tensors[storage] += 1
-                if storage == output.tensor:
-                    sizes[storage] = output.size
-                    held += output.size
-            peak = max(peak, held + workspace)
-            if isinstance(step, Release):
+                for output in step.outputs:
+                    tensors[storages[output.tensor]] += 1
+                    held += output.size if output.alias is None else 0
+                peak = max(peak, held + step.workspace + step.replay_workspace)
+            elif isinstance(step, Release):
                 storage = storages[step.tensor]
                 tensors[storage] -= 1
-                if not tensors[storage] and storage not in constants:
+                if not tensors[storage]:
                     held -= sizes[storage]
         return peak

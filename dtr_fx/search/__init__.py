@@ -1,33 +1,33 @@
 """How a plan is found: one pass of the runtime, or many, steered.  Without torch."""
 
-from dtr_fx.search.execute import follow, followed
-from dtr_fx.search.policies import Policy, Run, paper, run_policy
-from dtr_fx.search.saved_tensors import holding_between_passes, restarted
-from dtr_fx.search.scores import Watched, watch
-from dtr_fx.search.search import (
-    Infeasible,
-    default_effort,
-    first_that_fits,
-    search,
-    smallest,
-    smallest_by_passes,
-)
+from .bound import Need, lower_bound
+from .execute import RefusedOrder, execute_order
+from .lifetimes import Lifetimes, Operators
+from .policies import Policy, Run, paper, portfolio, run_policy
+from .saved_tensors import limit_saved, rerun_forward
+from .scores import Scored, scores_of
+from .search import Infeasible, default_effort, first_that_fits, search, smallest, smallest_by_passes
 
 __all__ = [
     "Infeasible",
+    "Lifetimes",
+    "Need",
+    "Operators",
     "Policy",
+    "RefusedOrder",
     "Run",
-    "Watched",
+    "Scored",
     "default_effort",
+    "execute_order",
     "first_that_fits",
-    "follow",
-    "followed",
-    "holding_between_passes",
+    "limit_saved",
+    "lower_bound",
     "paper",
-    "restarted",
+    "portfolio",
+    "rerun_forward",
     "run_policy",
+    "scores_of",
     "search",
     "smallest",
     "smallest_by_passes",
-    "watch",
 ]

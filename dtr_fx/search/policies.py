@@ -1,15 +1,13 @@
-"""One pass of the runtime over a program, under one policy."""
+"""One pass of the runtime over a program, under one of a portfolio of policies."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dtr_fx.runtime import Heuristic, Order, RunFailed, Runtime, Tensor, collector_paused
+from dtr_fx.runtime import HEURISTICS, Heuristic, Order, Plan, Program, RunFailed, Runtime, collector_paused
 from dtr_fx.runtime.driver import drive
-from dtr_fx.runtime.events import COMPUTE, RECOMPUTE
-from dtr_fx.runtime.program import Program
 
 
 @dataclass(frozen=True)
@@ -36,30 +34,22 @@ def paper(heuristic: Heuristic) -> Policy:
 
 @dataclass(frozen=True)
 class Run:
-    """What the runtime did with a program, and why it could not finish, if it could not.
+    """What the runtime did with a program under a policy, and why it could not finish, if it could not."""
 
-    ``tensors`` are by their numbers in the program; ``policy`` is None where an order was followed.
-    """
-
+    program: Program
     runtime: Runtime
-    tensors: dict[int, Tensor]
-    policy: Policy | None = None
+    policy: Policy
     failure: RunFailed | None = None
 
     @property
-    def decided_by(self) -> str:
-        """The heuristic that chose what to drop, or ``"search"``."""
-        return "search" if self.policy is None else self.policy.heuristic.name
-
-    @property
     def cost(self) -> float:
-        """What the rematerialized operators cost."""
+        """The cost of the rematerialized operators."""
         return self.runtime.recompute_cost
 
     @property
-    def order(self) -> list[int]:
-        """The operators as they ran, rematerialized ones included."""
-        return [event.op for event in self.runtime.events if event.kind in (COMPUTE, RECOMPUTE)]
+    def plan(self) -> Plan:
+        """The run as a plan."""
+        return Plan.of(self.program, self.runtime, self.policy.heuristic.name)
 
 
 def run_policy(
@@ -79,9 +69,29 @@ def run_policy(
         max_recompute=max_recompute,
     )
     reserve = policy.reserve * (budget - program.constants) if policy.reserve else 0
-    kept = program.gradients_kept if policy.keep_gradients else program
+    driven = program.gradients_kept if policy.keep_gradients else program
+    failure = None
     with collector_paused():
         try:
-            return Run(runtime, drive(runtime, kept, reserve=int(reserve)), policy)
-        except RunFailed as failure:
-            return Run(runtime, {}, policy, failure)
+            drive(runtime, driven, reserve=int(reserve))
+        except RunFailed as failed:
+            failure = failed
+    return Run(program, runtime, policy, failure)
+
+
+def portfolio(first: Policy) -> Iterator[Policy]:
+    """Policies that between them were best on transformers, convolutional and recurrent networks."""
+    yield first
+    yield paper(first.heuristic)
+    others = (
+        Policy(HEURISTICS["next-use-root"]),
+        Policy(HEURISTICS["next-use"], reserve=0.3),
+        Policy(HEURISTICS["next-use"], order="depth first"),
+        Policy(HEURISTICS["next-use-root"], reserve=0.1),
+        Policy(HEURISTICS["dtr-eq"], keep_passed=False),
+        Policy(HEURISTICS["msps"]),
+        Policy(HEURISTICS["next-use"], keep_passed=False),
+        Policy(HEURISTICS["next-use"], reserve=0.15),
+        Policy(HEURISTICS["next-use"], keep_gradients=False),
+    )
+    yield from (policy for policy in others if policy != first)

@@ -12,20 +12,20 @@ from itertools import count
 from dtr_fx.runtime.program import Call, Program
 
 
-def holding_between_passes(program: Program, most: int, budget: int) -> Program:
+def limit_saved(program: Program, most: int, budget: int) -> Program:
     """The program for plans within a budget that hold at most so many bytes between the passes."""
     numbers = count()
-    steps = (
+    instructions = (
         step._replace(workspace=max(step.workspace, budget - most))
         if isinstance(step, Call) and next(numbers) == program.backward
         else step
         for step in program.instructions
     )
-    return replace(program, instructions=tuple(steps))
+    return replace(program, instructions=tuple(instructions))
 
 
-def restarted(program: Program, order: Sequence[int]) -> list[int]:
-    """An order that holds the least between the passes: what the forward pass did is done again after it.
+def rerun_forward(program: Program, order: Sequence[int]) -> list[int]:
+    """An order that saves the least tensors: what the forward pass did is done again after it.
 
     It costs a forward pass more, and each half takes what it took before.
     """

@@ -2,7 +2,7 @@
 
     passes under a portfolio of policies, minimum cuts, segments  ──►  orders
       └─ a short walk from each, a long one from the best         ──►  an order
-           └─ the runtime follows the order                       ──►  the plan
+           └─ the runtime carries the order out, and checks it    ──►  the plan
 
 Effort is counted in work, given as the seconds that it takes on a usual machine: the same program, budget and
 effort give the same plan everywhere.
@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from dtr_fx.runtime import HEURISTICS
+from dtr_fx.runtime import HEURISTICS, Plan
 from dtr_fx.runtime.program import Program
-from dtr_fx.search.execute import followed
-from dtr_fx.search.policies import Policy, Run, paper, run_policy
+from dtr_fx.search.execute import execute_found
+from dtr_fx.search.lifetimes import Operators
+from dtr_fx.search.policies import Policy, Run, portfolio, run_policy
 from dtr_fx.search.starts import cuts, relieved, segmented
-from dtr_fx.search.timeline import Operators
 from dtr_fx.search.walk import Found, walk
 
 # A pass that rematerializes more than this many times the program's own cost is given up; one of many over a
@@ -43,8 +44,8 @@ _SECONDS_OVER_SMALL = 0.45
 # How closely the smallest budget is searched, as a share of the lower bound.
 _TOLERANCE = 0.005
 _COARSE = 0.02
-# What a byte too many counts for where cost does not.
-_DEARER = 100.0
+# The factor on the penalty of a byte too many where cost does not count.
+_PENALTY = 100.0
 # Between them these passes reached lowest.
 _LOW = (
     Policy(HEURISTICS["next-use"]),
@@ -64,7 +65,7 @@ def default_effort(program: Program) -> float:
     return max(0.7, (operators / 2300) ** 0.85)
 
 
-def search(program: Program, budget: int, first: Policy, seconds: float | None = None) -> Run:
+def search(program: Program, budget: int, first: Policy, seconds: float | None = None) -> Plan:
     """The cheapest plan that the effort finds.
 
     Parameters
@@ -86,32 +87,33 @@ def search(program: Program, budget: int, first: Policy, seconds: float | None =
     return _Search(program, budget, default_effort(program) if seconds is None else seconds).find(first)
 
 
-def smallest(program: Program, bound: int, seconds: float | None = None) -> Run:
+def smallest(program: Program, bound: int, seconds: float | None = None) -> Plan:
     """The plan with the lowest peak that is found; none is below ``bound`` bytes."""
-    run = smallest_by_passes(program, bound, _LOW)
+    plan = smallest_by_passes(program, bound, _LOW).plan
     effort = default_effort(program) if seconds is None else seconds
     operators = Operators.of(program)
-    low = bound - 1
-    while run.runtime.peak - low > max(1, _TOLERANCE * bound):
+    low, refused = bound - 1, 0
+    while plan.peak - low > max(1, _TOLERANCE * bound):
         # The bound itself first: it is within reach more often than not.
-        budget = bound if low < bound else (low + run.runtime.peak) // 2
+        budget = bound if low < bound else (low + plan.peak) // 2
         room = budget - program.constants
-        found = walk(operators, relieved(operators, run.order, room), room, effort, dearer=_DEARER)
+        found = walk(operators, relieved(operators, plan.order, room), room, effort, penalty=_PENALTY)
         if found is None and program.backward is not None:
             start = segmented(operators, program.backward, room)
-            found = walk(operators, start, room, effort, dearer=_DEARER)
-        lower = None if found is None else followed(program, found.order, budget)
+            found = walk(operators, start, room, effort, penalty=_PENALTY)
+        lower = None if found is None else execute_found(program, found.order, budget)
         if lower is None:
             low = budget
+            refused += found is not None
         else:
-            run = lower
-    return run
+            plan = lower
+    return replace(plan, refused=refused)
 
 
 def smallest_by_passes(
     program: Program, bound: int, policies: Sequence[Policy], max_recompute: float = math.inf
 ) -> Run:
-    """The plan with the lowest peak that a bisection finds whose every step tries some policies."""
+    """The pass of the lowest peak that a bisection finds whose every step tries some policies."""
     best = run_policy(program, math.inf, policies[0])
     low = bound - 1
     while best.runtime.peak - low > max(1, _COARSE * bound):
@@ -133,32 +135,35 @@ class _Search:
         self._operators = Operators.of(program)
         self._is_small = len(self._operators.makes) <= _SMALL
         self._limit = (_THRASH if self._is_small else _THRASH_OF_MANY) * program.cost
-        self._best: Run | None = None
+        self._best: Plan | None = None
+        self._refused = 0
 
-    def find(self, first: Policy) -> Run:
+    def find(self, first: Policy) -> Plan:
         self._pass_under(portfolio(first))
         if self._best is None or self._best.cost > 0:
             self._walk()
         if self._best is None:
             raise Infeasible
-        return self._best
+        return replace(self._best, refused=self._refused)
 
     def _pass_under(self, policies: Iterator[Policy]) -> None:
         share = _PASSES * self._seconds
         work = share * _OPERATORS_PER_SECOND
         for number, policy in enumerate(policies):
             run = run_policy(self._program, self._budget, policy, max_recompute=self._limit)
-            work -= len(run.runtime.events) + run.runtime.maintained / _VISITS_PER_OPERATOR
-            if run.failure is None:
-                self._take(run)
+            work -= len(run.runtime.steps) + run.runtime.maintained / _VISITS_PER_OPERATOR
+            if run.failure is None and self._is_better(run.cost):
+                self._take(run.plan)
             if (work < 0 and number > 0) or self._limit == 0:
                 break
         self._seconds -= share - max(work, 0) / _OPERATORS_PER_SECOND
 
-    def _take(self, run: Run) -> None:
-        if self._best is None or run.cost < self._best.cost:
-            self._best = run
-            self._limit = min(self._limit, run.cost)
+    def _is_better(self, cost: float) -> bool:
+        return self._best is None or cost < self._best.cost
+
+    def _take(self, plan: Plan) -> None:
+        self._best = plan
+        self._limit = min(self._limit, plan.cost)
 
     def _walk(self) -> None:
         walks = self._walk_small() if self._is_small else self._walk_from_starts()
@@ -166,10 +171,12 @@ class _Search:
         if min(costs, default=math.inf) > _POOR * self._program.cost:
             walks += self._rescue()
         for found in sorted(walks, key=lambda found: found.cost):
-            run = followed(self._program, found.order, self._budget)
-            if run is not None:
-                self._take(run)
+            plan = execute_found(self._program, found.order, self._budget)
+            if plan is not None:
+                if self._is_better(plan.cost):
+                    self._take(plan)
                 break
+            self._refused += 1
 
     def _walk_small(self) -> list[Found]:
         """Of few operators any is moved often enough to end anywhere, so the start does not matter."""
@@ -192,21 +199,21 @@ class _Search:
 
     def _rescue(self) -> list[Found]:
         """Where nothing fits well, bytes count for more, and walks start from where there are fewest."""
-        lowest = smallest_by_passes(self._program, self._budget, _LOW, self._limit).order
+        lowest = smallest_by_passes(self._program, self._budget, _LOW, self._limit).plan.order
         temperature = _HOTTER if self._is_small else _WARM
         seconds = min(self._seconds, _SECONDS_OVER_SMALL) if self._is_small else self._seconds
         for seed in range(_RESCUES):
-            found = self._walk_from(lowest, seconds, temperature, seed, _DEARER)
+            found = self._walk_from(lowest, seconds, temperature, seed, _PENALTY)
             if found is not None:
                 cheaper = self._walk_from(found.order, seconds, _COLD)
                 return [found] if cheaper is None else [found, cheaper]
         return []
 
     def _walk_from(
-        self, order: Sequence[int], seconds: float, temperature: float, seed: int = 0, dearer: float = 1.0
+        self, order: Sequence[int], seconds: float, temperature: float, seed: int = 0, penalty: float = 1.0
     ) -> Found | None:
         return walk(
-            self._operators, order, self._room, seconds, temperature=temperature, seed=seed, dearer=dearer
+            self._operators, order, self._room, seconds, temperature=temperature, seed=seed, penalty=penalty
         )
 
     def _starts(self) -> list[Sequence[int]]:
@@ -216,24 +223,6 @@ class _Search:
             starts += cuts(self._operators, backward, self._room)
             starts.append(segmented(self._operators, backward, self._room))
         return starts or [range(len(self._operators.makes))]
-
-
-def portfolio(first: Policy) -> Iterator[Policy]:
-    """Policies that between them were best on transformers, convolutional and recurrent networks."""
-    yield first
-    yield paper(first.heuristic)
-    others = (
-        Policy(HEURISTICS["next-use-root"]),
-        Policy(HEURISTICS["next-use"], reserve=0.3),
-        Policy(HEURISTICS["next-use"], order="depth first"),
-        Policy(HEURISTICS["next-use-root"], reserve=0.1),
-        Policy(HEURISTICS["dtr-eq"], keep_passed=False),
-        Policy(HEURISTICS["msps"]),
-        Policy(HEURISTICS["next-use"], keep_passed=False),
-        Policy(HEURISTICS["next-use"], reserve=0.15),
-        Policy(HEURISTICS["next-use"], keep_gradients=False),
-    )
-    yield from (policy for policy in others if policy != first)
 
 
 def first_that_fits(

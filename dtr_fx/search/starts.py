@@ -18,7 +18,8 @@ from functools import partial
 import networkx as nx
 from networkx.algorithms.flow import boykov_kolmogorov
 
-from dtr_fx.search.timeline import Operators, Timeline
+from dtr_fx.search.lifetimes import Operators
+from dtr_fx.search.timeline import Timeline
 
 _COUNTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 # Prices of bytes that are tried, as powers of two times the forward pass's cost for its bytes.

@@ -1,19 +1,18 @@
 """An order of operators, first runs and repeated ones, as memory over time, kept up to date by changes.
 
-Any order in which every operator first comes after those it reads is a plan: a value lives from the run
-that makes it to the last read before its next run.  Only the budget can be broken.  So a plan may be
-changed one run at a time, and what a change does to memory is a sum over a few intervals.
+Only the budget can be broken (see ``lifetimes``).  So a plan may be changed one run at a time, and what a
+change does to memory is a sum over a few intervals.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from dtr_fx.runtime.program import Call, Keep, Program
+from .lifetimes import Lifetimes, Operators
 
 # Free slots before each run, for runs that are inserted later.
 _STRIDE = 8
@@ -21,102 +20,11 @@ _STRIDE = 8
 _DENSE = 5
 
 
-@dataclass(frozen=True)
-class Operators:
-    """A program in terms of the storages that can be evicted, each numbered by itself.
-
-    ``reads`` and ``makes`` are storages per operator, ``temporary`` the bytes that an operator allocates
-    besides while it runs, ``again`` what one more run of it costs (with the views that must be taken again),
-    ``repeats`` whether it may run again, ``may_wait`` whether it may run for the first time later than it
-    stands.  ``maker`` and ``size`` are per storage.  ``kept`` are read at the end.  ``holds`` are the bytes
-    of an operator's results that stay from its first run on; they are none of the storages.
-    """
-
-    reads: tuple[tuple[int, ...], ...]
-    makes: tuple[tuple[int, ...], ...]
-    temporary: tuple[int, ...]
-    again: tuple[float, ...]
-    repeats: tuple[bool, ...]
-    may_wait: tuple[bool, ...]
-    maker: tuple[int, ...]
-    size: tuple[int, ...]
-    kept: tuple[int, ...]
-    holds: tuple[int, ...]
-
-    @staticmethod
-    def of(program: Program) -> Operators:
-        number: dict[int, int] = {}  # of each tensor's storage; constants and what is held have none
-        reads: list[tuple[int, ...]] = []
-        makes: list[list[int]] = []
-        temporary: list[int] = []
-        again: list[float] = []
-        repeats: list[bool] = []
-        maker: list[int] = []
-        size: list[int] = []
-        holds: list[int] = []
-        kept: dict[int, None] = {}
-        held = held_storages(program)
-        for step in program.instructions:
-            if isinstance(step, Call):
-                fresh = [output for output in step.outputs if output.alias is None]
-                makes.append([])
-                for output in step.outputs:
-                    if output.alias is None and output.tensor in held:
-                        pass
-                    elif output.alias is None:
-                        makes[-1].append(len(size))
-                        number[output.tensor] = len(size)
-                        size.append(output.size)
-                        maker.append(len(makes) - 1)
-                    elif output.alias in number:
-                        number[output.tensor] = number[output.alias]
-                        if not fresh:
-                            again[maker[number[output.alias]]] += step.cost
-                reads.append(tuple(dict.fromkeys(number[t] for t in step.inputs if t in number)))
-                holds.append(sum(output.size for output in fresh if output.tensor in held))
-                temporary.append(step.workspace + holds[-1])
-                again.append(step.cost)
-                repeats.append(step.recomputable and bool(makes[-1]))
-                if not step.recomputable:
-                    for output in step.outputs:
-                        if output.alias in number:
-                            repeats[maker[number[output.alias]]] = False
-            elif isinstance(step, Keep) and step.tensor in number:
-                kept[number[step.tensor]] = None
-        return Operators(
-            tuple(reads),
-            tuple(map(tuple, makes)),
-            tuple(temporary),
-            tuple(again),
-            tuple(repeats),
-            tuple(call.may_wait and not held for call, held in zip(program.calls(), holds)),
-            tuple(maker),
-            tuple(size),
-            tuple(kept),
-            tuple(holds),
-        )
-
-
-def held_storages(program: Program) -> set[int]:
-    """The storages that are kept before the last operator: they stay from the start."""
-    storages = program.storages
-    held: set[int] = set()
-    kept: set[int] = set()
-    for step in program.instructions:
-        if isinstance(step, Keep):
-            kept.add(storages[step.tensor])
-        elif isinstance(step, Call):
-            held |= kept
-            kept = set()
-    return held
-
-
-class Timeline:
+class Timeline(Lifetimes):
     """Runs of operators in slots, and the bytes that are live in each slot.
 
-    ``cost`` is that of the repeated runs, ``changes`` how often the bytes of some slots changed.  Where
-    nothing reads what a first run makes before it is made again, an operator that may wait does, and the
-    first of its repeated runs costs nothing.
+    ``cost`` is that of the repeated runs, ``changes`` how often the bytes of some slots changed.  Where the
+    first run of an operator is deferred, the first of its repeated runs costs nothing.
     Changes since the last ``commit`` are taken back by ``undo``.
     """
 
@@ -129,45 +37,44 @@ class Timeline:
     def _settle(self, order: Sequence[int]) -> None:
         """Give every run a slot, with free slots between them."""
         ops = self.operators
-        self.end = (len(order) + 1) * _STRIDE
         self.op_at: dict[int, int] = {}
-        self.slots: list[int] = []
-        self.runs: list[list[int]] = [[] for _ in ops.makes]
-        self.reads: list[list[int]] = [[] for _ in ops.size]
         self.repeated: list[int] = []
-        self._waiting: set[int] = set()
+        self._deferred: set[int] = set()
         self._place: dict[int, int] = {}
         self._added = 0
         self.cost = 0.0
+        known: set[int] = set()
         for position, op in enumerate(order):
-            if self.runs[op] and not ops.makes[op]:
+            if op in known and not ops.makes[op]:
                 continue
             slot = (position + 1) * _STRIDE
             self.op_at[slot] = op
-            self.slots.append(slot)
-            if self.runs[op]:
+            if op in known:
                 self.cost += ops.again[op]
                 self._list(slot)
-            self.runs[op].append(slot)
-            for storage in ops.reads[op]:
-                self.reads[storage].append(slot)
-        for storage in ops.kept:
-            self.reads[storage].append(self.end)
+            known.add(op)
+        self.slots = list(self.op_at)
+        super().__init__(ops, self.op_at.items(), (len(order) + 1) * _STRIDE)
+        self.used = self._live()
+        self.commit()
+        for op in range(len(self.runs)):
+            self._defer(op)
+        self.commit()
+
+    def _live(self) -> npt.NDArray[np.int64]:
+        """The bytes that are live in each slot."""
+        ops = self.operators
         change = np.zeros(self.end + 3, np.int64)
         for op, runs in enumerate(self.runs):
-            temporary = ops.temporary[op]
             for number, slot in enumerate(runs):
-                change[slot] += temporary
-                change[slot + 1 if number else self.end + 1] -= ops.holds[op] if not number else 0
-                change[slot + 1] -= temporary - (0 if number else ops.holds[op])
+                stays = 0 if number else ops.holds[op]
+                change[slot] += ops.temporary[op]
+                change[slot + 1] -= ops.temporary[op] - stays
+                change[self.end + 1] -= stays
                 for storage in ops.makes[op]:
                     change[slot] += ops.size[storage]
                     change[self.last_read(storage, slot) + 1] -= ops.size[storage]
-        self.used = np.cumsum(change)[:-1]
-        self.commit()
-        for op in range(len(self.runs)):
-            self._let_wait(op)
-        self.commit()
+        return np.cumsum(change)[:-1]
 
     @property
     def order(self) -> list[int]:
@@ -201,47 +108,12 @@ class Timeline:
                 insort(self.reads[a], b)
             elif kind == "run":
                 self._erase(a, b)
-            elif kind == "wait":
-                self._waiting ^= {a}
+            elif kind == "defer":
+                self._deferred ^= {a}
             else:
                 self._write(a, b)
         self.cost, self._added = self._cost_before, self._added_before
         self._log.clear()
-
-    def last_read(self, storage: int, run: int) -> int:
-        """The slot of the last read of what ``run`` makes, or ``run`` itself."""
-        runs = self.runs[self.operators.maker[storage]]
-        reads = self.reads[storage]
-        following = bisect_right(runs, run)
-        last = bisect_left(reads, runs[following]) if following < len(runs) else len(reads)
-        return reads[last - 1] if last and reads[last - 1] > run else run
-
-    def run_before(self, op: int, slot: int) -> int:
-        """The last run of an operator before a slot."""
-        runs = self.runs[op]
-        return runs[bisect_left(runs, slot) - 1]
-
-    def is_live(self, storage: int, slot: int) -> bool:
-        """Whether what the storage holds is read at the slot or later, before it is made again."""
-        return self.last_read(storage, self.run_before(self.operators.maker[storage], slot)) >= slot
-
-    def touched_before(self, storage: int, slot: int) -> int:
-        """The slot at which the storage is last made or read before ``slot``."""
-        run = self.run_before(self.operators.maker[storage], slot)
-        reads = self.reads[storage]
-        before = bisect_left(reads, slot)
-        return max(run, reads[before - 1]) if before else run
-
-    def read_after_idling(self, storage: int, slot: int) -> int | None:
-        """The slot of the next read of what the storage holds, if it is live and idle at ``slot``."""
-        runs, reads = self.runs[self.operators.maker[storage]], self.reads[storage]
-        following = bisect_right(runs, slot)
-        following_read = bisect_left(reads, slot)
-        if not following or following_read == len(reads):
-            return None
-        read = reads[following_read]
-        is_made_before = following < len(runs) and runs[following] < read
-        return None if read == slot or runs[following - 1] == slot or is_made_before else read
 
     def free_slot(self, after: int, before: int) -> int | None:
         """The last empty slot before ``before`` and after ``after``, None if there is none near."""
@@ -254,7 +126,7 @@ class Timeline:
         return self.free_slot(0, self.slots[index])
 
     def runs_between(self, slot: int, other: int) -> bool:
-        """Whether any run is strictly between two slots."""
+        """True if any run is strictly between two slots."""
         return bisect_left(self.slots, other) > bisect_right(self.slots, slot)
 
     def spread_if_dense(self) -> None:
@@ -281,9 +153,9 @@ class Timeline:
         self.cost += ops.again[op]
         for storage in ops.reads[op]:
             self._read(storage, slot)
-        if not self._is_read(op, before):
+        if not self.is_read(op, before):
             self.remove(before)
-        self._let_wait(op)
+        self._defer(op)
 
     def remove(self, slot: int) -> None:
         """Take back a run, and those that only it had read; what is read later is kept from the run before.
@@ -312,21 +184,19 @@ class Timeline:
             self._unread(storage, slot)
             maker = ops.maker[storage]
             run = self.run_before(maker, slot)
-            if not self._is_read(maker, run):
+            if not self.is_read(maker, run):
                 self.remove(run)
-        self._let_wait(op)
+        self._defer(op)
 
-    def _let_wait(self, op: int) -> None:
+    def _defer(self, op: int) -> None:
         """Count the first run of an operator as none, or as one, if that has changed."""
-        runs = self.runs[op]
-        waits = self.operators.may_wait[op] and len(runs) > 1 and not self._is_read(op, runs[0])
-        if waits != (op in self._waiting):
-            self._waiting ^= {op}
-            self._log.append(("wait", op, 0, 0))
-            self.cost += -self.operators.again[op] if waits else self.operators.again[op]
-
-    def _is_read(self, op: int, run: int) -> bool:
-        return any(self.last_read(storage, run) > run for storage in self.operators.makes[op])
+        if not self.operators.may_defer[op]:
+            return
+        is_deferred = self.is_deferred(op, self.runs[op][0])
+        if is_deferred != (op in self._deferred):
+            self._deferred ^= {op}
+            self._log.append(("defer", op, 0, 0))
+            self.cost += -self.operators.again[op] if is_deferred else self.operators.again[op]
 
     def _read(self, storage: int, slot: int) -> None:
         end = self.last_read(storage, self.run_before(self.operators.maker[storage], slot))
@@ -334,7 +204,7 @@ class Timeline:
             self._bytes(end + 1, slot + 1, self.operators.size[storage])
         insort(self.reads[storage], slot)
         self._log.append(("read", storage, slot, 0))
-        self._let_wait(self.operators.maker[storage])
+        self._defer(self.operators.maker[storage])
 
     def _unread(self, storage: int, slot: int) -> None:
         run = self.run_before(self.operators.maker[storage], slot)
@@ -344,7 +214,7 @@ class Timeline:
         end = self.last_read(storage, run)
         if end < was:
             self._bytes(end + 1, was + 1, -self.operators.size[storage])
-        self._let_wait(self.operators.maker[storage])
+        self._defer(self.operators.maker[storage])
 
     def _bytes(self, start: int, stop: int, nbytes: int) -> None:
         if start >= stop or not nbytes:

@@ -2,7 +2,7 @@
 
 Whatever is tried is a plan (see ``timeline``) that may be above the budget; bytes above it have a price,
 which rises while there are any.  What the walk finds steers the runtime, which carries it out (see
-``follow``).
+``execute``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from dtr_fx.search.timeline import Operators, Timeline
+from dtr_fx.search.lifetimes import Operators
+from dtr_fx.search.timeline import Timeline
 
 # By how much a walk cools down.
 _COOLING = 1 / 20
@@ -23,7 +24,7 @@ _COOLING = 1 / 20
 _MOVE, _LOOK, _CHANGE, _CHANGE_PER_OPERATOR = 4e-6, 20e-6, 1.8e-6, 1e-9
 # How many moves go by before the price of bytes is corrected, and the factors.
 _ROUND = 100
-_DEARER, _CHEAPER, _DEAREST = 1.1, 0.95, 1e100
+_RISE, _FALL, _HIGHEST = 1.1, 0.95, 1e100
 # How far a run is moved: the standard deviation, in runs.
 _FAR = 6.0
 # How often something is made again long before it is read, while what it is made from is there.
@@ -42,7 +43,7 @@ def walk(
     seconds: float,
     *,
     temperature: float = 0.3,
-    dearer: float = 1.0,
+    penalty: float = 1.0,
     seed: int = 0,
 ) -> Found | None:
     """The cheapest order within the budget that is found in some time from ``order`` on, or None.
@@ -60,10 +61,10 @@ def walk(
     temperature:
         At the first step, in units of the average operator's cost: the hotter, the more often a step that
         costs more is taken.
-    dearer:
-        How many times its usual price a byte above the budget has at first.
+    penalty:
+        The factor on the usual price of a byte above the budget, at first.
     """
-    return _Walk(operators, order, budget, seed, dearer).find(seconds, temperature)
+    return _Walk(operators, order, budget, seed, penalty).find(seconds, temperature)
 
 
 class Found(NamedTuple):
@@ -75,14 +76,14 @@ class Found(NamedTuple):
 
 class _Walk:
     def __init__(
-        self, operators: Operators, order: Sequence[int], budget: int, seed: int, dearer: float
+        self, operators: Operators, order: Sequence[int], budget: int, seed: int, penalty: float
     ) -> None:
         self._operators = operators
         self._line = Timeline(operators, order, budget)
         self._random = random.Random(seed)
         self._unit = sum(operators.again) / len(operators.again)
         usual_size = max(1.0, sum(operators.size) / max(1, len(operators.size)))
-        self._price = dearer * self._unit / (2 * usual_size)
+        self._price = penalty * self._unit / (2 * usual_size)
         # Storages that can be made again, the larger the likelier.
         self._large = [
             storage
@@ -112,7 +113,7 @@ class _Walk:
                 line.undo()
             if self._moves % _ROUND == 0:
                 line.spread_if_dense()
-                self._price = min(self._price * (_DEARER if line.over else _CHEAPER), _DEAREST)
+                self._price = min(self._price * (_RISE if line.over else _FALL), _HIGHEST)
                 energy = self._energy()
         return self._best
 

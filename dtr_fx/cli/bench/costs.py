@@ -33,7 +33,7 @@ from dtr_fx.cli.targets import load_trainee
 from dtr_fx.costs.profile import Profile, Tally, signature
 from dtr_fx.costs.roofline import roofline
 from dtr_fx.errors import CommandError
-from dtr_fx.passes.storages import hint, tensors_of
+from dtr_fx.passes.tensors import hint, tensors_of
 from dtr_fx.planning.options import Options
 from dtr_fx.units import format_percent, format_seconds
 

@@ -34,7 +34,7 @@ from dtr_fx.cli.targets import load_trainee
 from dtr_fx.costs.roofline import Cost, apart, of_kernels, roofline
 from dtr_fx.errors import CommandError, OverBudgetError
 from dtr_fx.planning.options import Options
-from dtr_fx.runtime.events import DROP
+from dtr_fx.runtime.steps import DROP
 from dtr_fx.units import format_percent
 
 if TYPE_CHECKING:

@@ -21,11 +21,13 @@ from dtr_fx.compiler.publish import publish
 from dtr_fx.costs.workspaces import workspaces
 from dtr_fx.errors import OptionError
 from dtr_fx.lab.baselines import activation_memory_budget
-from dtr_fx.passes import kernels, storages, verify
+from dtr_fx.passes import kernels
 from dtr_fx.passes.drops import lower_drops
+from dtr_fx.passes.effects import last_writes
+from dtr_fx.passes.liveness import liveness
 from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.split import prepare, split
-from dtr_fx.passes.storages import tensors_of
+from dtr_fx.passes.tensors import graph_device, is_tangent, storage_bytes, storage_keys, tensors_of
 from dtr_fx.planning.judge import join
 from dtr_fx.planning.options import BudgetSpec, Options, parse_budget, resolve_budget
 from dtr_fx.planning.transform import copy_of, rewrite
@@ -158,12 +160,12 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
     def _budget_of(self, gm: GraphModule) -> int:
         """The budget in bytes, of a graph of kernels; a share is of its peak as it is."""
         spec = parse_budget(self._options.budget)
-        device = storages.graph_device(gm)
+        device = graph_device(gm)
         inputs = gm.graph.find_nodes(op="placeholder")
         held = sum(
-            storages.storage_bytes(tensor, device)
+            storage_bytes(tensor, device)
             for node in inputs
-            if node.users and not storages.is_tangent(node)
+            if node.users and not is_tangent(node)
             for tensor in tensors_of(node.meta.get("val"))
         )
         return resolve_budget(spec, _peak(gm) if spec.kind == "fraction" else 0, device, already_held=held)
@@ -224,23 +226,17 @@ def _reads_what_it_changes(forward: GraphModule) -> bool:
 
     It would compute from the new value what the forward graph computed from the old one (pytorch#197039).
     """
-    written = storages.last_writes(forward.graph)
+    written = last_writes(forward.graph)
     returned = forward.graph.output_node().all_input_nodes
-    return any(
-        key in written for node in returned if node.op == "placeholder" for key in storages.storage_keys(node)
-    )
+    return any(key in written for node in returned if node.op == "placeholder" for key in storage_keys(node))
 
 
 def _storages_saved(forward: GraphModule) -> dict[str, int | None]:
     """The storage of each value that the forward graph returns, by name; None if it is one of its inputs'."""
     inputs = forward.graph.find_nodes(op="placeholder")
-    of_inputs = {key for node in inputs for key in storages.storage_keys(node)}
+    of_inputs = {key for node in inputs for key in storage_keys(node)}
     returned = forward.graph.output_node().all_input_nodes
-    return {
-        node.name: None if key in of_inputs else key
-        for node in returned
-        for key in storages.storage_keys(node)
-    }
+    return {node.name: None if key in of_inputs else key for node in returned for key in storage_keys(node)}
 
 
 def _mode_of(gm: GraphModule) -> contextlib.AbstractContextManager[Any]:
@@ -251,7 +247,7 @@ def _peak(gm: GraphModule) -> int:
     """The peak of a graph of kernels as it is."""
     workspace = workspaces(node for node in gm.graph.nodes if node.op.startswith("call"))
     by_name = {node.name: nbytes for node, nbytes in workspace.items()}
-    return max(point.live for point in verify.liveness(gm, by_name, storages.graph_device(gm)))
+    return max(point.live for point in liveness(gm, by_name, graph_device(gm)))
 
 
 class TooMuch(Exception):

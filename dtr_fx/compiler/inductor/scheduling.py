@@ -28,8 +28,7 @@ from torch.utils._ordered_set import OrderedSet
 
 from dtr_fx.compiler.inductor.partition import Partitioner, TooMuch
 from dtr_fx.costs.workspaces import workspaces
-from dtr_fx.passes import storages
-from dtr_fx.passes.storages import tensors_of
+from dtr_fx.passes.tensors import hint, tensors_of
 
 
 @contextlib.contextmanager
@@ -258,7 +257,7 @@ def _laid_out(value: Any, operand: Any) -> Any:
     stride = operand.maybe_get_stride() if isinstance(operand, ir.IRNode) else None
     if not isinstance(value, torch.Tensor) or stride is None or len(stride) != value.dim():
         return value
-    sizes = [storages.hint(size) for size in value.shape]
+    sizes = [hint(size) for size in value.shape]
     return torch.empty_strided(sizes, list(map(_hint, stride)), dtype=value.dtype, device=value.device)
 
 

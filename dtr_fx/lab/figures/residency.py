@@ -12,9 +12,9 @@ import numpy.typing as npt
 from dtr_fx.lab.figures.style import legend_below, panels
 from dtr_fx.lab.linear import root_budget
 from dtr_fx.lab.networks import linear
-from dtr_fx.runtime import Event, Heuristic, Runtime, parameterized
+from dtr_fx.runtime import Heuristic, Runtime, Step, parameterized
 from dtr_fx.runtime.driver import drive
-from dtr_fx.runtime.events import COMPUTE, RECOMPUTE
+from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,12 +73,12 @@ def trace_linear(
     budget = root_budget(n) if budget is None else budget
     runtime = Runtime(budget, heuristic)
     drive(runtime, linear(n))
-    ran = [event for event in runtime.events if event.kind in (COMPUTE, RECOMPUTE)]
+    ran = [event for event in runtime.steps if event.kind in (COMPUTE, RECOMPUTE)]
     backward = next(step for step, event in enumerate(ran) if event.op == n)
-    return LinearTrace(n, budget, len(ran), backward, tuple(_intervals(runtime.events)))
+    return LinearTrace(n, budget, len(ran), backward, tuple(_intervals(runtime.steps)))
 
 
-def _intervals(events: Sequence[Event]) -> list[Interval]:
+def _intervals(events: Sequence[Step]) -> list[Interval]:
     """Every operator of the network makes one storage, and both have the same number."""
     since: dict[int, int] = {}
     intervals = []

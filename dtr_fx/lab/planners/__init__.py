@@ -10,30 +10,26 @@ from dtr_fx.lab.planners.chen import plan_chen_greedy, plan_chen_sqrt
 from dtr_fx.lab.planners.dtr import plan_dtr, plan_search
 from dtr_fx.lab.planners.gaps import Gap, gaps
 from dtr_fx.lab.planners.graph import Node, OperatorGraph
-from dtr_fx.lab.planners.largest_first import plan_largest_first
 from dtr_fx.lab.planners.moccasin import solve_moccasin
-from dtr_fx.lab.planners.plan import CannotPlan, Compute, Cost, Free, Plan, PlanError, check, plan_order
+from dtr_fx.lab.planners.plan import CannotPlan, Cost, PlanError, check, plan_order
 from dtr_fx.lab.planners.revolve import plan_revolve
 from dtr_fx.lab.planners.solution import Solution
+from dtr_fx.runtime import Plan
 
 PLANNERS: Mapping[str, Callable[[OperatorGraph, float], Plan]] = {
     "Chen √N": plan_chen_sqrt,
     "Chen greedy": plan_chen_greedy,
     "Revolve": plan_revolve,
-    "largest first": plan_largest_first,
 }
 """The planners that need no solver: ``plan(graph, budget)``, which raises ``CannotPlan`` with its reason."""
 
 __all__ = [
     "PLANNERS",
     "CannotPlan",
-    "Compute",
     "Cost",
-    "Free",
     "Gap",
     "Node",
     "OperatorGraph",
-    "Plan",
     "PlanError",
     "Solution",
     "check",
@@ -41,7 +37,6 @@ __all__ = [
     "plan_chen_greedy",
     "plan_chen_sqrt",
     "plan_dtr",
-    "plan_largest_first",
     "plan_order",
     "plan_revolve",
     "plan_search",

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from dtr_fx.lab.planners.graph import OperatorGraph
-from dtr_fx.lab.planners.plan import Plan, cheapest, forward_and_backward
+from dtr_fx.lab.planners.plan import cheapest, forward_and_backward
+from dtr_fx.runtime import Plan
 
 # Chen's greedy search tries this many thresholds at most.
 THRESHOLDS = 64

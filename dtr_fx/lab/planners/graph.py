@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from dtr_fx.errors import GraphError
 from dtr_fx.runtime.program import Call, Constant, Instruction, Keep, Output, Program, Release
+from dtr_fx.search import lower_bound
 
 
 class Node(NamedTuple):
@@ -136,23 +137,17 @@ class OperatorGraph:
         """What all operators cost, each run once."""
         return sum(node.cost for node in self.nodes)
 
-    @cached_property
+    @property
     def peak(self) -> int:
         """The most bytes live at once if each operator runs once, each value freed after its last use."""
-        live = peak = 0
-        for node, unused in zip(self.nodes, self._last_uses):
-            live += node.size
-            peak = max(peak, live)
-            live -= sum(self.nodes[value].size for value in unused if value not in self.results)
-        return peak
+        return self.program.peak
 
     @cached_property
     def floor(self) -> int:
-        """Bytes that no plan can do without: an operator's inputs and output, or the results at the end."""
-        sizes = [node.size for node in self.nodes]
-        needs = (node.size + sum(sizes[source] for source in set(node.inputs)) for node in self.nodes)
-        return max(max(needs, default=0), sum(sizes[number] for number in self.results))
+        """Bytes that no plan can do without; see ``dtr_fx.search.lower_bound``."""
+        return max(lower_bound(self.program).nbytes, sum(self.nodes[number].size for number in self.results))
 
+    @cached_property
     def program(self) -> Program:
         """The program: each value is released after its last use, and the results are kept at the end."""
         steps: list[Instruction] = []

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
 
 from dtr_fx.errors import DTRError
 from dtr_fx.lab.planners.graph import OperatorGraph
+from dtr_fx.runtime import Plan
+from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
+from dtr_fx.search import execute_order
 
 
 class CannotPlan(DTRError, ValueError):
@@ -17,33 +19,6 @@ class CannotPlan(DTRError, ValueError):
 
 class PlanError(DTRError, ValueError):
     """A plan that does not compute its graph, or not within the budget."""
-
-
-class Compute(NamedTuple):
-    """Run the operator; its inputs are live, its result is afterwards."""
-
-    op: int
-
-
-class Free(NamedTuple):
-    """Give up the operator's result."""
-
-    op: int
-
-
-PlanStep: TypeAlias = Compute | Free
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to compute and what to free, in order."""
-
-    steps: tuple[PlanStep, ...]
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """The operators that are computed, recomputations included."""
-        return tuple(step.op for step in self.steps if isinstance(step, Compute))
 
 
 @dataclass(frozen=True)
@@ -71,7 +46,7 @@ def check(graph: OperatorGraph, plan: Plan, budget: float | None = None) -> Cost
     --------
     >>> from dtr_fx.lab.planners.graph import Node, OperatorGraph
     >>> graph = OperatorGraph("two", (Node("a", 1, 4), Node("b", 2, 1, (0,))))
-    >>> check(graph, Plan((Compute(0), Compute(1), Free(0))))
+    >>> check(graph, plan_order(graph, [0, 1]))
     Cost(total=3, peak=5, computes=(1, 1))
     """
     limit = math.inf if budget is None else budget
@@ -79,25 +54,26 @@ def check(graph: OperatorGraph, plan: Plan, budget: float | None = None) -> Cost
     used = peak = 0
     computes = [0] * len(graph)
     for number, step in enumerate(plan.steps):
-        if not 0 <= step.op < len(graph):
-            raise PlanError(f"step {number}: {step} names none of the {len(graph)} operators")
-        node = graph.nodes[step.op]
-        if isinstance(step, Free):
-            if step.op not in live:
-                raise PlanError(f"step {number}: {node.name} ({step.op}) is freed and is not live")
-            live.remove(step.op)
+        op = step.op if step.kind in (COMPUTE, RECOMPUTE) else step.storage
+        if not 0 <= op < len(graph):
+            raise PlanError(f"step {number}: {step.kind} {op} names none of the {len(graph)} operators")
+        node = graph.nodes[op]
+        if op == step.storage:
+            if op not in live:
+                raise PlanError(f"step {number}: {node.name} ({op}) is freed and is not live")
+            live.remove(op)
             used -= node.size
             continue
         missing = [source for source in node.inputs if source not in live]
-        if missing or step.op in live:
+        if missing or op in live:
             reason = f"without its inputs {missing}" if missing else "and is already live"
-            raise PlanError(f"step {number}: {node.name} ({step.op}) is computed {reason}")
-        live.add(step.op)
-        computes[step.op] += 1
+            raise PlanError(f"step {number}: {node.name} ({op}) is computed {reason}")
+        live.add(op)
+        computes[op] += 1
         used += node.size
         peak = max(peak, used)
         if used > limit:
-            raise PlanError(f"step {number}: {node.name} ({step.op}) brings {used} bytes, over {budget}")
+            raise PlanError(f"step {number}: {node.name} ({op}) brings {used} bytes, over {budget}")
     if 0 in computes:
         raise PlanError(f"{graph.nodes[computes.index(0)].name} ({computes.index(0)}) is never computed")
     if not graph.results <= live:
@@ -111,21 +87,7 @@ def plan_order(graph: OperatorGraph, order: Sequence[int]) -> Plan:
     No other placement of the frees needs less memory at any time.  Operators may repeat; each must come after
     its inputs.
     """
-    last_use: list[int] = [-1] * len(order)  # of each computation, the step that reads its value last
-    current: dict[int, int] = {}
-    for position, op in enumerate(order):
-        for source in graph.nodes[op].inputs:
-            last_use[current[source]] = position
-        current[op] = position
-    frees: list[list[int]] = [[] for _ in order]
-    for position, op in enumerate(order):
-        if current[op] != position or op not in graph.results:
-            frees[max(last_use[position], position)].append(op)
-    steps: list[PlanStep] = []
-    for op, freed in zip(order, frees):
-        steps.append(Compute(op))
-        steps += map(Free, freed)
-    return Plan(tuple(steps))
+    return execute_order(graph.program, order)
 
 
 def prune(graph: OperatorGraph, order: Sequence[int]) -> list[int]:

@@ -17,7 +17,8 @@ from functools import cache
 from math import comb
 
 from dtr_fx.lab.planners.graph import OperatorGraph
-from dtr_fx.lab.planners.plan import CannotPlan, Plan, check, forward_and_backward, plan_order, prune
+from dtr_fx.lab.planners.plan import CannotPlan, check, forward_and_backward, plan_order, prune
+from dtr_fx.runtime import Plan
 
 
 def plan_revolve(graph: OperatorGraph, budget: float) -> Plan:

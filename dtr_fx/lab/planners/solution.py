@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dtr_fx.lab.planners.graph import Node, OperatorGraph
-from dtr_fx.lab.planners.plan import CannotPlan, Plan
+from dtr_fx.lab.planners.plan import CannotPlan
+from dtr_fx.runtime import Plan
 
 # Costs that are not whole numbers are rounded to this share of what the program costs.
 _RESOLUTION = 10**7

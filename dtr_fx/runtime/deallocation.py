@@ -1,0 +1,175 @@
+"""What happens to a storage that the program has released (Appendix C.5).
+
+    eager    it is evicted
+    banish   it is freed for good once no evicted storage could ask for it; what it alone could recompute
+             is pinned
+    ignore   nothing
+
+Under all three a storage that nothing can ask for again is freed for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from . import steps
+from .graph import Operator, Storage, Tensor
+from .steps import Step
+from .waiting import Frame, Waiting
+
+
+class Deallocating(Waiting):
+    """The end of storages: released, pinned, dropped by a plan, or of no more use."""
+
+    def release(self, tensor: Tensor) -> None:
+        """Take an external reference away; the last one deallocates the storage by the policy."""
+        storage = tensor.storage
+        storage.refs -= 1
+        if storage.refs == 0:
+            self._deallocate(storage)
+            if storage.evicted:
+                self._neighborhood.referenced(storage)
+
+    def pin(self, tensor: Tensor) -> None:
+        """Never evict the tensor's storage from now on; it must be resident."""
+        assert tensor.storage.resident
+        self._pin(tensor.storage)
+
+    def drop(self, tensor: Tensor) -> None:
+        """Evict the tensor's storage, as a plan says that was made with knowledge of the future."""
+        storage = tensor.storage
+        if storage.slot >= 0:
+            assert tensor.op is not None
+            self.perform_eviction(storage, tensor.op, steps.PLANNED)
+
+    def discard(self, tensor: Tensor) -> None:
+        """Free the tensor's storage for good, even if it is pinned: nothing asks for it again.
+
+        Should something do, the run fails with ``Discarded``.
+        """
+        storage = tensor.storage
+        if storage.resident and storage.root.op is not None:
+            storage.retired = True
+            self._discard(storage, steps.DEAD)
+
+    def _run_and_record(self, op: Operator) -> None:
+        """The operator runs: time goes by, its buffers are filled, its workspace is free again."""
+        self.used += op.allocates
+        if self.used > self.peak:
+            self.peak = self.used
+        self.clock += op.cost
+        first = op.runs == 0
+        op.runs += 1
+        self.steps.append(Step(steps.COMPUTE if first else steps.RECOMPUTE, op.id, -1, self.used))
+        self.used -= op.workspace
+        if first:
+            self.base_cost += op.cost
+            self.now += op.cost
+        for tensor in op.outputs:
+            storage = tensor.storage
+            if tensor is not storage.root:
+                tensor.defined = True
+            elif storage.resident or storage.retired:
+                self.used -= storage.size
+            else:
+                self._enter(storage, first=first)
+        if not first and not self.keep_passed:
+            self._drop_unneeded((tensor.storage for tensor in op.outputs), op, steps.DUPLICATE)
+
+    def _finish(self, frame: Frame) -> None:
+        self._frames.pop()
+        frame.done = True
+        self._let_go(frame)
+
+    def _let_go(self, frame: Frame) -> None:
+        for storage in frame.held:
+            self._unlock(storage)
+        if not self.keep_passed:
+            self._drop_unneeded(frame.held, frame.op, steps.PASSED)
+        if self._banishing:
+            self._retry_banishing()
+
+    def _drop_unneeded(self, storages: Iterable[Storage], op: Operator, reason: str) -> None:
+        """Drop what the program has released and the operator that waits does not read."""
+        waiting = [frame for frame in self._frames if frame.op is not op]
+        wanted = waiting[-1].op.reads if waiting else ()
+        for storage in storages:
+            if storage.slot >= 0 and storage.refs == 0 and not storage.locks and storage not in wanted:
+                self.perform_eviction(storage, op, reason)
+
+    def _deallocate(self, storage: Storage) -> None:
+        if self.deallocation == "ignore" or storage.root.op is None:
+            return
+        if storage.dependents == 0:
+            self._retire(storage)
+        elif self.deallocation == "banish":
+            self._banishing.append(storage)
+            self._retry_banishing()
+        elif storage.slot >= 0:
+            self.perform_eviction(storage, storage.root.op, steps.RELEASED)
+
+    def _retire(self, storage: Storage) -> None:
+        """Free for good a storage that neither the program nor a rematerialization can ask for again."""
+        pending = [storage]
+        while pending:
+            storage = pending.pop()
+            if storage.retired or storage.root.op is None:
+                continue
+            storage.retired = True
+            if storage.resident:
+                self._discard(storage, steps.DEAD)
+            else:
+                storage.evicted = False
+                self._neighborhood.left(storage)
+            pending.extend(self._let_go_of_parents(storage))
+
+    def _discard(self, storage: Storage, reason: str) -> None:
+        self._leave_pool(storage)
+        self._free(storage)
+        assert storage.root.op is not None
+        self.steps.append(Step(steps.BANISH, storage.root.op.id, storage.id, self.used, reason))
+
+    def _let_go_of_parents(self, storage: Storage) -> list[Storage]:
+        """The parents no longer have to be there for this storage; those that nothing else needs."""
+        if storage.has_let_go:
+            return []
+        storage.has_let_go = True
+        freed = []
+        for parent in storage.parents:
+            parent.dependents -= 1
+            if parent.dependents == 0 and parent.refs == 0 and self.deallocation != "ignore":
+                freed.append(parent)
+        return freed
+
+    def _retry_banishing(self) -> None:
+        """Banish what waits and has no evicted child left; its children can never be evicted again."""
+        waiting = []
+        for storage in self._banishing:
+            if storage.retired or storage.refs:
+                continue
+            if storage.locks or any(_reads_again(child, storage) for child in storage.children):
+                waiting.append(storage)
+                continue
+            for child in storage.children:
+                if child.resident:
+                    self._pin(child)
+            self._retire(storage)
+        self._banishing = waiting
+
+    def _pin(self, storage: Storage) -> None:
+        if storage.pinned:
+            return
+        self._leave_pool(storage)
+        storage.pinned = True
+        # A view that is still to be re-made may read more than the storage itself.
+        if all(tensor.defined for tensor in storage.tensors):
+            for parent in self._let_go_of_parents(storage):
+                self._retire(parent)
+
+
+def _reads_again(child: Storage, storage: Storage) -> bool:
+    """True if to make the child, or a view of it, again would read the storage."""
+    return child.evicted or any(
+        not tensor.defined and tensor.op is not None and storage in tensor.op.reads
+        for tensor in child.tensors
+    )

@@ -1,0 +1,131 @@
+"""Figure 1 of Kirisame et al. (ICLR 2021), the core of Dynamic Tensor Rematerialization.
+
+perform_op ── what is missing: rematerialize ──► execute
+                                                   └─ allocate_buffer ── over budget ──► perform_eviction
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from . import steps
+from .deallocation import Deallocating
+from .failures import Discarded, OutOfBudget, RunFailed, Thrash
+from .graph import Operator, Storage, Tensor
+from .steps import Step
+from .waiting import Frame
+
+
+class Figure1(Deallocating):
+    """PerformOp, Rematerialize, AllocateBuffer and PerformEviction."""
+
+    def perform_op(
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[int | Tensor],
+        cost: float,
+        *,
+        workspace: int = 0,
+        recomputable: bool = True,
+        number: int | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Run a new operator of ``cost`` seconds (Fig. 1, PerformOp).
+
+        Each output is given as the bytes of a fresh storage, or as the tensor whose storage it aliases.
+        ``workspace`` bytes are allocated while it runs and freed at its end.  The outputs of an operator
+        that is not ``recomputable`` are never evicted.  ``number`` is what its events call it, if not the
+        next one.
+
+        Raises
+        ------
+        OutOfBudget
+            Its inputs and outputs do not fit and nothing is left to evict.
+        Thrash
+            Rematerialization costs more than ``max_recompute``.
+        """
+        id = self._operators if number is None else number
+        op = Operator(id, inputs, cost, workspace, recomputable=recomputable)
+        self._operators += 1
+        op.outputs = tuple(self._output(op, spec) for spec in outputs)
+        aliased: dict[Storage, None] = {}
+        for tensor in op.outputs:
+            if tensor is tensor.storage.root:
+                self._link(op, tensor.storage)
+            else:
+                aliased[tensor.storage] = None
+        self._perform(op)
+        for storage in aliased:
+            self._extend(op, storage)
+        return op.outputs
+
+    def _perform(self, op: Operator) -> None:
+        """Run an operator after whatever must be rematerialized for it.
+
+        The paper recurses; here each waiting operator is a frame, so that a chain of any length of
+        evicted operators can be recomputed.
+        """
+        base = len(self._frames)
+        self._frames.append(Frame(op))
+        self._touch(op)
+        try:
+            while len(self._frames) > base:
+                frame = self._frames[-1]
+                missing = self._hold_inputs(frame)
+                if frame.wanted and all(tensor.defined for tensor in frame.wanted):
+                    self._finish(frame)
+                elif not missing:
+                    self._execute(frame.op)
+                    self._finish(frame)
+                elif self.order == "program":
+                    self._frames += self._in_program_order(frame, missing)
+                else:
+                    self._frames.append(self.rematerialize(missing[:1]))
+        except RunFailed:
+            for frame in self._frames[base:]:
+                for storage in frame.held:
+                    self._unlock(storage)
+            self._waiting.clear()
+            del self._frames[base:]
+            raise
+
+    def rematerialize(self, wanted: Sequence[Tensor]) -> Frame:
+        """The operator of evicted tensors, to run again before the one that waits (Fig. 1, Rematerialize)."""
+        op = wanted[0].op
+        assert op is not None
+        if wanted[0].storage.retired:
+            raise Discarded(f"operator {op.id} would have to run again, and its results are discarded")
+        self._touch(op)
+        return Frame(op, wanted)
+
+    def allocate_buffer(self, op: Operator) -> None:
+        """Evict until the operator's outputs fit (Fig. 1, AllocateBuffer)."""
+        while self.used + op.allocates > self.budget:
+            self._neighborhood.refresh()
+            next_use = self.heuristic.time == "next_use"
+            choice = self._pool.victim(
+                self._score,
+                self.heuristic.time,
+                self.now if next_use else self.clock,
+                self._locked,
+            ) or self._borrow(op)
+            if choice is None:
+                raise OutOfBudget(op.id, op.allocates, self.used, int(self.budget))
+            self.perform_eviction(choice[0], op, steps.BUDGET, choice[1])
+
+    def perform_eviction(
+        self, storage: Storage, op: Operator, reason: str, score: float | None = None
+    ) -> None:
+        """Free a storage that can be recomputed (Fig. 1, PerformEviction)."""
+        self._pool.remove(storage)
+        self._free(storage)
+        storage.evicted = True
+        self._neighborhood.evicted(storage)
+        self.steps.append(Step(steps.DROP, op.id, storage.id, self.used, reason, score))
+
+    def _execute(self, op: Operator) -> None:
+        self.allocate_buffer(op)
+        if self.execute is not None:
+            self._take_time(op, self.execute(op))
+        self._run_and_record(op)
+        if self.recompute_cost > self.max_recompute:
+            raise Thrash(f"rematerialization costs more than {self.max_recompute}")

@@ -1,0 +1,94 @@
+"""The plan: what is done with a program's operators and storages, in order, as a value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from .steps import COMPUTE, DROP, RECOMPUTE, Step, trace
+
+if TYPE_CHECKING:
+    from .program import Program
+    from .runtime import Runtime
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps of a program under a budget: compute, recompute, drop, and banish (free for good).
+
+    Steps name operators and storages by their numbers in the program.  ``budget`` and ``peak`` are bytes,
+    ``cost`` is that of the recomputed operators, in the program's unit.  ``decided_by`` is the heuristic
+    that chose what to drop, or ``"search"``.  ``refused`` counts the orders of the search that the runtime
+    could not carry out: each is a defect.
+
+    Examples
+    --------
+    >>> steps = Step("compute", 0, -1, 4), Step("drop", 1, 0, 0), Step("recompute", 0, -1, 4)
+    >>> print(Plan(steps, budget=4, peak=4, cost=1.0))
+    C f0, D t0, R f0
+    """
+
+    steps: tuple[Step, ...]
+    budget: float
+    peak: int
+    cost: float
+    decided_by: str = "search"
+    refused: int = 0
+
+    @classmethod
+    def of(cls, program: Program, runtime: Runtime, decided_by: str) -> Plan:
+        """What a runtime has done with a program."""
+        steps = tuple(_with_reasons(program, runtime.steps))
+        return cls(steps, runtime.budget, runtime.peak, runtime.recompute_cost, decided_by)
+
+    @property
+    def order(self) -> list[int]:
+        """The operators as they run, recomputed ones included."""
+        return [step.op for step in self.steps if step.kind in (COMPUTE, RECOMPUTE)]
+
+    def __str__(self) -> str:
+        """The plan in the paper's notation."""
+        return trace(self.steps, "f{}".format, "t{}".format)
+
+    def to_json(self) -> str:
+        """The plan as text; ``from_json`` reads it."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that ``to_json`` wrote.
+
+        Raises
+        ------
+        ValueError
+            The text is no plan.
+        """
+        fields = json.loads(text)
+        try:
+            return cls(**{**fields, "steps": tuple(Step(*step) for step in fields["steps"])})
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"this is no plan: {error}") from None
+
+
+def _with_reasons(program: Program, steps: Iterable[Step]) -> list[Step]:
+    """The steps; each drop of a storage that comes back with what it frees and what that costs."""
+    calls = list(program.calls())
+    clock = 0.0
+    # Of each storage, at what time before the end it is made next, and for how much.
+    made: dict[int, tuple[float, float]] = {}
+    backwards = []
+    for step in reversed(list(steps)):
+        if step.kind in (COMPUTE, RECOMPUTE):
+            call = calls[step.op]
+            clock += call.cost
+            for output in call.outputs:
+                if output.alias is None:
+                    made[output.tensor] = clock, call.cost
+        elif step.kind == DROP and step.storage in made:
+            start, again = made.pop(step.storage)
+            nbytes = program.sizes[step.storage]
+            step = step._replace(nbytes=nbytes, again=again, away=clock - start)
+        backwards.append(step)
+    return backwards[::-1]

@@ -1,0 +1,88 @@
+"""What no plan can do without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from dtr_fx.runtime.program import Call, Constant, Keep, Program
+
+
+class Need(NamedTuple):
+    """The bytes that every plan holds while call number ``call`` runs."""
+
+    nbytes: int
+    call: int
+
+
+def lower_bound(program: Program) -> Need:
+    """The most bytes that every plan holds at some time; see ``_Bounds``."""
+    bounds = _Bounds(program)
+    need = Need(program.constants, 0)
+    for number, nbytes in enumerate(bounds.alone):
+        if nbytes > need.nbytes:
+            need = Need(nbytes, number)
+    for number in range(len(bounds.alone)):
+        need = bounds.joint(number, need)
+    return need
+
+
+class _Bounds:
+    """A call runs with the constants, the results kept by then, and its own inputs and outputs: ``alone``.
+
+    Before it does, the last of those that make its inputs has run, and the others' were there meanwhile;
+    whichever of them that was, a plan holds at least the least of these sums.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._calls = list(program.calls())
+        self._size, self._storage = program.sizes, program.storages
+        self._optional = {
+            output.tensor for call in self._calls if call.serves_recompute for output in call.outputs
+        }
+        self._reads = [self._storages(call.inputs) for call in self._calls]
+        self._held: list[frozenset[int]] = []
+        self._held_bytes: list[int] = []
+        self._maker: dict[int, int] = {}
+        self._follow(program)
+        self.alone = [self._while_running(number, self._reads[number]) for number in range(len(self._calls))]
+
+    def _follow(self, program: Program) -> None:
+        """What is held before each call: constants, and results kept by then."""
+        held = {step.tensor for step in program.instructions if isinstance(step, Constant)}
+        nbytes, known, number = program.constants, frozenset(held), 0
+        for step in program.instructions:
+            if isinstance(step, Call):
+                self._held.append(known)
+                self._held_bytes.append(nbytes)
+                self._maker.update((output.tensor, number) for output in step.outputs)
+                number += 1
+            elif isinstance(step, Keep) and self._storage[step.tensor] not in held:
+                held.add(self._storage[step.tensor])
+                nbytes += self._size[self._storage[step.tensor]]
+                known = frozenset(held)
+
+    def joint(self, number: int, known: Need) -> Need:
+        """While the last of those runs that make a call's inputs; what is ``known`` if this is no more."""
+        inputs = self._reads[number]
+        makers = {self._maker[storage] for storage in inputs if storage in self._maker}
+        if not makers or min(map(self.alone.__getitem__, makers)) + self._bytes(inputs) <= known.nbytes:
+            return known
+        touched = {maker: self._reads[maker] | inputs for maker in makers}
+        nbytes, maker = min((self._while_running(maker, touched[maker]), maker) for maker in makers)
+        return Need(nbytes, maker) if nbytes > known.nbytes else known
+
+    def _while_running(self, number: int, there: set[int]) -> int:
+        """The bytes while a call runs and these are there."""
+        call = self._calls[number]
+        if call.serves_recompute:
+            return 0
+        there = (there | self._storages(output.tensor for output in call.outputs)) - self._held[number]
+        return self._held_bytes[number] + self._bytes(there) + call.workspace
+
+    def _bytes(self, storages: Iterable[int]) -> int:
+        return sum(map(self._size.__getitem__, storages))
+
+    def _storages(self, tensors: Iterable[int]) -> set[int]:
+        """The tensors' storages that any plan has."""
+        return set(map(self._storage.__getitem__, tensors)) - self._optional
