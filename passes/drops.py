@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import has_side_effect
 
+from dtr_fx.passes.contract import PLAN, VERIFIED, Pass
 from dtr_fx.passes.tensors import is_backward, storage_keys
 
 
@@ -40,11 +41,28 @@ def hoist_drops(graph: Graph) -> None:
                     last_reader[key] = node
 
 
-def lower_drops(graph: Graph) -> None:
+class LowerDrops(Pass):
     """Take the Drop nodes out, for an executor.
 
-    Requires: a rewritten graph.  Ensures: the same liveness, since every later reader of a dropped value
-    reads its recomputed copy.
+    The liveness stays the same, since every later reader of a dropped value reads its recomputed copy.
     """
-    for node in graph.find_nodes(op="call_function", target=drop):
-        graph.erase_node(node)
+
+    name = "lower drops"
+
+    def call(self, gm: GraphModule) -> bool:
+        drops = gm.graph.find_nodes(op="call_function", target=drop)
+        for node in drops:
+            gm.graph.erase_node(node)
+        return bool(drops)
+
+
+class ForgetPlan(LowerDrops):
+    """Let a graph that was rewritten before be one like any other: its recomputes are operators."""
+
+    name = "forget plan"
+    breaks = (PLAN, VERIFIED)
+
+    def call(self, gm: GraphModule) -> bool:
+        for node in gm.graph.nodes:
+            node.meta.pop("dtr", None)
+        return super().call(gm)

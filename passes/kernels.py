@@ -1,7 +1,7 @@
 """Operators that Inductor fuses into one kernel, as one operator, and back.
 
-    contract(graph)    every value that only one kernel reads goes into that kernel
-    expand(graph)      each call of a kernel becomes the operators that it is made of
+    ContractKernels    every value that only one kernel reads goes into that kernel
+    ExpandKernels      each call of a kernel becomes the operators that it is made of
 
 What lies inside a kernel is never in memory, so a plan over kernels has nothing to drop there.
 
@@ -25,6 +25,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from dtr_fx.passes import rng
+from dtr_fx.passes.contract import KERNELS, VALUES, Pass
 from dtr_fx.passes.effects import last_writes, may_run_twice
 from dtr_fx.passes.tensors import held_by, is_backward, is_selection, storage_keys, tensors_of
 
@@ -53,27 +54,41 @@ class Kernel:
         return "+".join(node.name for node in self.graph.nodes if node.op == "call_function")
 
 
-def contract(graph: Graph) -> None:
+class ContractKernels(Pass):
     """Put the operators of each kernel into one node."""
-    written = last_writes(graph)
-    fusible = {node for node in graph.nodes if _is_fusible(node, written)}
-    returned = set(graph.output_node().all_input_nodes)
-    taken: set[Node] = set()
-    for root in reversed(graph.nodes):
-        if root in fusible and root not in taken and not is_view(root):
-            cone = _cone(root, fusible - returned)
-            taken |= cone
-            if len(cone) > 1:
-                _replace(graph, root, cone)
+
+    name = "contract kernels"
+    requires = (VALUES,)
+    ensures = (KERNELS,)
+
+    def call(self, gm: GraphModule) -> bool:
+        written = last_writes(gm.graph)
+        fusible = {node for node in gm.graph.nodes if _is_fusible(node, written)}
+        returned = set(gm.graph.output_node().all_input_nodes)
+        taken: set[Node] = set()
+        for root in reversed(gm.graph.nodes):
+            if root in fusible and root not in taken and not is_view(root):
+                cone = _cone(root, fusible - returned)
+                taken |= cone
+                if len(cone) > 1:
+                    _replace(gm.graph, root, cone)
+        return bool(taken)
 
 
-def expand(graph: Graph) -> None:
+class ExpandKernels(Pass):
     """Put the operators of each kernel back in its place, with fake values of their own."""
-    seen: set[Kernel] = set()
-    for node in list(graph.nodes):
-        if isinstance(node.target, Kernel):
-            _inline(graph, node, is_first=node.target not in seen)
-            seen.add(node.target)
+
+    name = "expand kernels"
+    requires = (KERNELS,)
+    breaks = (KERNELS,)
+
+    def call(self, gm: GraphModule) -> bool:
+        seen: set[Kernel] = set()
+        for node in list(gm.graph.nodes):
+            if isinstance(node.target, Kernel):
+                _inline(gm.graph, node, is_first=node.target not in seen)
+                seen.add(node.target)
+        return bool(seen)
 
 
 def members(node: Node) -> list[str]:
@@ -84,18 +99,18 @@ def members(node: Node) -> list[str]:
 
 
 def is_kernel(node: Node) -> bool:
-    """Whether Inductor generates code for the node; else it calls a library."""
+    """True if Inductor generates code for the node; else it calls a library."""
     return isinstance(node.target, Kernel) or _aten_target(node) in _fusible() | _ALONE
 
 
 def is_view(node: Node) -> bool:
-    """Whether the node's value lies in the storage of something that it reads."""
+    """True if the node's value lies in the storage of something that it reads."""
     made = set(storage_keys(node))
     return bool(made) and any(made.intersection(storage_keys(used)) for used in node.all_input_nodes)
 
 
 def is_fused(node: Node) -> bool:
-    """Whether kernels alone read what one more run makes: those of the backward pass, if there are any."""
+    """True if kernels alone read what one more run makes: those of the backward pass, if there are any."""
     readers = _readers(node)
     late = [reader for reader in readers if is_backward(reader)]
     return all(map(is_kernel, late or readers)) and bool(readers)

@@ -22,6 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from dtr_fx.errors import GraphError
 from dtr_fx.passes import rng
+from dtr_fx.passes.contract import VALUES, Pass
 from dtr_fx.passes.effects import undeclared_writes
 from dtr_fx.passes.tensors import is_selection, storage_key, tensors_of
 
@@ -33,6 +34,20 @@ class Facts:
     flops: int
     is_random: bool
     mutates: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Propagate(Pass):
+    """See ``propagate``."""
+
+    example_inputs: Sequence[Any] | None = None
+
+    name = "propagate"
+    ensures = (VALUES,)
+
+    def call(self, gm: GraphModule) -> bool:
+        propagate(gm, self.example_inputs)
+        return False
 
 
 def propagate(gm: GraphModule, example_inputs: Sequence[Any] | None) -> FakeTensorMode | None:

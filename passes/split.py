@@ -15,45 +15,51 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import _side_effectful_functions
 
 from dtr_fx.passes import rng
-from dtr_fx.passes.merge import merge_duplicates
+from dtr_fx.passes.contract import ORDER, VALUES, Pass, Pipeline
+from dtr_fx.passes.merge import MergeDuplicates
 
 
 def prepare(joint: GraphModule, parameters: Iterable[int]) -> None:
     """Make AOTAutograd's joint graph ready for planning; ``parameters`` are numbers of its inputs."""
-    into_execution_order(joint)
-    merge_duplicates(joint.graph)
+    Pipeline(ExecutionOrder(), MergeDuplicates(), given=(VALUES,))(joint)
     placeholders = joint.graph.find_nodes(op="placeholder")
     for number in parameters:
         placeholders[number].meta["dtr_parameter"] = True
 
 
-def into_execution_order(joint: GraphModule) -> None:
+class ExecutionOrder(Pass):
     """Put every node into the pass where ``default_partition`` will, and say so in its tag.
 
     AOTAutograd lists the writes to mutated inputs last: they move to the end of the forward pass.  It leaves
     the backward formulas of ``autograd.Function`` without a tag, and gives the inputs of a subgraph a wrong
     one.
     """
-    nodes = list(joint.graph.nodes)
-    ends = [
-        number
-        for number, node in enumerate(nodes)
-        if node.meta.get("partitioner_tag") == "is_forward" or _is_forward_input(node)
-    ]
-    if not ends:
-        return
-    forward, backward = nodes[: ends[-1] + 1], nodes[ends[-1] + 1 :]
-    last = nodes[ends[-1]]
-    for node in backward:
-        if node.meta.get("partitioner_tag") == "must_be_in_forward":
-            last.append(node)
-            last = node
-        elif node.op != "output" and node.meta.get("partitioner_tag") != "must_be_in_backward":
-            node.meta["partitioner_tag"] = "is_backward"
-    for node in forward:
-        comes_late = node.op == "placeholder" and not _is_forward_input(node)
-        if node.meta.get("partitioner_tag") != "must_be_in_forward":
-            node.meta["partitioner_tag"] = "is_backward" if comes_late else "is_forward"
+
+    name = "execution order"
+    ensures = (ORDER,)
+
+    def call(self, gm: GraphModule) -> bool:
+        nodes = list(gm.graph.nodes)
+        ends = [
+            number
+            for number, node in enumerate(nodes)
+            if node.meta.get("partitioner_tag") == "is_forward" or _is_forward_input(node)
+        ]
+        if not ends:
+            return False
+        forward, backward = nodes[: ends[-1] + 1], nodes[ends[-1] + 1 :]
+        last = nodes[ends[-1]]
+        for node in backward:
+            if node.meta.get("partitioner_tag") == "must_be_in_forward":
+                last.append(node)
+                last = node
+            elif node.op != "output" and node.meta.get("partitioner_tag") != "must_be_in_backward":
+                node.meta["partitioner_tag"] = "is_backward"
+        for node in forward:
+            comes_late = node.op == "placeholder" and not _is_forward_input(node)
+            if node.meta.get("partitioner_tag") != "must_be_in_forward":
+                node.meta["partitioner_tag"] = "is_backward" if comes_late else "is_forward"
+        return True
 
 
 def _is_forward_input(node: Node) -> bool:

@@ -1,6 +1,6 @@
 """An independent check of a rewritten graph, and its peak, from the emitted nodes alone.
 
-It shares no state with the interpreter.  Rules, each with an error that names the node:
+It shares no state and no table with the planner.  Rules, each with an error that names the node:
 
 ====================  ================================================================================
 live                  a node reads what stands before it, and no storage that was dropped
@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from dtr_fx.errors import DTRError
-from dtr_fx.passes import rng
-from dtr_fx.passes.effects import may_run_twice, mutated_tensors
+from dtr_fx.passes import rng, subgraphs
+from dtr_fx.passes.contract import PLAN, VALUES, VERIFIED, Pass
 from dtr_fx.passes.roles import KEEP, SAVE_RNG, origin_name, role
 from dtr_fx.passes.tensors import (
     is_selection,
@@ -37,6 +37,18 @@ from dtr_fx.runtime.steps import DROP, RECOMPUTE
 
 class VerificationError(DTRError):
     """A rewritten graph breaks a rule: a defect of dtr_fx, worth a report."""
+
+
+class Verify(Pass):
+    """See ``verify``."""
+
+    name = "verify"
+    requires = (VALUES, PLAN)
+    ensures = (VERIFIED,)
+
+    def call(self, gm: GraphModule) -> bool:
+        verify(gm)
+        return False
 
 
 def verify(gm: GraphModule) -> None:
@@ -111,7 +123,7 @@ class _Check:
                 if state.meta["dtr"]["origin"] == node.name:
                     self._state_of[node.name] = state
             self._open_states = []
-        for tensor in mutated_tensors(node):
+        for tensor in _written(node):
             key = storage_key(tensor)
             self._writes[key] = self._writes.get(key, 0) + 1
 
@@ -129,7 +141,7 @@ class _Check:
             raise _broken("same randomness", node, "it draws anew")
         if _by_origin((args, kwargs)) != _by_origin((origin.args, origin.kwargs)):
             raise _broken("same values", node, f"it reads {args}, {origin.name} reads {origin.args}")
-        if not is_selection(origin) and not may_run_twice(origin):
+        if not is_selection(origin) and not _repeats(origin):
             raise _broken("not twice", node, f"{origin.name} may run once only")
         self._check_versions(node, origin)
         read = {key for used in origin.all_input_nodes for key in self._keys[used]}
@@ -171,3 +183,51 @@ def _by_origin(arguments: Any) -> Any:
 
 def _broken(rule: str, node: Node, why: str) -> VerificationError:
     return VerificationError(f"rule {rule!r} is broken at {node.format_node()}: {why}")
+
+
+# What may run twice, by the operators themselves: schemas, names of arguments, registrations.
+
+_CONTROL_FLOW = frozenset({"cond", "while_loop", "scan", "associative_scan", "map_impl", "invoke_subgraph"})
+_PURE_MODULES = frozenset({"torch", "_operator", "operator", "math", "builtins"})
+
+
+def _written(node: Node) -> list[torch.Tensor]:
+    """The tensors that a node writes: as it was seen to, by its schema, or as running statistics."""
+    seen = node.meta.get("dtr_facts")
+    if seen is not None:
+        return list(seen.mutates)
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return []
+    arguments = node.target._schema.arguments
+    given = {**dict(zip((argument.name for argument in arguments), node.args)), **node.kwargs}
+    names = [argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write]
+    if any(given.get(flag) is True for flag in ("training", "train", "use_input_stats")):
+        names += ["running_mean", "running_var"]
+    read = [given[name] for name in names if isinstance(given.get(name), (Node, list, tuple))]
+    nodes: list[Node] = []
+    map_arg(tuple(read), nodes.append)
+    return [tensor for used in nodes for tensor in tensors_of(used.meta.get("val"))]
+
+
+def _repeats(node: Node) -> bool:
+    """True if a node may run twice, draws from a generator apart."""
+    target = node.target
+    if _written(node):
+        return False
+    if isinstance(target, torch._ops.OpOverload):
+        is_collective = "c10d" in target.namespace or target.namespace == "symm_mem"
+        return not (is_collective or node.is_impure(impure_random=False))
+    if subgraphs.is_higher_order(node):
+        inside = subgraphs.operators_of(node)
+        drawn = any(map(rng.is_random, inside))
+        return str(target) in _CONTROL_FLOW and not drawn and all(map(_repeats, inside))
+    if node.op == "call_module":
+        module = node.graph.owning_module.get_submodule(str(target))  # type: ignore[union-attr]
+        return type(module).__module__.partition(".")[0] == "torch"
+    if node.op == "call_method":
+        return True
+    kernel = getattr(target, "graph", None)
+    if isinstance(kernel, Graph):
+        return all(_repeats(inner) for inner in kernel.nodes if inner.op.startswith("call"))
+    is_pure = rng.is_random(node) or not node.is_impure(impure_random=False)
+    return is_pure and str(getattr(target, "__module__", "")).partition(".")[0] in _PURE_MODULES

@@ -1,7 +1,7 @@
 """A plan, written into the FX graph that it was made for.
 
     GraphProgram.program     the graph's operators, for the planner
-    write(graph, plan)       what the plan does with them
+    Write(program, plan)     what the plan does with them
       ├─ compute             the node, as it was
       ├─ recompute           a copy of it, reading what is resident now
       └─ drop                a Drop node, where a storage goes that comes back later
@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 import torch.utils._pytree as pytree
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from dtr_fx.passes import rng
+from dtr_fx.passes.contract import ORDER, PLAN, VALUES, VERIFIED, Pass
 from dtr_fx.passes.drops import drop, hoist_drops
 from dtr_fx.passes.propagate import fake_mode_of_values
 from dtr_fx.passes.roles import ARRIVE, SAVE_RNG
@@ -31,13 +33,25 @@ from dtr_fx.runtime import Plan, Step
 from dtr_fx.runtime.steps import COMPUTE, DROP, RECOMPUTE
 
 
-def write(graph: GraphProgram, plan: Plan) -> None:
+@dataclass(frozen=True)
+class Write(Pass):
     """Write a plan into the graph that its program was read from.
 
-    Ensures: Drop and Recompute nodes in the order of the plan; what is read after a drop is the newest
-    copy; every new node has ``meta["dtr"]`` with its role and, for a recompute, its origin.
+    Drop and Recompute nodes stand in the order of the plan; what is read after a drop is the newest copy;
+    every new node has ``meta["dtr"]`` with its role and, for a recompute, its origin.
     """
-    _Writer(graph, plan).run()
+
+    program: GraphProgram
+    plan: Plan
+
+    name = "emit"
+    requires = (VALUES, ORDER)
+    ensures = (PLAN,)
+    breaks = (VERIFIED,)
+
+    def call(self, gm: GraphModule) -> bool:
+        _Writer(self.program, self.plan).run()
+        return True
 
 
 class _Writer:

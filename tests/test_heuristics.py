@@ -194,7 +194,7 @@ def test_union_find_forgets_directions_and_keeps_phantom_connections():
 
 
 def evict(runtime: Runtime, tensor: Tensor) -> None:
-    runtime._evict(tensor.storage, tensor.op, BUDGET)
+    runtime.perform_eviction(tensor.storage, tensor.op, BUDGET)
 
 
 def cost(runtime: Runtime, tensor: Tensor) -> float:

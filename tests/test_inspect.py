@@ -27,8 +27,8 @@ from dtr_fx.lab.zoo import gpt
 from dtr_fx.planning.options import Options
 from dtr_fx.report import Event, Point, Report
 from dtr_fx.report.blocks import blocks
-from dtr_fx.search import scores as watch
-from dtr_fx.search.execute import follow
+from dtr_fx.runtime import HEURISTICS
+from dtr_fx.search import Policy, execute_order, portfolio, scores_of
 from dtr_fx.units import format_bytes
 
 
@@ -149,8 +149,8 @@ def test_a_search_scores_nothing_and_says_so(searched: Report) -> None:
     assert "--planner online" in render_life(life_of(report, name))
     chain = networks.linear(3)
     calls = list(chain.calls())
-    run = follow(chain, range(len(calls)), math.inf)
-    assert watch(chain, run, calls[0].outputs[0].tensor) == []
+    found = execute_order(chain, range(len(calls)))
+    assert scores_of(chain, found, calls[0].outputs[0].tensor, portfolio(Policy(HEURISTICS["lru"]))) == []
 
 
 def test_a_value_that_there_is_not(searched: Report) -> None:

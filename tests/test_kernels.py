@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import dtr_fx
 from dtr_fx.cli import main
 from dtr_fx.costs import roofline as costs
-from dtr_fx.passes.kernels import contract, expand, is_kernel, moved
+from dtr_fx.passes.kernels import ContractKernels, ExpandKernels, is_kernel, moved
 
 
 def graph_of(function: Any, *inputs: Tensor) -> GraphModule:
@@ -30,7 +30,7 @@ def operators(gm: GraphModule) -> list[str]:
 
 
 def contracted(gm: GraphModule) -> GraphModule:
-    contract(gm.graph)
+    ContractKernels().call(gm)
     gm.graph.lint()
     gm.recompile()
     return gm
@@ -56,8 +56,8 @@ def test_a_graph_of_kernels_computes_the_same_and_so_does_what_it_expands_to(rec
     gm = traced(recipe, "fake").gm
     expected = bits(gm)
     assert bits(contracted(GraphModule(gm, copy.deepcopy(gm.graph)))) == expected
-    contract(gm.graph)
-    expand(gm.graph)
+    ContractKernels().call(gm)
+    ExpandKernels().call(gm)
     gm.graph.lint()
     gm.recompile()
     assert bits(gm) == expected

@@ -12,7 +12,7 @@ from dtr_fx.cli import main
 from dtr_fx.lab.linear import root_budget, run_linear
 from dtr_fx.lab.networks import linear
 from dtr_fx.lab.replay import replay
-from dtr_fx.runtime import Event, OutOfBudget, Runtime, Thrash, parameterized, trace
+from dtr_fx.runtime import OutOfBudget, Runtime, Step, Thrash, parameterized, trace
 from dtr_fx.runtime.driver import drive
 from dtr_fx.runtime.steps import BUDGET, COMPUTE, RECOMPUTE
 
@@ -73,7 +73,7 @@ def test_the_theorems_own_heuristic(n, deallocation):
     assert replay(linear(n), root_budget(n), H_E_STAR, deallocation=deallocation).slowdown < 1.7
 
 
-def _forward_and_backward(runtime: Runtime, n: int) -> tuple[list[Event], list[Event]]:
+def _forward_and_backward(runtime: Runtime, n: int) -> tuple[list[Step], list[Step]]:
     """The run's events up to the computation of t_N, and those after it.
 
     Operator and storage i are those of t_{i+1}.
@@ -83,7 +83,7 @@ def _forward_and_backward(runtime: Runtime, n: int) -> tuple[list[Event], list[E
     return runtime.steps[: last + 1], runtime.steps[last + 1 :]
 
 
-def _in_memory(events: list[Event]) -> list[int]:
+def _in_memory(events: list[Step]) -> list[int]:
     """S: the indices of the tensors that are in memory after these events of the forward pass."""
     in_memory = set()
     for event in events:

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dtr_fx.compiler.backend import plan_step
 from dtr_fx.lab import baselines as rivals
-from dtr_fx.passes.merge import merge_duplicates
+from dtr_fx.passes.merge import MergeDuplicates
 from dtr_fx.planning.options import Options
 
 
@@ -29,7 +29,7 @@ def test_what_is_computed_twice_is_computed_once():
 
     x = torch.randn(4, 8)
     gm = graph_of(twice, x)
-    merge_duplicates(gm.graph)
+    MergeDuplicates().call(gm)
     gm.recompile()
     assert (count(gm, torch.ops.aten.sin.default), count(gm, torch.ops.aten.max.dim)) == (2, 1)
     assert torch.equal(gm(x), twice(x))
@@ -41,7 +41,7 @@ def test_draws_and_results_stay_apart():
 
     x = torch.randn(4)
     gm = graph_of(draws, x)
-    merge_duplicates(gm.graph)
+    MergeDuplicates().call(gm)
     gm.recompile()
     difference, one, other, _ = gm(x)
     assert difference.ne(0).all()
@@ -51,7 +51,7 @@ def test_draws_and_results_stay_apart():
 
 def test_results_among_several_outputs_stay_apart():
     gm = graph_of(lambda x: (x.max(1)[0], x.max(1)[0], x.max(1)[1].sum()), torch.randn(4, 8))
-    merge_duplicates(gm.graph)
+    MergeDuplicates().call(gm)
     gm.recompile()
     one, other, _ = gm(torch.randn(4, 8))
     assert one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
@@ -64,7 +64,7 @@ def test_a_detached_tensor_is_the_tensor():
 
     x = torch.randn(4)
     gm = graph_of(detached, x)
-    merge_duplicates(gm.graph)
+    MergeDuplicates().call(gm)
     gm.recompile()
     assert all(map(torch.equal, gm(x), detached(x)))
     _, y, other = gm(x)
@@ -79,7 +79,7 @@ def test_a_pass_keeps_its_own():
     gm.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)[-1].meta["partitioner_tag"] = (
         "is_backward"
     )
-    merge_duplicates(gm.graph)
+    MergeDuplicates().call(gm)
     assert count(gm, torch.ops.aten.sin.default) == 2
 
 

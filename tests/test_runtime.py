@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_programs import MAX_COST, Driver, programs
 
-from dtr_fx.runtime import HEURISTICS, Event, OutOfBudget, Runtime, Tensor, Thrash, parameterized, trace
+from dtr_fx.runtime import HEURISTICS, OutOfBudget, Runtime, Step, Tensor, Thrash, parameterized, trace
 from dtr_fx.runtime.steps import BANISH, BUDGET, COMPUTE, DEAD, DROP, DUPLICATE, PASSED, RELEASED
 
 # The reduced heuristic of Appendix A: evict the tensor with the smallest evicted neighbourhood.
@@ -685,7 +685,7 @@ def test_workspace_is_allocated_during_every_run_and_freed_after_it():
     net.op("e", "a")
     net.access("b")
     assert net.since(5) == "R a, D b, C e, D c, D d, D e, R b"
-    assert net.runtime.steps[-1].used == 4
+    assert net.runtime.steps[-1].live == 4
     assert net.runtime.used == 2
 
 
@@ -768,7 +768,7 @@ class Replay:
     def used(self) -> int:
         return sum(storage.size for storage in self.resident)
 
-    def _execute(self, event: Event, position: int) -> None:
+    def _execute(self, event: Step, position: int) -> None:
         op = self.operators[event.op]
         assert self.defined.issuperset(op.inputs)
         assert (event.kind == COMPUTE) == (self.runs[op.id] == 0)
@@ -783,7 +783,7 @@ class Replay:
                 self.resident.add(tensor.storage)
                 self.defined.add(tensor)
 
-    def _free(self, event: Event) -> None:
+    def _free(self, event: Step) -> None:
         storage = self.runtime.storages[event.storage]
         self.resident.remove(storage)
         defined = self.defined.intersection(storage.tensors)

@@ -33,27 +33,28 @@ from dtr_fx.lab.planners import (
     solve_moccasin,
     training_chain,
 )
+from dtr_fx.passes.drops import ForgetPlan
 from dtr_fx.planning.options import BudgetSpec, Options
 from dtr_fx.planning.planner import Infeasible as NoPlan
 from dtr_fx.planning.planning import Planning
-from dtr_fx.planning.transform import forget_earlier_rewrite, rewritten_copy
-from dtr_fx.runtime import HEURISTICS, RunFailed, Runtime
+from dtr_fx.planning.transform import rewritten_copy
+from dtr_fx.runtime import HEURISTICS, Plan, RunFailed, Runtime
 from dtr_fx.runtime.driver import drive
 from dtr_fx.runtime.program import Call, Constant, Instruction, Keep, Output, Program, Release
-from dtr_fx.runtime.steps import BANISH, COMPUTE, DROP, RECOMPUTE, Event
+from dtr_fx.runtime.steps import BANISH, COMPUTE, DROP, RECOMPUTE, Step
 from dtr_fx.search import (
     Infeasible,
     Policy,
-    Run,
     default_effort,
+    execute_order,
     run_policy,
     search,
     smallest,
     smallest_by_passes,
 )
-from dtr_fx.search.execute import follow
+from dtr_fx.search.lifetimes import Operators
 from dtr_fx.search.starts import cheapest_cut, cuts, relieved, segmented
-from dtr_fx.search.timeline import Operators, Timeline
+from dtr_fx.search.timeline import Timeline
 from dtr_fx.search.walk import walk
 
 FIRST = Policy(HEURISTICS["next-use"])
@@ -117,7 +118,7 @@ def _call(name: str, known: list[int], dice: random.Random) -> Call:
         dice.randint(0, 4),
         workspace=dice.choice((0, 0, 3)),
         recomputable=not runs_once,
-        may_wait=not runs_once and dice.random() < 0.5,
+        may_defer=not runs_once and dice.random() < 0.5,
     )
 
 
@@ -128,39 +129,33 @@ def _touched(call: Call) -> list[int]:
 # What is asserted of every plan
 
 
-def check_run(program: Program, run: Run, budget: float) -> None:
+def check_plan(program: Program, plan: Plan, budget: float) -> None:
     """What an operator reads is there, the bytes are as stated and within the budget, results stay."""
-    checker = _Checker(program, run.runtime)
-    for number, event in enumerate(run.runtime.steps):
-        checker.take(number, event)
-        assert checker.used <= event.live <= budget
+    checker = _Checker(program, plan)
+    for number, step in enumerate(plan.steps):
+        checker.take(number, step)
+        assert checker.used <= step.live <= budget
     checker.at_the_end()
-    assert run.runtime.peak <= budget
-    again = [event.op for event in run.runtime.steps if event.kind == RECOMPUTE]
-    assert run.cost == pytest.approx(sum(checker.calls[op].cost for op in again))
-    assert sorted(event.op for event in run.runtime.steps if event.kind == COMPUTE) == [
-        *range(len(checker.calls))
-    ]
+    assert plan.peak <= budget
+    assert plan.refused == 0
+    again = [step.op for step in plan.steps if step.kind == RECOMPUTE]
+    assert plan.cost == pytest.approx(sum(checker.calls[op].cost for op in again))
+    assert sorted(step.op for step in plan.steps if step.kind == COMPUTE) == [*range(len(checker.calls))]
 
 
 class _Checker:
-    """What is resident as a run goes on; storages of a run are numbered as they come."""
+    """What is resident as a plan goes on."""
 
-    def __init__(self, program: Program, runtime: Runtime) -> None:
+    def __init__(self, program: Program, plan: Plan) -> None:
         self.calls = list(program.calls())
         self.storages = program.storages
-        first_runs = [event.op for event in runtime.steps if event.kind == COMPUTE]
-        made = [output.tensor for op in first_runs for output in self.calls[op].outputs]
-        constants = [step.tensor for step in program.instructions if isinstance(step, Constant)]
-        bases = [tensor for tensor in [*constants, *made] if self.storages[tensor] == tensor]
-        self.numbers = {base: number for number, base in enumerate(bases)}
-        self.sizes = {out.tensor: out.size for call in self.calls for out in call.outputs}
-        self.sizes |= {step.tensor: step.size for step in program.instructions if isinstance(step, Constant)}
+        self.sizes = program.sizes
         self.defined = {step.tensor for step in program.instructions if isinstance(step, Constant)}
         # What a run makes beside what it is run for is not there if nothing ever drops it.
-        drops = ((event.storage, number) for number, event in enumerate(runtime.steps) if event.storage >= 0)
-        self.last_drop = dict(drops)
-        self.last_drop |= {storage.id: math.inf for storage in runtime.storages if storage.resident}
+        drops = ((step.storage, number) for number, step in enumerate(plan.steps) if step.storage >= 0)
+        self.last_drop: dict[int, float] = dict(drops)
+        kept = (step.tensor for step in program.instructions if isinstance(step, Keep))
+        self.last_drop |= {self.storages[tensor]: math.inf for tensor in kept}
         self.kept: list[set[int]] = []
         for step in program.instructions:
             if isinstance(step, Call):
@@ -173,21 +168,22 @@ class _Checker:
         """Bytes of what is resident."""
         return sum(self.sizes[tensor] for tensor in self.defined if self.storages[tensor] == tensor)
 
-    def take(self, number: int, event: Event) -> None:
-        if event.kind in (DROP, BANISH):
-            [gone] = (base for base, storage in self.numbers.items() if storage == event.storage)
+    def take(self, number: int, step: Step) -> None:
+        if step.kind in (DROP, BANISH):
+            gone = step.storage
             assert gone in self.defined
             self.defined -= {tensor for tensor, base in self.storages.items() if base == gone}
-            assert event.live == self.used
+            assert step.live == self.used
             return
-        call = self.calls[event.op]
+        call = self.calls[step.op]
         assert self.defined.issuperset(call.inputs)
-        assert call.recomputable or event.kind == COMPUTE
-        if event.kind == COMPUTE:
-            assert self.defined >= set().union(*self.kept[: event.op])
-        takes = call.workspace + sum(output.size for output in call.outputs if output.alias is None)
-        assert event.live == self.used + takes
-        bases = {output.tensor: self.numbers[self.storages[output.tensor]] for output in call.outputs}
+        assert call.recomputable or step.kind == COMPUTE
+        if step.kind == COMPUTE:
+            assert self.defined >= set().union(*self.kept[: step.op])
+        takes = call.workspace + call.replay_workspace
+        takes += sum(output.size for output in call.outputs if output.alias is None)
+        assert step.live == self.used + takes
+        bases = {output.tensor: self.storages[output.tensor] for output in call.outputs}
         self.defined |= {tensor for tensor, base in bases.items() if self.last_drop.get(base, -1) > number}
 
     def at_the_end(self) -> None:
@@ -324,7 +320,7 @@ def test_starts_run_every_operator_at_most_twice_and_for_the_first_time_in_order
     for order in (*cuts(operators, backward, room), segmented(operators, backward, room)):
         assert list(dict.fromkeys(order)) == list(range(len(operators.makes)))
         assert max(Counter(order).values()) <= 2
-        check_run(program, follow(program, order, math.inf), math.inf)
+        check_plan(program, execute_order(program, order, math.inf), math.inf)
 
 
 @settings(max_examples=60)
@@ -336,7 +332,7 @@ def test_relief_leaves_a_plan_that_is_no_further_above_the_budget(program, share
     order = relieved(operators, first, budget)
     assert list(dict.fromkeys(order)) == list(first)
     assert Timeline(operators, order, budget).over <= Timeline(operators, first, budget).over
-    check_run(program, follow(program, order, math.inf), math.inf)
+    check_plan(program, execute_order(program, order, math.inf), math.inf)
 
 
 def test_what_waits_together_is_made_again_from_the_little_that_it_is_made_from():
@@ -352,7 +348,7 @@ def test_what_waits_together_is_made_again_from_the_little_that_it_is_made_from(
     operators = Operators.of(program)
     assert relieved(operators, range(5), 17) == [0, 1, 2, 3, 4]
     assert relieved(operators, range(5), 13) == [0, 1, 2, 3, 1, 2, 4]
-    assert follow(program, [0, 1, 2, 3, 1, 2, 4], 13).runtime.peak == 13
+    assert execute_order(program, [0, 1, 2, 3, 1, 2, 4], 13).runtime.peak == 13
 
 
 # The walk
@@ -389,12 +385,12 @@ def test_no_walk_finds_what_no_plan_can_be(graph):
     assert walked(Operators.of(graph.program), range(len(graph)), graph.floor - 1, 0.03) is None
 
 
-# The runtime follows an order
+# The runtime carries out an order
 
 
 def is_done(line: Timeline, op: int, slot: int) -> bool:
-    """Whether something reads what a run makes, or it is a first run that cannot wait."""
-    is_first = slot == line.runs[op][0] and not (line.operators.may_wait[op] and len(line.runs[op]) > 1)
+    """True if something reads what a run makes, or it is a first run that cannot be deferred."""
+    is_first = slot == line.runs[op][0] and not (line.operators.may_defer[op] and len(line.runs[op]) > 1)
     return is_first or any(line.last_read(storage, slot) > slot for storage in line.operators.makes[op])
 
 
@@ -407,30 +403,30 @@ def test_the_runtime_carries_out_what_a_walk_finds(program, share, seed):
     order = walked(operators, range(len(operators.makes)), room, 0.02, seed=seed)
     if order is None:
         return
-    run = follow(program, order, room + program.constants)
-    check_run(program, run, room + program.constants)
+    run = execute_order(program, order, room + program.constants)
+    check_plan(program, run, room + program.constants)
     line = Timeline(operators, order, room)
-    assert run.runtime.peak <= max(line.used) + program.constants
+    assert run.peak <= max(line.used) + program.constants
     assert run.cost <= line.cost
     views = {op for op, call in enumerate(program.calls()) if not operators.makes[op]}
     done = [op for slot, op in zip(line.slots, line.order) if op not in views and is_done(line, op, slot)]
     assert [op for op in run.order if op not in views] == done
 
 
-@pytest.mark.parametrize(("may_wait", "done"), [(False, [0, 1, 2, 1, 3]), (True, [0, 2, 1, 3])])
-def test_an_operator_that_may_wait_does_until_it_is_read(may_wait, done):
+@pytest.mark.parametrize(("may_defer", "done"), [(False, [0, 1, 2, 1, 3]), (True, [0, 2, 1, 3])])
+def test_an_operator_that_may_be_deferred_is_until_it_is_read(may_defer, done):
     program = program_of(
         Call("source", (), (Output(0, 1),), 1.0),
-        Call("early", (0,), (Output(1, 4),), 2.0, may_wait=may_wait),
+        Call("early", (0,), (Output(1, 4),), 2.0, may_defer=may_defer),
         Call("wide", (0,), (Output(2, 1),), 1.0, workspace=8),
         Call("read", (1, 2), (Output(3, 1),), 1.0),
         keep=(3,),
     )
     order = [0, 1, 2, 1, 3]
-    run = follow(program, order, 10)
+    run = execute_order(program, order, 10)
     assert run.order == done
     assert run.cost == Timeline(Operators.of(program), order, 10).cost == 2.0 * (len(done) - 4)
-    check_run(program, run, 10)
+    check_plan(program, run, 10)
 
 
 @settings(max_examples=60)
@@ -438,16 +434,16 @@ def test_an_operator_that_may_wait_does_until_it_is_read(may_wait, done):
 def test_the_plain_order_is_the_program(program):
     operators = Operators.of(program)
     line = Timeline(operators, range(len(operators.makes)), 0)
-    run = follow(program, line.order, max(line.used) + program.constants)
-    check_run(program, run, max(line.used) + program.constants)
+    run = execute_order(program, line.order, max(line.used) + program.constants)
+    check_plan(program, run, max(line.used) + program.constants)
     assert run.order == line.order
-    assert run.runtime.peak == max(line.used) + program.constants
+    assert run.peak == max(line.used) + program.constants
 
 
-def kinds(run: Run) -> str:
+def kinds(run: Plan) -> str:
     """``C`` compute, ``R`` recompute, with the number of the operator."""
-    ran = (event for event in run.runtime.steps if event.kind in (COMPUTE, RECOMPUTE))
-    return " ".join(f"{event.kind[0].upper()}{event.op}" for event in ran)
+    ran = (step for step in run.steps if step.kind in (COMPUTE, RECOMPUTE))
+    return " ".join(f"{step.kind[0].upper()}{step.op}" for step in ran)
 
 
 def program_of(*calls: Call, keep: tuple[int, ...]) -> Program:
@@ -461,11 +457,11 @@ def big(name: str, *reads: int, makes: int, **options: object) -> Call:
 def test_a_view_is_taken_again_with_its_base():
     view = Call("view", (0,), (Output(1, 0, 0),), 0.5)
     program = program_of(big("base", makes=0), view, big("wide", makes=2), big("read", 1, makes=3), keep=(3,))
-    run = follow(program, [0, 1, 2, 0, 3], 8)
-    check_run(program, run, 8)
+    run = execute_order(program, [0, 1, 2, 0, 3], 8)
+    check_plan(program, run, 8)
     assert kinds(run) == "C0 C1 C2 R0 R1 C3"
     assert run.cost == 1.5
-    assert run.runtime.peak == 8
+    assert run.peak == 8
 
 
 def test_a_view_that_is_a_result_is_there_at_the_end():
@@ -473,8 +469,8 @@ def test_a_view_that_is_a_result_is_there_at_the_end():
     program = program_of(
         big("base", makes=0), view, big("wide", makes=2), big("wider", 2, makes=3), keep=(1,)
     )
-    run = follow(program, [0, 1, 2, 3, 0], 8)
-    check_run(program, run, 8)
+    run = execute_order(program, [0, 1, 2, 3, 0], 8)
+    check_plan(program, run, 8)
     assert kinds(run) == "C0 C1 C2 C3 R0 R1"
 
 
@@ -485,7 +481,7 @@ def test_a_view_that_runs_once_keeps_its_base():
     steps = (big("base", makes=0), view, big("wide", makes=2), Release(2), read, Keep(3))
     program = Program("once", steps)
     assert walked(Operators.of(program), range(4), 5, 0.02) is None
-    check_run(program, follow(program, range(4), 8), 8)
+    check_plan(program, execute_order(program, range(4), 8), 8)
 
 
 def test_of_several_outputs_only_what_is_read_again_comes_back():
@@ -493,20 +489,20 @@ def test_of_several_outputs_only_what_is_read_again_comes_back():
     program = program_of(
         pair, big("first", 0, makes=2), big("wide", makes=3), big("last", 1, makes=4), keep=(4,)
     )
-    run = follow(program, [0, 1, 2, 0, 3], 8)
-    check_run(program, run, 8)
+    run = execute_order(program, [0, 1, 2, 0, 3], 8)
+    check_plan(program, run, 8)
     assert kinds(run) == "C0 C1 C2 R0 C3"
     # The second output is not there while the first is read: with it the peak would be 10.
-    assert run.runtime.peak == 8
+    assert run.peak == 8
 
 
 def test_workspace_counts_while_an_operator_runs():
     program = program_of(big("a", makes=0, workspace=5), big("b", 0, makes=1), keep=(1,))
-    run = follow(program, [0, 1], 9)
-    check_run(program, run, 9)
-    assert run.runtime.peak == 9
+    run = execute_order(program, [0, 1], 9)
+    check_plan(program, run, 9)
+    assert run.peak == 9
     with pytest.raises(RunFailed):
-        follow(program, [0, 1], 8)
+        execute_order(program, [0, 1], 8)
 
 
 def test_what_runs_once_is_never_dropped():
@@ -516,16 +512,16 @@ def test_what_runs_once_is_never_dropped():
     operators = Operators.of(program)
     assert operators.repeats == (False, True, True)
     assert walked(operators, range(3), 7, 0.02) is None
-    check_run(program, follow(program, range(3), 8), 8)
+    check_plan(program, execute_order(program, range(3), 8), 8)
     with pytest.raises(RunFailed):
-        follow(program, range(3), 7)
+        execute_order(program, range(3), 7)
 
 
 def test_a_result_is_made_again_for_the_end_if_it_is_kept_then():
     program = program_of(big("result", makes=0), big("wide", makes=1), big("wider", 1, makes=2), keep=(0,))
     order = walked(Operators.of(program), range(3), 8, 0.02, temperature=2)
-    run = follow(program, order, 8)
-    check_run(program, run, 8)
+    run = execute_order(program, order, 8)
+    check_plan(program, run, 8)
     assert kinds(run) == "C0 C1 C2 R0"
 
 
@@ -533,7 +529,7 @@ def test_a_result_that_is_kept_before_the_end_stays():
     steps = (big("result", makes=0), Keep(0), big("wide", makes=1), big("wider", 1, makes=2))
     program = Program("kept", steps)
     assert walked(Operators.of(program), range(3), 11, 0.02) is None
-    check_run(program, follow(program, range(3), 12), 12)
+    check_plan(program, execute_order(program, range(3), 12), 12)
 
 
 # The whole search
@@ -546,9 +542,9 @@ def plan_of(graph: OperatorGraph, budget: int, seconds: float | None = None) -> 
         run = search(program, budget, FIRST, seconds)
     except Infeasible:
         return math.inf
-    check_run(program, run, budget)
+    check_plan(program, run, budget)
     cost = check(graph, plan_order(graph, run.order), budget)
-    assert cost.peak <= run.runtime.peak
+    assert cost.peak <= run.peak
     assert cost.total == pytest.approx(graph.cost + run.cost)
     return cost.total
 
@@ -561,7 +557,7 @@ def test_every_plan_does_what_the_program_does(program, share):
         run = search(program, budget, FIRST, LITTLE)
     except Infeasible:
         return
-    check_run(program, run, budget)
+    check_plan(program, run, budget)
 
 
 # Seven operators of which three run twice at the least that any plan needs: 10 instead of 7.
@@ -649,13 +645,13 @@ def test_plans_are_close_to_the_optimum():
 def test_the_same_arguments_give_the_same_plan(graph):
     program, budget = graph.program, within(graph.floor, graph.peak, 0.7)
 
-    def events() -> list[Event] | None:
+    def found() -> Plan | None:
         try:
-            return search(program, budget, FIRST, LITTLE).runtime.steps
+            return search(program, budget, FIRST, LITTLE)
         except Infeasible:
             return None
 
-    assert events() == events()
+    assert found() == found()
 
 
 @by_name
@@ -677,17 +673,18 @@ def test_effort_grows_with_the_program():
 @by_name
 def test_the_smallest_budget_is_feasible_and_not_below_the_bound(graph):
     program = graph.program
-    for run in (smallest(program, graph.floor, LITTLE), smallest_by_passes(program, graph.floor, [FIRST])):
-        check_run(program, run, run.runtime.peak)
-        assert run.runtime.peak >= graph.floor
-        assert check(graph, plan_order(graph, run.order)).peak <= run.runtime.peak
+    passed = smallest_by_passes(program, graph.floor, [FIRST]).plan
+    for run in (smallest(program, graph.floor, LITTLE), passed):
+        check_plan(program, run, run.peak)
+        assert run.peak >= graph.floor
+        assert check(graph, plan_order(graph, run.order)).peak <= run.peak
     with pytest.raises(Infeasible):
         search(program, graph.floor - 1, FIRST, LITTLE)
 
 
 def test_chains_fit_into_what_one_operator_needs():
     for graph in (training_chain(8), *of(networks.linear(10), networks.residual(4))):
-        assert smallest(graph.program, graph.floor, 0.1).runtime.peak == graph.floor
+        assert smallest(graph.program, graph.floor, 0.1).peak == graph.floor
 
 
 # One pass: the paper's algorithm
@@ -743,11 +740,11 @@ def test_online_is_one_pass_of_the_papers_algorithm(heuristic):
     assert program.backward is not None
     recomputed = 0
     for share in (0.9, 0.7, 0.5, 0.3):
-        budget = within(planning.need.nbytes, planning.baseline_peak, share)
+        budget = within(planning.planner.need.nbytes, planning.baseline_peak, share)
         runtime = online(program, budget, heuristic)
         if runtime is not None:
             run = planning.planner.plan(budget)
-            assert run.runtime.steps == runtime.steps
+            assert run.steps == Plan.of(program, runtime, heuristic).steps
             recomputed += run.cost > 0
     assert recomputed
 
@@ -790,14 +787,14 @@ def test_to_save_less_costs_no_more_than_another_forward_pass(planner):
     """The budget alone is tight, so that a search that is led by what may be saved goes astray."""
     gm = joint()
     planning = Planning(gm, Options(planner=planner, plan_seconds=LITTLE))
-    least, program = planning.planner.smallest.runtime.peak, planning.program
+    least, graph = planning.planner.smallest.peak, planning.graph
     _, free = dtr_fx.transform(gm, least, planner=planner, plan_seconds=LITTLE)
-    forward = sum(step.cost for step in program.steps[: program.boundary]) / program.base_cost
-    assert program.saved_bytes > 40_000
+    forward = sum(call.cost for call in graph.calls[: graph.boundary]) / graph.base_cost
+    assert graph.saved_bytes > 40_000
     for saved in (40_000, 10_000, 0):
         options = Options(BudgetSpec("bytes", least, saved), planner=planner, plan_seconds=LITTLE)
         rewritten, report = rewritten_copy(gm, options)
-        forget_earlier_rewrite(rewritten)
-        assert Planning(rewritten, Options()).program.saved_bytes <= saved
+        ForgetPlan().call(rewritten)
+        assert Planning(rewritten, Options()).graph.saved_bytes <= saved
         assert report.planned_peak <= least
         assert report.overhead <= free.overhead + forward

@@ -28,7 +28,7 @@ from dtr_fx.compiler.dynamo import sized_inputs
 from dtr_fx.compiler.retrace import Retracer
 from dtr_fx.compiler.tracing import keep_what_is_saved
 from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
-from dtr_fx.passes.drops import lower_drops
+from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.split import prepare, split
 from dtr_fx.planning.inputs import Inputs, call
 from dtr_fx.planning.loss import loss_of
@@ -234,7 +234,7 @@ def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool = False) 
     if not any(node.op.startswith("call") for node in gm.graph.nodes):
         return
     report = rewrite(gm, options, saves_nothing=saves_nothing)
-    lower_drops(gm.graph)
+    LowerDrops().call(gm)
     gm.recompile()
     if options.on_report is not None:
         options.on_report(report)

@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dtr_fx.compiler.backend import run_boxed
 from dtr_fx.errors import GraphError
-from dtr_fx.passes.drops import lower_drops
+from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.split import has_effects, prepare, split
 from dtr_fx.planning.inputs import Inputs, call
@@ -167,7 +167,7 @@ def planned(joint: Joint, options: Options) -> tuple[Pair, Report]:
         No plan fits.
     """
     graph, report = plan(joint, options)
-    lower_drops(graph.graph)
+    LowerDrops().call(graph)
     return Pair(*split(graph, joint.inputs, **joint.facts)), report
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +9,9 @@ from typing import Any
 from torch.fx import GraphModule
 
 from dtr_fx.errors import OptionError
-from dtr_fx.passes.propagate import propagate
 from dtr_fx.planning.options import BudgetSpec, Options, parse_budget, resolve_budget
 from dtr_fx.planning.planning import Planning
-from dtr_fx.planning.transform import forget_earlier_rewrite, without_guards
+from dtr_fx.planning.transform import readable_copy, without_guards
 from dtr_fx.runtime import Plan, collector_paused
 
 PERCENTS = tuple(f"{percent}%" for percent in range(95, 0, -5))
@@ -92,7 +89,7 @@ def sweep(
     0.0
     """
     specs = [parse_budget(budget) for budget in (PERCENTS if budgets is None else budgets)]
-    graph, chosen = _copy(gm, example_inputs), _options(options)
+    graph, chosen = readable_copy(gm, example_inputs), _options(options)
     with collector_paused(), without_guards(graph):
         planning = Planning(graph, chosen)
         wanted = sorted({_bytes(planning, spec) for spec in specs}, reverse=True)
@@ -134,7 +131,7 @@ def smallest_budget(
     given = dict(options or {})
     if max_overhead is not None:
         given["max_overhead"] = max_overhead
-    graph, chosen = _copy(gm, example_inputs), _options(given, may="max_overhead")
+    graph, chosen = readable_copy(gm, example_inputs), _options(given, may="max_overhead")
     with collector_paused(), without_guards(graph):
         planning = Planning(graph, chosen)
         run = planning.least_memory()
@@ -150,16 +147,6 @@ def _options(given: Mapping[str, Any] | None, may: str = "") -> Options:
         if given and name in given and name != may:
             raise OptionError(f"options={{{name!r}: ...}} belongs to one plan: leave it out here")
     return Options.from_mapping(given)
-
-
-def _copy(gm: GraphModule, example_inputs: Sequence[Any] | None) -> GraphModule:
-    with warnings.catch_warnings():
-        # What torch itself deprecates is in the copy.
-        warnings.simplefilter("ignore", FutureWarning)
-        graph = GraphModule(gm, copy.deepcopy(gm.graph))
-    forget_earlier_rewrite(graph)
-    propagate(graph, example_inputs)
-    return graph
 
 
 def _bytes(planning: Planning, spec: BudgetSpec) -> int:

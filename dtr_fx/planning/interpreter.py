@@ -20,13 +20,12 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
 from dtr_fx.passes import rng
-from dtr_fx.passes.propagate import propagate
 from dtr_fx.passes.roles import KEEP, SAVE_RNG
 from dtr_fx.passes.storages import GraphProgram, NodeCall
 from dtr_fx.passes.tensors import is_selection
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Planning
-from dtr_fx.planning.transform import Laps, carry_out, copy_of, forget_earlier_rewrite
+from dtr_fx.planning.transform import Laps, carry_out, readable_copy
 from dtr_fx.report import Report
 from dtr_fx.runtime import Heuristic, OutOfBudget, Plan, Runtime
 from dtr_fx.runtime.driver import drive
@@ -101,9 +100,7 @@ class DTRInterpreter:
             return self.graph_module(*inputs)
 
     def _run_live(self, inputs: Sequence[Any]) -> Any:
-        gm = copy_of(self._gm)
-        forget_earlier_rewrite(gm)
-        propagate(gm, inputs)
+        gm = readable_copy(self._gm, inputs)
         laps = Laps()
         planning = Planning(gm, self._options)
         budget = planning.budget

@@ -15,12 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 
 from dtr_fx.costs import roofline as cost_model
-from dtr_fx.passes import verify
-from dtr_fx.passes.drops import lower_drops
+from dtr_fx.passes.contract import ORDER, VALUES, Pipeline
+from dtr_fx.passes.drops import ForgetPlan
 from dtr_fx.passes.liveness import liveness
-from dtr_fx.passes.propagate import propagate
-from dtr_fx.passes.verify import check_budget
-from dtr_fx.passes.write import write
+from dtr_fx.passes.propagate import Propagate
+from dtr_fx.passes.verify import Verify, check_budget
+from dtr_fx.passes.write import Write
 from dtr_fx.planning.choices import choices
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planner import Infeasible
@@ -108,9 +108,7 @@ def rewritten_copy(
     gm: GraphModule, options: Options, example_inputs: Sequence[Any] | None = None
 ) -> tuple[GraphModule, Report]:
     """A rewritten copy of any graph; see ``transform``."""
-    rewritten = copy_of(gm)
-    forget_earlier_rewrite(rewritten)
-    propagate(rewritten, example_inputs)
+    rewritten = readable_copy(gm, example_inputs)
     report = rewrite(rewritten, options)
     rewritten.recompile()
     return rewritten, report
@@ -124,11 +122,11 @@ def copy_of(gm: GraphModule) -> GraphModule:
         return GraphModule(gm, copy.deepcopy(gm.graph))
 
 
-def forget_earlier_rewrite(gm: GraphModule) -> None:
-    """A graph that was rewritten before is a graph like any other: its recomputes are operators."""
-    lower_drops(gm.graph)
-    for node in gm.graph.nodes:
-        node.meta.pop("dtr", None)
+def readable_copy(gm: GraphModule, example_inputs: Sequence[Any] | None) -> GraphModule:
+    """A copy to plan for: with the shapes of the example inputs, and without an earlier plan."""
+    copied = copy_of(gm)
+    Pipeline(ForgetPlan(), Propagate(example_inputs))(copied)
+    return copied
 
 
 def rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool = False) -> Report:
@@ -160,12 +158,8 @@ def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool) -> Repor
 def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | None, laps: Laps) -> Report:
     """Write a plan into the graph, verify the graph and report on it; None leaves it as it is."""
     laps.take("plan")
-    if plan is not None:
-        write(planning.graph, plan)
-    laps.take("emit")
-    if plan is not None:
-        verify.verify(gm)
-    laps.take("verify")
+    passes = () if plan is None else (Write(planning.graph, plan), Verify())
+    Pipeline(*passes, given=(VALUES, ORDER))(gm, laps.take)
     after = liveness(gm, planning.workspace_of, planning.graph.device)
     if plan is not None:
         check_budget(after, budget)

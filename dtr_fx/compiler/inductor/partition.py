@@ -22,8 +22,10 @@ from dtr_fx.costs.workspaces import workspaces
 from dtr_fx.errors import OptionError
 from dtr_fx.lab.baselines import activation_memory_budget
 from dtr_fx.passes import kernels
-from dtr_fx.passes.drops import lower_drops
+from dtr_fx.passes.contract import KERNELS, VALUES, Pipeline
+from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.effects import last_writes
+from dtr_fx.passes.kernels import ContractKernels, ExpandKernels
 from dtr_fx.passes.liveness import liveness
 from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.split import prepare, split
@@ -124,9 +126,9 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
             if _reads_what_it_changes(pair[0]):
                 return None
             step = join(*pair)
-            kernels.contract(step.graph)
+            ContractKernels().call(step)
             whole = copy_of(gm)
-            kernels.contract(whole.graph)
+            ContractKernels().call(whole)
             self.budget = self._budget_of(whole)
             if not self.is_free and _peak(step) > self.budget:
                 return None
@@ -139,7 +141,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
     ) -> tuple[GraphModule, GraphModule]:
         with torch.no_grad(), _mode_of(gm):
             prepare(gm, facts.get("static_lifetime_input_indices") or ())
-            kernels.contract(gm.graph)
+            ContractKernels().call(gm)
             options = self._options
             if options.max_overhead is None:
                 spec = parse_budget(options.budget)
@@ -150,8 +152,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
                 node.meta["dtr_besides"] = self._besides.get(node.name, 0) + self._besides.get(_ANY, 0)
             self.report = rewrite(gm, options)
             self.budget = self.report.budget
-            lower_drops(gm.graph)
-            kernels.expand(gm.graph)
+            Pipeline(LowerDrops(), ExpandKernels(), given=(VALUES, KERNELS))(gm)
             gm.recompile()
             pair = split(gm, joint_inputs, **{name: facts[name] for name in facts if name != "compiler"})
             self.storage_of = _storages_saved(pair[0])
