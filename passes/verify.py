@@ -15,6 +15,7 @@ not after a write     a recompute neither reads a storage that was written since
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from dtr_fx.passes.tensors import (
     is_selection,
     storage_key,
     storage_keys,
+    tensors_of,
 )
 from dtr_fx.report import Point
 from dtr_fx.runtime.steps import DROP, RECOMPUTE
@@ -198,15 +200,31 @@ def _written(node: Node) -> list[torch.Tensor]:
         return list(seen.mutates)
     if not isinstance(node.target, torch._ops.OpOverload):
         return []
-    arguments = node.target._schema.arguments
-    given = {**dict(zip((argument.name for argument in arguments), node.args)), **node.kwargs}
-    names = [argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write]
-    if any(given.get(flag) is True for flag in ("training", "train", "use_input_stats")):
-        names += ["running_mean", "running_var"]
-    read = [given[name] for name in names if isinstance(given.get(name), (Node, list, tuple))]
+    written, statistics = _written_arguments(node.target)
+    if not (written or statistics):
+        return []
+    names = (argument.name for argument in node.target._schema.arguments)
+    given = {**dict(zip(names, node.args)), **node.kwargs}
+    if any(given.get(flag) is True for flag in _TRAINING):
+        written += statistics
     nodes: list[Node] = []
-    map_arg(tuple(read), nodes.append)
+    map_arg(tuple(given.get(name) for name in written), nodes.append)
     return [tensor for used in nodes for tensor in tensors_of(used.meta.get("val"))]
+
+
+@functools.cache
+def _written_arguments(target: torch._ops.OpOverload) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The arguments that an operator writes by its schema, and those that it updates in training."""
+    arguments = target._schema.arguments
+    written = (
+        argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write
+    )
+    names = {argument.name for argument in arguments}
+    statistics = ("running_mean", "running_var") if names.intersection(_TRAINING) else ()
+    return tuple(written), tuple(name for name in statistics if name in names)
+
+
+_TRAINING = frozenset({"training", "train", "use_input_stats"})
 
 
 def _repeats(node: Node) -> bool:
