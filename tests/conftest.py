@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["DTR_DEBUG"] = "1"  # an order that the runtime refuses is an error
 
 settings.register_profile("new", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", settings.get_profile("new"), derandomize=True, database=None)

@@ -52,6 +52,7 @@ from dtr_fx.search import (
     smallest,
     smallest_by_passes,
 )
+from dtr_fx.search.execute import RefusedOrder, execute_found
 from dtr_fx.search.lifetimes import Operators
 from dtr_fx.search.starts import cheapest_cut, cuts, relieved, segmented
 from dtr_fx.search.timeline import Timeline
@@ -427,6 +428,50 @@ def test_an_operator_that_may_be_deferred_is_until_it_is_read(may_defer, done):
     assert run.order == done
     assert run.cost == Timeline(Operators.of(program), order, 10).cost == 2.0 * (len(done) - 4)
     check_plan(program, run, 10)
+
+
+def test_an_operator_with_an_output_that_nothing_reads_is_deferred_by_search_and_runtime_alike():
+    program = program_of(
+        Call("source", (), (Output(0, 1),), 1.0),
+        Call("pair", (0,), (Output(1, 4), Output(2, 1)), 2.0, may_defer=True),
+        Call("wide", (0,), (Output(3, 1),), 1.0, workspace=8),
+        Call("read", (1, 3), (Output(4, 1),), 1.0),
+        keep=(4,),
+    )
+    order = [0, 1, 2, 1, 3]
+    run = execute_order(program, order, 10)
+    assert run.order == [0, 2, 1, 3]
+    assert run.cost == Timeline(Operators.of(program), order, 10).cost == 0
+    check_plan(program, run, 10)
+
+
+def test_an_operator_with_a_result_that_stays_is_not_deferred():
+    early = Call("early", (0,), (Output(1, 4), Output(2, 1)), 2.0, may_defer=True)
+    instructions = (
+        Call("source", (), (Output(0, 1),), 1.0),
+        early,
+        Keep(2),
+        Call("wide", (0,), (Output(3, 1),), 1.0, workspace=8),
+        Call("read", (1, 3), (Output(4, 1),), 1.0),
+        Keep(4),
+    )
+    program, order = Program("stays", instructions), [0, 1, 2, 1, 3]
+    run = execute_order(program, order, 11)
+    assert run.order == order
+    assert run.cost == Timeline(Operators.of(program), order, 11).cost == 2.0
+    check_plan(program, run, 11)
+
+
+def test_an_order_that_the_runtime_refuses_is_an_error_with_a_reproducer(monkeypatch):
+    program = program_of(big("a", makes=0), big("b", 0, makes=1), keep=(1,))
+    monkeypatch.setenv("DTR_DEBUG", "1")
+    with pytest.raises(
+        RefusedOrder, match=r"operator 1 needs .* reproduce it with execute_order\(Program\("
+    ) as caught:
+        execute_found(program, [0, 1], 7)
+    assert (list(caught.value.order), caught.value.budget) == ([0, 1], 7)
+    monkeypatch.delenv("DTR_DEBUG")
+    assert execute_found(program, [0, 1], 7) is None
 
 
 @settings(max_examples=60)

@@ -68,7 +68,7 @@ class Plan:
         fields = json.loads(text)
         try:
             return cls(**{**fields, "steps": tuple(Step(*step) for step in fields["steps"])})
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, IndexError) as error:
             raise ValueError(f"this is no plan: {error}") from None
 
 
