@@ -219,11 +219,14 @@ def _written_arguments(target: torch._ops.OpOverload) -> tuple[tuple[str, ...], 
     written = (
         argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write
     )
-    names = {argument.name for argument in arguments}
-    statistics = ("running_mean", "running_var") if names.intersection(_TRAINING) else ()
-    return tuple(written), tuple(name for name in statistics if name in names)
+    updates = target.overloadpacket.__name__ in _UPDATE_STATISTICS
+    return tuple(written), ("running_mean", "running_var") if updates else ()
 
 
+# Their schemas do not say that they update running statistics in training; the names of the flags for that.
+_UPDATE_STATISTICS = frozenset(
+    "batch_norm native_batch_norm _batch_norm_impl_index cudnn_batch_norm miopen_batch_norm instance_norm".split()
+)
 _TRAINING = frozenset({"training", "train", "use_input_stats"})
 
 

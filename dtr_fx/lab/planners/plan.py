@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from dtr_fx.errors import DTRError
 from dtr_fx.lab.planners.graph import OperatorGraph
-from dtr_fx.runtime import Plan
-from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
-from dtr_fx.search import execute_order
+from dtr_fx.runtime import Plan, Step
+from dtr_fx.runtime.steps import BANISH, COMPUTE, DEAD, DROP, PLANNED, RECOMPUTE
+from dtr_fx.search import Lifetimes, Operators
 
 
 class CannotPlan(DTRError, ValueError):
@@ -87,7 +87,23 @@ def plan_order(graph: OperatorGraph, order: Sequence[int]) -> Plan:
     No other placement of the frees needs less memory at any time.  Operators may repeat; each must come after
     its inputs.
     """
-    return execute_order(graph.program, order)
+    operators = Operators.of(graph.program)
+    lives = Lifetimes(operators, enumerate(order), len(order))
+    steps: list[Step] = []
+    done: set[int] = set()
+    live = peak = 0
+    for slot, op in enumerate(order):
+        live += graph.nodes[op].size
+        peak = max(peak, live)
+        steps.append(Step(RECOMPUTE if op in done else COMPUTE, op, -1, live))
+        done.add(op)
+        for value in (*operators.reads[op], op):  # of each operator one storage, under its number
+            again = lives.dies(value, slot)
+            if again is not None:
+                live -= graph.nodes[value].size
+                steps.append(Step(DROP if again else BANISH, op, value, live, PLANNED if again else DEAD))
+    cost = sum(graph.nodes[op].cost for op in order) - sum(graph.nodes[op].cost for op in done)
+    return Plan(tuple(steps), math.inf, peak, cost, "an order")
 
 
 def prune(graph: OperatorGraph, order: Sequence[int]) -> list[int]:
