@@ -225,7 +225,10 @@ def _written_arguments(target: torch._ops.OpOverload) -> tuple[tuple[str, ...], 
 
 # Their schemas do not say that they update running statistics in training; the names of the flags for that.
 _UPDATE_STATISTICS = frozenset(
-    "batch_norm native_batch_norm _batch_norm_impl_index cudnn_batch_norm miopen_batch_norm instance_norm".split()
+    {
+        *("batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "instance_norm"),
+        "_batch_norm_impl_index",
+    }
 )
 _TRAINING = frozenset({"training", "train", "use_input_stats"})
 

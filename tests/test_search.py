@@ -155,8 +155,8 @@ class _Checker:
         # What a run makes beside what it is run for is not there if nothing ever drops it.
         drops = ((step.storage, number) for number, step in enumerate(plan.steps) if step.storage >= 0)
         self.last_drop: dict[int, float] = dict(drops)
-        kept = (step.tensor for step in program.instructions if isinstance(step, Keep))
-        self.last_drop |= {self.storages[tensor]: math.inf for tensor in kept}
+        stays = (step.tensor for step in program.instructions if isinstance(step, (Constant, Keep)))
+        self.last_drop |= {self.storages[tensor]: math.inf for tensor in stays}
         self.kept: list[set[int]] = []
         for step in program.instructions:
             if isinstance(step, Call):
@@ -349,7 +349,7 @@ def test_what_waits_together_is_made_again_from_the_little_that_it_is_made_from(
     operators = Operators.of(program)
     assert relieved(operators, range(5), 17) == [0, 1, 2, 3, 4]
     assert relieved(operators, range(5), 13) == [0, 1, 2, 3, 1, 2, 4]
-    assert execute_order(program, [0, 1, 2, 3, 1, 2, 4], 13).runtime.peak == 13
+    assert execute_order(program, [0, 1, 2, 3, 1, 2, 4], 13).peak == 13
 
 
 # The walk

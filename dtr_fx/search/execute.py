@@ -69,9 +69,12 @@ def _execute(program: Program, order: Sequence[int], runtime: Runtime) -> None:
     for step in program.instructions:
         if isinstance(step, Constant):
             constant(runtime, step, tensors)
+    constants = dict.fromkeys(tensors)
+    number = {tensor: storage for storage, tensor in enumerate(operators.tensor)}
+    reads = [{program.storages[tensor] for tensor in call.inputs} - constants.keys() for call in calls]
     done: set[int] = set()
     for slot, op in enumerate(order):
-        touched = (*operators.reads[op], *operators.makes[op])
+        touched = (*(number[tensor] for tensor in reads[op] if tensor in number), *operators.makes[op])
         dying = {storage: again for storage in touched if (again := lives.dies(storage, slot)) is not None}
         if op in done:
             for storage in operators.makes[op]:
