@@ -1,26 +1,38 @@
-"""The pictures of README, drawn with what the tests of the page need: ``python docs/pictures.py``."""
+"""The pictures, made by the command that they show: ``python docs/pictures.py``.
+
+terminal.png   what the command prints on a terminal, without colours in diff.md
+report.png     the page that it writes with ``--html``, the pointer at a drop
+
+``pictures.sha256`` holds a digest of what each was drawn from. The tests of the documentation run the command
+again and compare; times, which depend on the machine, and on the page all numbers do not count.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import os
 import re
+import shlex
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import redirect_stdout
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import sync_playwright
-
-from dtr_fx.cli.targets import load_target
-from dtr_fx.compiler.backend import plan_step
-from dtr_fx.inspect import render_diff
-from dtr_fx.inspect.html import render
-from dtr_fx.planning.options import Options
-from dtr_fx.report import Report
-
 HERE = Path(__file__).parent
 COMMAND = "dtr-fx diff zoo:gpt --budget 60%"
-WIDTH = 120
-FORWARD, BACKWARD = 24, 12  # lines that are shown of each
+DIGESTS = HERE / "pictures.sha256"
+# The temporary memory of operators depends on the number of threads.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": ""}
+SHOWN_VALUE = "_safe_softmax"
+LEFT_OUT = "    […]"
+
+ESCAPES = re.compile("\033\\[([0-9;]+)m")
+TIMES = re.compile(r"\d+(\.\d+)? (ns|µs|ms|s)\b")
+NUMBERS = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?")
 COLORS = {"1": "font-weight:bold", "2": "color:#98a2ad", "31": "color:#ff8070", "32": "color:#5fd38d"}
 COLORS["33"] = "color:#e3c04c"
 TERMINAL = """<meta charset="utf-8"><style>
@@ -30,30 +42,97 @@ pre {{ font: 13px/15px "DejaVu Sans Mono", monospace; margin: 0; padding: 14px 1
 
 
 def main() -> None:
-    model, inputs = load_target("zoo:gpt")
-    (report,) = plan_step(model, inputs, Options(budget="60%"))
+    from playwright.sync_api import sync_playwright
+
+    os.environ.update(ENVIRONMENT)
+    lines, page = run()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        terminal(browser, report)
-        page(browser, report)
+        draw_terminal(browser, lines)
+        draw_page(browser, page)
         browser.close()
+    _write_block(HERE / "diff.md", plain(lines))
+    _write(DIGESTS, "".join(f"{digest}  {name}\n" for name, digest in digests(lines, page).items()))
 
 
-def terminal(browser: Any, report: Report) -> None:
+# --- What is drawn -----------------------------------------------------------------------------------------
+
+
+def run() -> tuple[list[str], str]:
+    """The lines of the terminal's picture, in colours, and the page; run it in ``ENVIRONMENT``.
+
+    Raises
+    ------
+    SystemExit
+        The command fails, or does not drop and recompute ``SHOWN_VALUE``.
+    """
+    from dtr_fx.cli import main as dtr_fx
+
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(_Terminal()) as printed:
+        page = Path(folder) / "report.html"
+        status = dtr_fx([*shlex.split(COMMAND)[1:], "--html", str(page)])
+        if status:
+            raise SystemExit(status)
+        return list(_excerpt(printed.getvalue().splitlines())), page.read_text(encoding="utf-8")
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def _excerpt(lines: list[str]) -> Iterator[str]:
+    """The head, and of the forward and the backward pass what happens to one value."""
+    bare = plain(lines)
+    titles = [at for at, line in enumerate(bare) if line.startswith("── ")]
+    forward, backward = titles[-2:]
+    dropped, recomputed = _find(bare, "- drop"), _find(bare, "+ recompute")
+    yield from lines[: forward + 1]
+    yield LEFT_OUT
+    yield from lines[dropped - 6 : dropped + 3]
+    yield LEFT_OUT
+    yield from lines[backward : backward + 7]
+    yield LEFT_OUT
+    yield from lines[recomputed - 3 : recomputed + 6]
+    yield LEFT_OUT
+
+
+def _find(lines: list[str], kind: str) -> int:
+    start = re.compile(rf"{re.escape(kind)}\s+{SHOWN_VALUE}\s")
+    for at, line in enumerate(lines):
+        if start.match(line):
+            return at
+    raise SystemExit(f"pictures.py: no line '{kind} {SHOWN_VALUE}': let the pictures show another value")
+
+
+def plain(lines: list[str]) -> list[str]:
+    """The lines without colours."""
+    return [ESCAPES.sub("", line).rstrip() for line in lines]
+
+
+def digests(lines: list[str], page: str) -> dict[str, str]:
+    """By picture, a digest of what it is drawn from."""
+    words = TIMES.sub("time", "\n".join(plain(lines))).split()
+    return {
+        "terminal.png": hashlib.sha256(" ".join(words).encode()).hexdigest(),
+        "report.png": hashlib.sha256(NUMBERS.sub("number", page).encode()).hexdigest(),
+    }
+
+
+# --- Drawing -----------------------------------------------------------------------------------------------
+
+
+def draw_terminal(browser: Any, lines: list[str]) -> None:
     """What the command prints, as a terminal shows it."""
-    lines = render_diff(report, width=WIDTH, color=True).splitlines()
-    backward = next(at for at, line in enumerate(lines) if "── backward" in line)
-    shown_lines = [*lines[:FORWARD], "    […]", *lines[backward : backward + BACKWARD], "    […]"]
-    text = "\n".join(map(_colored, shown_lines))
     shown = browser.new_page(viewport={"width": 1000, "height": 600})
-    shown.set_content(TERMINAL.format(command=COMMAND, text=text))
+    shown.set_content(TERMINAL.format(command=COMMAND, text="\n".join(map(_colored, lines))))
     _save(shown.locator("pre"), "terminal.png")
 
 
-def page(browser: Any, report: Report) -> None:
+def draw_page(browser: Any, page: str) -> None:
     """The top of the page, with the pointer at a drop."""
     shown = browser.new_page(viewport={"width": 1100, "height": 1010}, color_scheme="light")
-    shown.set_content(render([report]))
+    shown.set_content(page)
     shown.locator("#diff .drop").first.hover()
     _save(shown, "report.png")
 
@@ -61,11 +140,21 @@ def page(browser: Any, report: Report) -> None:
 def _colored(line: str) -> str:
     """A line's escape sequences as spans."""
     spans = escape(line).replace("\033[0m", "</span>")
-    return re.sub(
-        "\033\\[([0-9;]+)m",
-        lambda match: f'<span style="{";".join(COLORS[code] for code in match[1].split(";"))}">',
-        spans,
+    return ESCAPES.sub(
+        lambda match: f'<span style="{";".join(COLORS[code] for code in match[1].split(";"))}">', spans
     )
+
+
+def _write_block(page: Path, lines: list[str]) -> None:
+    """Put what the command prints below the line that shows the command."""
+    text = page.read_text(encoding="utf-8")
+    before, command, rest = text.partition(f"$ {COMMAND}\n")
+    _write(page, before + command + "\n".join([*lines, rest[rest.index("```") :]]))
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    print(f"Wrote {path}")
 
 
 def _save(shown: Any, name: str) -> None:
