@@ -14,7 +14,7 @@ pytest.importorskip("scipy")
 pytest.importorskip("ortools")
 
 LOGS = Path(__file__).resolve().parents[2] / "shared" / "dtr_logs"
-HEADS = ("mlp: ", "checkpoint ", "smallest budget ", "network ", "above the optimum ", "planning at ")
+HEADS = ("mlp_full: ", "checkpoint ", "smallest budget ", "network ", "above the optimum ", "planning at ")
 LOG_HEADS = ("unet: ", "lowest ratio ")
 
 

@@ -8,10 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import models
 import pairs
 import pytest
-import rivals as networks
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -20,6 +18,7 @@ from dtr_fx import GraphError, InfeasibleBudgetError
 from dtr_fx.cli import main
 from dtr_fx.cli.bench.rivals import Plan, Point, Result, compare, goals
 from dtr_fx.lab import baselines as rivals
+from dtr_fx.lab import zoo
 from dtr_fx.planning.judge import Judgement, judge
 from dtr_fx.planning.options import Options
 
@@ -60,7 +59,7 @@ def products(pair: rivals.Pair) -> int:
 
 
 def test_every_form_computes_the_same() -> None:
-    model, inputs = models.mlp(layers=6, width=32, batch=512)
+    model, inputs = zoo.mlp(layers=6, width=32, batch=512)
     joint = rivals.trace(model, inputs)
     eager = rivals.eager(joint)
     given = pairs.given(eager)
@@ -84,7 +83,7 @@ def test_a_model_may_be_called_by_keyword() -> None:
 
 def test_eager_runs_what_was_traced_once(fake: None) -> None:
     """Dropout, too: partitioners leave copies of it in the backward graph that nothing reads."""
-    model, inputs = models.gpt(layers=2, width=64, batch=4, length=32, dropout=0.1)
+    model, inputs = zoo.gpt(layers=2, width=64, batch=4, length=32, dropout=0.1)
     joint = rivals.trace(model, inputs)
     traced = [node.target for node in joint.graph.graph.nodes if node.op == "call_function"]
     for budget in (None, 0.6):
@@ -297,7 +296,7 @@ def test_a_function_has_no_blocks(model_file: Path, capsys: pytest.CaptureFixtur
     assert "give a module" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("factory", [networks.gpt, networks.vit, networks.resnet50, networks.unet])
+@pytest.mark.parametrize("factory", [zoo.gpt_full, zoo.vit, zoo.resnet50_full, zoo.unet_full])
 def test_the_benchmarks_models_have_blocks(factory: Callable[[], Any], fake: None) -> None:
     model, _ = factory()
     held = sum(parameter.numel() for block in rivals.blocks_of(model) for parameter in block.parameters())
@@ -306,7 +305,7 @@ def test_the_benchmarks_models_have_blocks(factory: Callable[[], Any], fake: Non
 
 def test_segments_of_a_chain_save_memory(fake: None) -> None:
     """Each layer on its own would not: it saves no more than what enters it."""
-    for model, inputs in (networks.mlp(layers=20), networks.lstm(steps=20)):
+    for model, inputs in (zoo.mlp_full(layers=20), zoo.lstm_full(steps=20)):
         eager = judge(*rivals.eager(rivals.trace(model, inputs)))
         assert judge(*rivals.checkpointed(model, inputs)).above_constants < 0.7 * eager.above_constants
 

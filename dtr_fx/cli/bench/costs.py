@@ -7,7 +7,7 @@ needs only ratios; then it is within "median" of the profile for operators that 
 within "90%" for nine tenths of it. The correlation is that of the logarithms, weighted by time. Last come the
 operators whose misjudgement weighs most:
 
-  dtr-fx bench costs examples/models.py:gpt examples/models.py:lstm
+  dtr-fx bench costs zoo:gpt zoo:lstm_cell
 
 Profiles are kept in $DTR_FX_CACHE, else in ~/.cache/dtr_fx: of the distinct operators "timed" are those that
 were not there. Nodes that cannot be timed alone, "estimated", are left out of all sums.

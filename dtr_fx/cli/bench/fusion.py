@@ -7,7 +7,7 @@ processor time, which is time only with OMP_NUM_THREADS=1. Below stand the rank 
 with the measured, over all plans: 1 where the costs put the plans into the right order. "In pairs" counts
 two plans for the same budget, and how many of these are in the right order:
 
-  OMP_NUM_THREADS=1 dtr-fx bench fusion examples/models.py:gpt --arg layers=4 --budgets 60% 45%
+  OMP_NUM_THREADS=1 dtr-fx bench fusion zoo:gpt --arg layers=4 --budgets 60% 45%
 """
 
 from __future__ import annotations

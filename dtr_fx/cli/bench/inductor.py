@@ -7,7 +7,7 @@ plain Inductor's: the norm of the difference over that of the gradient, for the 
 Without a budget Inductor's own peak may be above that of the graph as it is traced. Gradients that differ by
 more than rounding end it with an error:
 
-  dtr-fx bench inductor examples/models.py:gpt
+  dtr-fx bench inductor zoo:gpt
   dtr-fx bench inductor train.py:make_model --arg layers=4 --budgets 60% 8GiB
 """
 

@@ -5,7 +5,7 @@ parameters, planned and as the allocator measured it; the extra compute planned,
 that of the unrewritten one (median of 5); whether outputs, gradients, buffers and random generators came out
 the same, bit for bit; and the time that planning took, with the share of the verify pass:
 
-  dtr-fx bench models examples/models.py:gpt examples/models.py:lstm
+  dtr-fx bench models zoo:gpt zoo:lstm_cell
   dtr-fx bench models train.py:make_gpt --budgets 60% 8GiB smallest
 """
 

@@ -110,7 +110,7 @@ def _all(logs: Sequence[futures.Case]) -> Cases:
 
 def _few(logs: Sequence[futures.Case]) -> Cases:
     return Cases(
-        targets=[rivals.example("mlp")],
+        targets=[rivals.example("mlp_full")],
         options=Options(plan_seconds=0.1),
         budgets=(1.0, 0.5),
         networks=optimum.small_networks()[:2],

@@ -1,7 +1,7 @@
 """Plans against their rivals: PyTorch's partitioner, per-block checkpointing, and the lower bound.
 
 TARGETs are those of dtr-fx diff; they are built on fake tensors and nothing is executed, so they can have
-any size. By default: the models of examples/rivals.py. Every rival is judged by the same rule at the peak
+any size. By default: models of the zoo at full size. Every rival is judged by the same rule at the peak
 that it really reaches (a share of eager's, inputs and parameters apart) and at the compute that its graphs
 really have (extra over eager's). For each model this prints
 
@@ -14,7 +14,7 @@ really have (extra over eager's). For each model this prints
 and at the end which of the goals are met:
 
   dtr-fx bench rivals
-  dtr-fx bench rivals examples/rivals.py:gpt train.py:make_model --json
+  dtr-fx bench rivals zoo:gpt_full train.py:make_model --json
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,8 +52,8 @@ if TYPE_CHECKING:
     from dtr_fx.lab.baselines import Joint
 
 BUDGETS = tuple(tenths / 10 for tenths in range(10, -1, -1))
-_MODELS = ("gpt", "vit", "resnet50", "unet", "lstm", "mlp")
-_OPTIONAL_MODELS = {"transformers": "transformers_gpt2"}
+_MODELS = ("gpt_full", "vit", "resnet50_full", "unet_full", "lstm_full", "mlp_full")
+_OPTIONAL_MODELS = {"transformers": "gpt2"}
 _BISECTIONS = 7
 # Goals: of the partitioner's extra compute in all, of a checkpoint's, of the lower bound.
 _OF_PARTITIONER = 0.6
@@ -161,17 +160,8 @@ def examples() -> list[str]:
 
 
 def example(name: str) -> str:
-    """One of the models of examples/rivals.py, as a target.
-
-    Raises
-    ------
-    CommandError
-        There is no source tree with it.
-    """
-    path = Path(__file__).parents[3] / "examples" / "rivals.py"
-    if not path.is_file():
-        raise CommandError("the models of this benchmark are in examples/ of the source tree: run it there")
-    return f"{path}:{name}"
+    """One of the models of the zoo, as a target."""
+    return f"zoo:{name}"
 
 
 def show(targets: Iterable[str], options: Options, budgets: Sequence[float] = BUDGETS) -> list[Goal]:

@@ -3,12 +3,12 @@
 For each TARGET, as for dtr-fx diff, its training step is traced on fake tensors and planned at one budget.
 Nodes are all those of the joint graph, inputs and outputs among them; operators are those that are called.
 "All" are the seconds from the graph to the rewritten and verified one, "plan" those of finding the plan
-alone; of the online planner the best of two runs. By default the TARGETs are the GPT of examples/rivals.py
+alone; of the online planner the best of two runs. By default the TARGETs are zoo:gpt_full
 at several depths:
 
   dtr-fx bench times
   dtr-fx bench times --layers 12 24 --budget 50%
-  dtr-fx bench times examples/rivals.py:resnet50
+  dtr-fx bench times zoo:resnet50_full
 """
 
 from __future__ import annotations
@@ -66,9 +66,7 @@ class Subject:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "targets", nargs="*", metavar="TARGET", help="default: the GPT of examples/rivals.py at each depth"
-    )
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help="default: zoo:gpt_full at each depth")
     parser.add_argument(
         "--layers",
         nargs="+",
@@ -107,7 +105,7 @@ def gpts(depths: Sequence[int] = _LAYERS) -> list[Subject]:
     CommandError
         There is no source tree with it.
     """
-    target = example("gpt")
+    target = example("gpt_full")
     return [Subject(f"gpt of {depth}", partial(load_target, target, layers=depth)) for depth in depths]
 
 
