@@ -27,6 +27,6 @@ def table(
     """
     if not rows:
         return ""
-    first, *others = rows[0]
+    _, *others = rows[0]
     alignment = ["left", *("left" if name in text else "right" for name in others)]
     return tabulate(rows, headers="keys", disable_numparse=True, colalign=alignment, maxcolwidths=widths)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -63,5 +65,6 @@ def gpt2(batch: int = 4, length: int = 512) -> Model:
     """GPT-2 small of the transformers library, with dropout and 50,257 tokens; nothing is downloaded."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    model = GPT2LMHeadModel(GPT2Config(attn_implementation="sdpa")).train()
+    settings: dict[str, Any] = {"attn_implementation": "sdpa"}  # what any configuration takes
+    model = GPT2LMHeadModel(GPT2Config(**settings)).train()
     return LanguageModel(model), (torch.randint(50257, (batch, length + 1)),)
