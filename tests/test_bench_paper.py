@@ -17,7 +17,7 @@ from dtr_fx.runtime.program import Call, Release
 def log(tmp_path):
     """The linear network of 16 operators as a log."""
     lines: list[Line] = []
-    for step in networks.linear(16).steps:
+    for step in networks.linear(16).instructions:
         match step:
             case Call(name, inputs, (output,), _):
                 result = f"x{output.tensor}"

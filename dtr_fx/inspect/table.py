@@ -29,4 +29,7 @@ def table(
         return ""
     _, *others = rows[0]
     alignment = ["left", *("left" if name in text else "right" for name in others)]
-    return tabulate(rows, headers="keys", disable_numparse=True, colalign=alignment, maxcolwidths=widths)
+    text_of: str = tabulate(
+        rows, headers="keys", disable_numparse=True, colalign=alignment, maxcolwidths=widths
+    )
+    return text_of

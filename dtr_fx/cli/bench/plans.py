@@ -51,6 +51,7 @@ from dtr_fx.cli.bench import baselines, logs, optimum, times
 from dtr_fx.cli.bench.goals import Goal, goal_table
 from dtr_fx.cli.bench.targets import add_targets
 from dtr_fx.errors import CommandError
+from dtr_fx.lab.planners.gaps import SEARCH
 from dtr_fx.lab.planners.moccasin import require_ortools
 from dtr_fx.planning.options import Options
 from dtr_fx.runtime import HEURISTICS
@@ -87,11 +88,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--heuristic",
         nargs="+",
-        choices=(*HEURISTICS, optimum.SEARCH),
+        choices=(*HEURISTICS, SEARCH),
         default=optimum.DEFAULTS,
         metavar="NAME",
-        help=f"of optima: {', '.join(HEURISTICS)}, or {optimum.SEARCH} "
-        f"(default: {' '.join(optimum.DEFAULTS)})",
+        help=f"of optima: {', '.join(HEURISTICS)}, or {SEARCH} (default: {' '.join(optimum.DEFAULTS)})",
     )
     parser.add_argument(
         "--seconds",
@@ -130,15 +130,14 @@ def run(arguments: argparse.Namespace) -> None:
     found: list[Goal] = []
     data: dict[str, Any] = {}
     for name, (tables, coming) in _parts(arguments).items():
-        tables_of: Tables = tables
         results = []
         for result in coming:
             results.append(result)
             if not arguments.json:
-                _show(tables_of.each(result))
+                _show(tables.each(result))
         if not arguments.json:
-            _show(tables_of.summary(results))
-        found += tables_of.goals(results)
+            _show(tables.summary(results))
+        found += tables.goals(results)
         data[name] = list(map(asdict, results))
     if arguments.json:
         print(json.dumps({**data, "goals": list(map(asdict, found))}, indent=1))
