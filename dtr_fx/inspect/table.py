@@ -29,7 +29,7 @@ def table(
         return ""
     _, *others = rows[0]
     alignment = ["left", *("left" if name in text else "right" for name in others)]
-    text_of: str = tabulate(
+    drawn: str = tabulate(
         rows, headers="keys", disable_numparse=True, colalign=alignment, maxcolwidths=widths
     )
-    return text_of
+    return drawn
