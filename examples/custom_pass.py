@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-import models
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -38,6 +37,7 @@ from torch.fx.passes.infra.pass_manager import PassManager
 from torch.utils._pytree import tree_leaves
 
 import dtr_fx
+from dtr_fx.lab import zoo
 from dtr_fx.units import format_bytes, format_percent, format_seconds
 
 Array = npt.NDArray[np.float64]
@@ -58,7 +58,7 @@ def large_first(s: Array, m: Array, c: Array) -> Array:
 def trace_step() -> tuple[GraphModule, list[Tensor]]:
     """A training step of a GPT as one graph, and its inputs: parameters, tokens, targets."""
     torch.manual_seed(0)
-    model, batch = models.gpt(layers=4, width=64, batch=16)
+    model, batch = zoo.gpt(layers=4, width=64, batch=16)
     names, parameters = zip(*model.named_parameters())
 
     def loss(*inputs: Tensor) -> Tensor:

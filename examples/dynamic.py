@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import models
 import torch
 import torch.nn.functional as F
 from tabulate import tabulate
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 import dtr_fx
+from dtr_fx.lab import zoo
 from dtr_fx.units import format_bytes
 
 
@@ -263,7 +263,7 @@ def experts(count: int, *, width: int = 32, tile: int = 64) -> Task:
     return Task(Experts(width, 4, tile), compile_experts, steps, 0.8)
 
 
-# --- batches for dtr-fx bench dynamic ----------------------------------------------------------------------
+# --- batches for dtr-fx bench steps --dynamic ---------------------------------------------------------------
 
 Batches = tuple[nn.Module, list[tuple[Any, ...]]]
 
@@ -274,7 +274,7 @@ def batches_of(task: Task) -> Batches:
 
 def gpt_batches(count: int = 40) -> Batches:
     """A GPT of 4 layers, and sequences of 40 lengths from 64 to 25, the longest first."""
-    model, (tokens, targets) = models.gpt(layers=4, length=64)
+    model, (tokens, targets) = zoo.gpt(layers=4, length=64)
     return model, [
         (tokens[:, :n].contiguous(), targets[:, :n].contiguous()) for n in range(64, 64 - count, -1)
     ]

@@ -31,12 +31,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from models import GPT
 from tabulate import tabulate
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dtr_fx import DTRError, Report, measure_peak
+from dtr_fx.lab.zoo.gpt import GPT
 from dtr_fx.planning.options import Options
 from dtr_fx.units import format_bytes, format_percent, format_seconds
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dtr_fx.cli import main
-from dtr_fx.lab import methods as ways
+from dtr_fx.lab import methods
 from dtr_fx.lab.zoo.sized import Subject
 
 CPU, CAP = torch.device("cpu"), 1 << 19
@@ -29,21 +29,28 @@ CHAIN = Subject("chain", "batch", 16, lambda batch: (Chain(), (torch.randn(batch
 
 @pytest.fixture(scope="module")
 def trials():
-    names = (ways.EAGER, ways.CHECKPOINT, ways.DTR)
-    return {name: ways.largest(ways.WAYS[name], CHAIN, CPU, CAP) for name in names}
+    names = (methods.EAGER, methods.CHECKPOINT, methods.DTR)
+    return {name: methods.largest(methods.METHODS[name], CHAIN, CPU, CAP) for name in names}
 
 
 def test_the_largest_batch_uses_most_of_the_cap(trials):
     assert all(0.85 * CAP < trial.peak <= CAP for trial in trials.values())
-    assert ways.attempt(ways.WAYS[ways.EAGER], CHAIN, int(1.2 * trials[ways.EAGER].size), CPU, CAP) is None
+    assert (
+        methods.attempt(
+            methods.METHODS[methods.EAGER], CHAIN, int(1.2 * trials[methods.EAGER].size), CPU, CAP
+        )
+        is None
+    )
 
 
 def test_checkpointing_and_dtr_train_larger_batches(trials):
-    assert trials[ways.EAGER].size < trials[ways.CHECKPOINT].size < trials[ways.DTR].size
+    assert trials[methods.EAGER].size < trials[methods.CHECKPOINT].size < trials[methods.DTR].size
 
 
 def test_a_second_run_goes_on_where_the_first_ended(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(ways, "WAYS", {name: ways.WAYS[name] for name in (ways.EAGER, ways.DTR)})
+    monkeypatch.setattr(
+        methods, "METHODS", {name: methods.METHODS[name] for name in (methods.EAGER, methods.DTR)}
+    )
     monkeypatch.setattr("dtr_fx.lab.zoo.sized.SMALL", (CHAIN,))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     path = tmp_path / "device.json"
@@ -55,7 +62,7 @@ def test_a_second_run_goes_on_where_the_first_ended(tmp_path, capsys, monkeypatc
     assert "chain, size = batch" in table
     assert "not yet" not in table
     cells = json.loads(path.read_text())["cells"]
-    assert [(cell["way"], cell["kind"]) for cell in cells] == [
+    assert [(cell["method"], cell["kind"]) for cell in cells] == [
         ("eager", "largest"),
         ("dtr", "largest"),
         ("eager", "alike"),
@@ -82,7 +89,7 @@ def test_bad_arguments(arguments, message, tmp_path, capsys):
 
 def test_a_network_that_fails_does_not_end_the_others(capsys, monkeypatch):
     broken = Subject("broken", "batch", 1, lambda batch: (nn.Linear(2, 2), (torch.ones(batch, 3),)))
-    monkeypatch.setattr(ways, "WAYS", {ways.EAGER: ways.WAYS[ways.EAGER]})
+    monkeypatch.setattr(methods, "METHODS", {methods.EAGER: methods.METHODS[methods.EAGER]})
     monkeypatch.setattr("dtr_fx.lab.zoo.sized.SMALL", (broken, CHAIN))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["bench", "device", "--cap", "512KiB"]) == 0

@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import models
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,6 +21,7 @@ from dtr_fx.cli.targets import load_target
 from dtr_fx.compiler.backend import plan_step
 from dtr_fx.inspect import Comparison, Mark, curve_page, render_curve
 from dtr_fx.lab import baselines as rivals
+from dtr_fx.lab import zoo
 from dtr_fx.planning.curve import Curve, CurvePoint
 from dtr_fx.planning.options import Options
 
@@ -34,11 +34,11 @@ def joint(model: nn.Module, inputs: tuple[Tensor, ...]) -> GraphModule:
 
 
 def mlp() -> GraphModule:
-    return joint(*models.mlp(layers=6, width=32, batch=512))
+    return joint(*zoo.mlp(layers=6, width=32, batch=512))
 
 
 def gpt() -> GraphModule:
-    return joint(*models.gpt(layers=2, width=32, batch=4, length=32, dropout=0.1))
+    return joint(*zoo.gpt(layers=2, width=32, batch=4, length=32, dropout=0.1))
 
 
 class Normed(nn.Module):

@@ -8,7 +8,6 @@ import time
 import tracemalloc
 from typing import Any, NamedTuple
 
-import models
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import dtr_fx
 from dtr_fx import InfeasibleBudgetError, Report, measure_peak
+from dtr_fx.lab import zoo
 
 FAST = {"planner": "online"}
 
@@ -221,7 +221,7 @@ def _held() -> Held:
 
 def test_a_gpt_on_sequences_of_many_lengths() -> None:
     torch.manual_seed(0)
-    model, (tokens, targets) = models.gpt(layers=2, length=64)
+    model, (tokens, targets) = zoo.gpt(layers=2, length=64)
     lengths = [64, 17, 50]
     reports: list[Report] = []
     budget = 10_000_000

@@ -52,6 +52,7 @@ def trainings() -> dict[str, train_gpt.Training]:
     return {training.name: training for training in trained}
 
 
+@pytest.mark.slow
 def test_every_way_sees_the_same_losses(trainings: dict[str, train_gpt.Training]) -> None:
     losses = trainings["dtr 100%"].losses
     assert len(losses) == 12
@@ -73,6 +74,7 @@ def test_measured_peaks(trainings: dict[str, train_gpt.Training]) -> None:
     assert peak["checkpoint"] < peak["eager"]
 
 
+@pytest.mark.slow
 def test_compare_prints_a_row_for_each_way(capsys: pytest.CaptureFixture[str]) -> None:
     train_gpt.main([*SMALL, "--steps", "2", "--compare", "--budget", "70%", "50%"])
     printed, errors = capsys.readouterr()
@@ -91,6 +93,7 @@ def test_progress_bar_on_a_terminal(
     assert [row[0] for row in rows_of(capsys.readouterr().out)] == ["dtr 50%"]
 
 
+@pytest.mark.slow
 def test_budget_that_does_not_fit_is_explained() -> None:
     with pytest.raises(SystemExit) as stop:
         train_gpt.main([*SMALL, "--steps", "2", "--budget", "1%"])
@@ -115,6 +118,7 @@ def test_text_is_split_into_windows_and_their_targets() -> None:
 # custom_pass.py
 
 
+@pytest.mark.slow
 def test_custom_pass_keeps_outputs_and_budgets(capsys: pytest.CaptureFixture[str]) -> None:
     custom_pass.main(["--budget", "50%"])
     printed = capsys.readouterr().out
@@ -151,7 +155,12 @@ def test_remove_identities() -> None:
 # dynamic.py
 
 
-@pytest.mark.parametrize("task", dynamic.TASKS)
+SLOW = ("treelstm", "lengths", "gan")
+
+
+@pytest.mark.parametrize(
+    "task", [pytest.param(task, marks=[pytest.mark.slow] * (task in SLOW)) for task in dynamic.TASKS]
+)
 def test_a_dynamic_model_trains_inside_its_budget(task: str) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)

@@ -22,20 +22,13 @@ from dtr_fx.cli import figures as command
 from dtr_fx.cli.progress import progress, waiting
 from dtr_fx.errors import CommandError, DTRError
 from dtr_fx.lab import networks
-from dtr_fx.lab.figures import (
-    FIGURES,
-    REPLAYED,
-    Comparison,
-    Study,
-    draw_comparison,
-    draw_linear,
-    draw_study,
-    plot_slowdowns,
-    trace_linear,
-)
-from dtr_fx.lab.figures.overheads import _LOOKS, COMPARED, LARGEST
-from dtr_fx.lab.figures.slowdowns import largest_operator
+from dtr_fx.lab.figures.drawing import FIGURES, REPLAYED, draw_comparison, draw_linear, draw_study
+from dtr_fx.lab.figures.overheads import _LOOKS, COMPARED, LARGEST, PlannerComparison
+from dtr_fx.lab.figures.residency import trace_linear
+from dtr_fx.lab.figures.slowdowns import plot_slowdowns
+from dtr_fx.lab.figures.study import Study
 from dtr_fx.lab.log import read_log
+from dtr_fx.lab.needs import largest_operator
 from dtr_fx.lab.planners import OperatorGraph, training_chain
 from dtr_fx.lab.replay import replay
 from dtr_fx.lab.sweep import RATIOS, Sweep
@@ -405,7 +398,9 @@ def test_picture_of_the_linear_network():
 
 @pytest.fixture(scope="module")
 def comparison():
-    made = Comparison([OperatorGraph.of(networks.linear(6)), OperatorGraph.of(networks.random_dag(8, 1))])
+    made = PlannerComparison(
+        [OperatorGraph.of(networks.linear(6)), OperatorGraph.of(networks.random_dag(8, 1))]
+    )
     made.run(processes=1)
     return made
 
@@ -467,7 +462,7 @@ def test_planners_are_tried_on_what_they_can_do(monkeypatch):
     for planner, most in LARGEST.items():
         monkeypatch.setitem(LARGEST, planner, most // 20)  # 3 and 30
     middle, large = (OperatorGraph.of(networks.linear(n)) for n in (8, 16))
-    made = Comparison([middle, large])
+    made = PlannerComparison([middle, large])
     made.run(processes=1)
     assert len(draw_comparison(made).picture.axes) == 2
     tried = {
@@ -486,7 +481,7 @@ def test_planners_are_tried_on_what_they_can_do(monkeypatch):
 
 def test_a_log_without_times_has_no_overhead():
     still = OperatorGraph("still", tuple(node._replace(cost=0) for node in training_chain(3).nodes), 3)
-    made = Comparison([still])
+    made = PlannerComparison([still])
     made.run(processes=1)
     assert {result.overhead for result in made.results} <= {1.0, None}
 

@@ -321,9 +321,9 @@ def target(tmp_path):
 
 
 def test_the_benchmark_beside_plain_inductor(target, capsys):
-    command = ["bench", "inductor", target, "--arg", "layers=6", "--budgets", "60%", "--pairs", "1", "--json"]
-    assert main(command) == 0
-    [whole, part] = json.loads(capsys.readouterr().out)[target]
+    command = ["bench", "steps", target, "--executor", "inductor", "--arg", "layers=6", "--budgets", "60%"]
+    assert main([*command, "--pairs", "1", "--json"]) == 0
+    [whole, part] = json.loads(capsys.readouterr().out)[0]["rows"]
     assert whole["measured"] == whole["plain"]
     assert part["measured"] <= part["allowed"] < whole["measured"]
     assert part["overhead"] > 0
@@ -331,9 +331,9 @@ def test_the_benchmark_beside_plain_inductor(target, capsys):
 
 
 def test_the_benchmark_of_what_plans_expect(target, capsys):
-    command = ["bench", "fusion", target, "--arg", "layers=6", "--budgets", "60%", "--pairs", "1", "--json"]
-    assert main(command) == 0
-    plans = json.loads(capsys.readouterr().out)[target]
+    command = ["bench", "costs", target, "--fusion", "--arg", "layers=6", "--budgets", "60%", "--pairs", "1"]
+    assert main([*command, "--json"]) == 0
+    plans = json.loads(capsys.readouterr().out)[0]["rows"]
     assert [plan["made_by"] for plan in plans] == ["kernels", "operators", "count"]
     assert all(plan["by_kernels"] > 0 and plan["by_operators"] > 0 for plan in plans)
     assert plans[0]["by_kernels"] != plans[0]["by_operators"]

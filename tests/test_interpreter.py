@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import models
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,12 +10,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import dtr_fx
 from dtr_fx import DTRInterpreter, InfeasibleBudgetError, measure_peak
+from dtr_fx.lab import zoo
 
 
 def training_step() -> tuple[GraphModule, list[Tensor]]:
     """Loss and gradients of a small GPT with dropout, as one graph."""
     torch.manual_seed(0)
-    model, batch = models.gpt(layers=2, width=64, length=32)
+    model, batch = zoo.gpt(layers=2, width=64, length=32)
     names = [name for name, _ in model.named_parameters()]
     parameters = [parameter.detach() for parameter in model.parameters()]
 

@@ -7,11 +7,9 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import models
 import pairs
 import pytest
 import torch
-from models import Model
 from torch import Tensor
 from torch._prims.rng_prims import graphsafe_run_with_rng_state as graphsafe
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -20,6 +18,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dtr_fx import GraphError, OptionError
 from dtr_fx.lab import baselines as rivals
+from dtr_fx.lab import zoo
+from dtr_fx.lab.zoo.sized import Model
 from dtr_fx.passes.split import prepare
 from dtr_fx.planning import transform
 from dtr_fx.planning.judge import Judgement, judge
@@ -30,11 +30,11 @@ MIB = 2**20
 SMALL = 64  # bytes that a kernel takes for the numbers among its arguments
 
 MODELS: dict[str, Callable[[], Model]] = {
-    "gpt": lambda: models.gpt(layers=2, width=64, batch=8, length=64, dropout=0.1),
-    "resnet": lambda: models.resnet(blocks=(1, 1), width=8, batch=4, size=32),
-    "unet": lambda: models.unet(depth=2, width=4, batch=2, size=32),
-    "lstm": lambda: models.lstm(steps=6, batch=16, inputs=16, hidden=32),
-    "mlp": lambda: models.mlp(layers=6, width=64, batch=1024),
+    "gpt": lambda: zoo.gpt(layers=2, width=64, batch=8, length=64, dropout=0.1),
+    "resnet": lambda: zoo.resnet50(blocks=(1, 1), width=8, batch=4, size=32),
+    "unet": lambda: zoo.unet_bn(depth=2, width=4, batch=2, size=32),
+    "lstm": lambda: zoo.lstm_cell(steps=6, batch=16, inputs=16, hidden=32),
+    "mlp": lambda: zoo.mlp(layers=6, width=64, batch=1024),
 }
 WITHOUT_BUFFERS = ("gpt", "lstm", "mlp")
 

@@ -144,23 +144,23 @@ def test_rejects_an_empty_network():
 
 def test_bench_command(capsys):
     options = ["--n", "100", "200", "--heuristic", "dtr", "dtr-eq"]
-    assert main(["bench", "linear", *options]) == 0
+    assert main(["bench", "paper", "--only", "linear", *options]) == 0
     title, _, _, *rows = capsys.readouterr().out.splitlines()
     assert title == "linear network, forward and backward, deallocation eager, best of 3"
     assert [row.split()[:4] for row in rows[::2]] == [[name, "100", "20", "1.400"] for name in options[-2:]]
     assert all(re.fullmatch(r"dtr.* +200 +30 +1\.43[23] +\d+\.\d", row) for row in rows[1::2])
-    assert main(["bench", "linear", *options[:-1], "--deallocation", "banish"]) == 0
+    assert main(["bench", "paper", "--only", "linear", *options[:-1], "--deallocation", "banish"]) == 0
     _, _, _, first, _ = capsys.readouterr().out.splitlines()
     assert first.split()[3] == f"{run_linear(100, 'dtr', deallocation='banish').ratio:.3f}"
 
 
 def test_bench_command_gives_up_on_a_heuristic_that_thrashes(capsys):
-    assert main(["bench", "linear", "--n", "2000", "--heuristic", "lru"]) == 2
+    assert main(["bench", "paper", "--only", "linear", "--n", "2000", "--heuristic", "lru"]) == 2
     assert capsys.readouterr().err == "dtr-fx: error: lru executes more than 20 × 2N operators at N = 2000\n"
 
 
 @pytest.mark.parametrize("n", ["0", "-3", "x"])
 def test_bench_command_rejects(n, capsys):
     with pytest.raises(SystemExit):
-        main(["bench", "linear", "--n", n])
+        main(["bench", "paper", "--only", "linear", "--n", n])
     assert "--n" in capsys.readouterr().err

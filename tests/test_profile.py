@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import dtr_fx
 from dtr_fx import OptionError
 from dtr_fx.cli import main
-from dtr_fx.cli.bench.costs import Operator, fit
+from dtr_fx.cli.bench.costs import OperatorCost, fit
 from dtr_fx.costs.profile import Profile
 from dtr_fx.costs.roofline import resolve, roofline
 from dtr_fx.costs.timings import Timings
@@ -439,8 +439,8 @@ def test_on_cuda() -> None:
 # The command
 
 
-def operators(rooflines: Sequence[float], profiles: Sequence[float]) -> list[Operator]:
-    return [Operator("", 1, a, b) for a, b in zip(rooflines, profiles)]
+def operators(rooflines: Sequence[float], profiles: Sequence[float]) -> list[OperatorCost]:
+    return [OperatorCost("", 1, a, b) for a, b in zip(rooflines, profiles)]
 
 
 def test_a_roofline_that_is_off_by_one_factor_is_not_off() -> None:

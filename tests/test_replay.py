@@ -220,7 +220,7 @@ def test_the_original_simulators_results_come_out(name, heuristic):
     ],
 )
 def test_the_original_simulators_results_come_out_on_long_logs(name, heuristic, ratios):
-    """All of them: ``dtr-fx bench logs --reference``, some minutes."""
+    """All of them: ``dtr-fx bench paper LOG --reference``, some minutes."""
     program = read_log(LOGS / f"{name}.log.gz", simrd=True)
     for ratio in ratios:
         budget = int(float(ratio) * program.peak)

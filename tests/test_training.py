@@ -1,7 +1,7 @@
 """Models trained inside budgets, held against the same models on the unrewritten graph.
 
 Both run in the same executor, so everything that a step leaves behind must be the same to the bit; and the
-allocator must not see more than was planned. ``dtr-fx bench models`` shows the same at every budget.
+allocator must not see more than was planned. ``dtr-fx bench steps`` shows the same at every budget.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-import models
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dtr_fx import InfeasibleBudgetError, Report, measure_peak
+from dtr_fx.lab import zoo
 from dtr_fx.lab.trainee import (
     SMALLEST,
     Measurement,
@@ -35,9 +35,9 @@ from dtr_fx.planning.options import Options
 BUDGETS = ("90%", "60%", SMALLEST)
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "gpt": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
-    "lstm": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
-    "resnet": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
-    "unet": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "lstm_cell": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+    "resnet50_32": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "unet_bn": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "mlp": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
 }
 
@@ -93,7 +93,7 @@ def train(
 
 
 # The smallest budget of a long LSTM costs minutes of computing again.
-FEWER = {"lstm": {"steps": 12}}
+FEWER = {"lstm_cell": {"steps": 12}}
 
 
 @contextlib.contextmanager
@@ -121,7 +121,7 @@ CUDA = [
         ],
     )
     for name in OPTIMIZERS
-    if name != "unet"
+    if name != "unet_bn"
 ]
 
 
@@ -131,7 +131,7 @@ CUDA = [
 def study(request: pytest.FixtureRequest) -> Iterator[Study]:
     name, device = request.param
     torch.manual_seed(0)
-    model, inputs = getattr(models, name)(**FEWER.get(name, {}))
+    model, inputs = zoo.MODELS[name](**FEWER.get(name, {}))
     with reproducible() if device == "cuda" else contextlib.nullcontext():
         yield Study(name, Trainee(model.to(device), tuple(x.to(device) for x in inputs)))
         torch._dynamo.reset()
@@ -194,17 +194,17 @@ Use = Callable[[Trainee, Callable[..., Any]], list[Tensor]]
 def small_gpt(**changes: Any) -> Trainee:
     torch.manual_seed(0)
     sizes = {"layers": 2, "width": 32, "heads": 2, "batch": 8, "length": 16, "vocab": 20, **changes}
-    return Trainee(*models.gpt(**sizes))
+    return Trainee(*zoo.gpt(**sizes))
 
 
 def small_unet() -> Trainee:
     torch.manual_seed(0)
-    return Trainee(*models.unet(depth=2, width=4, batch=4, size=32))
+    return Trainee(*zoo.unet_bn(depth=2, width=4, batch=4, size=32))
 
 
 def small_mlp(**changes: Any) -> Trainee:
     torch.manual_seed(0)
-    return Trainee(*models.mlp(**{"layers": 12, "width": 16, "batch": 1024, **changes}))
+    return Trainee(*zoo.mlp(**{"layers": 12, "width": 16, "batch": 1024, **changes}))
 
 
 def used_under(trainee: Trainee, budget: float | str, use: Use) -> tuple[dict[str, Tensor], list[Report]]:
@@ -499,7 +499,7 @@ def test_a_budget_too_small_is_refused_with_the_smallest_that_works() -> None:
 def test_validating_without_gradients_goes_on_where_its_own_share_cannot_be_reached() -> None:
     """The graph of a validation step saves nothing, so 60% of its small peak may be out of reach."""
     torch.manual_seed(0)
-    model, inputs = models.gpt(layers=2, length=32)
+    model, inputs = zoo.gpt(layers=2, length=32)
     reports: list[Report] = []
     compiled = torch.compile(model, backend="dtr", options={"budget": "60%", "on_report": reports.append})
     compiled(*inputs).backward()

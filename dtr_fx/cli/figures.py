@@ -31,19 +31,11 @@ from dtr_fx.cli.arguments import add_jobs, check_names_apart, read
 from dtr_fx.cli.output import check_output, write_picture, write_text
 from dtr_fx.cli.progress import progress
 from dtr_fx.errors import CommandError
-from dtr_fx.lab.figures import (
-    FIGURES,
-    REPLAYED,
-    Comparison,
-    Drawing,
-    Study,
-    draw_comparison,
-    draw_linear,
-    draw_study,
-    networks,
-    require_matplotlib,
-    trace_linear,
-)
+from dtr_fx.lab.figures.drawing import FIGURES, REPLAYED, Drawing, draw_comparison, draw_linear, draw_study
+from dtr_fx.lab.figures.overheads import PlannerComparison, networks
+from dtr_fx.lab.figures.residency import trace_linear
+from dtr_fx.lab.figures.study import Study
+from dtr_fx.lab.figures.style import require_matplotlib
 from dtr_fx.lab.planners.graph import OperatorGraph
 from dtr_fx.lab.record import record_log
 from dtr_fx.runtime.program import Program
@@ -156,7 +148,7 @@ def _recorded(folder: Path) -> list[Path]:
 
 
 def _compare(programs: Sequence[Program], jobs: int | None) -> Drawing:
-    comparison = Comparison([*networks(), *map(OperatorGraph.of, programs)])
+    comparison = PlannerComparison([*networks(), *map(OperatorGraph.of, programs)])
     with progress("plans", len(comparison)) as watch:
         comparison.run(processes=jobs, watch=watch)
     return draw_comparison(comparison)

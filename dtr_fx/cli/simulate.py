@@ -33,7 +33,8 @@ from dtr_fx.cli.arguments import (
 from dtr_fx.cli.output import check_output, write_picture, write_text
 from dtr_fx.cli.progress import progress
 from dtr_fx.errors import CommandError
-from dtr_fx.lab.figures import plot_slowdowns, require_matplotlib
+from dtr_fx.lab.figures.slowdowns import plot_slowdowns
+from dtr_fx.lab.figures.style import require_matplotlib
 from dtr_fx.lab.replay import Replay
 from dtr_fx.lab.sweep import RATIOS, Sweep, to_csv, to_json
 from dtr_fx.runtime import Deallocation

@@ -56,12 +56,6 @@ def run_adversary(n: int, budget: int, heuristic: str | Heuristic | Score = "dtr
         As for ``Runtime``.  The theorem is about those that know the past alone: one that scores by the next
         use is refused, as nothing is known here of a next use before the heuristic has chosen.
 
-    Raises
-    ------
-    ValueError
-        No operators; a budget too small for t_0 beside an operator's input and output; an unknown heuristic,
-        or one that needs the future.
-
     Examples
     --------
     >>> run = run_adversary(64, 8, "msps")

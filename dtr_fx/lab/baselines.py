@@ -66,13 +66,7 @@ class _Traced(Exception):
 
 
 def trace(model: Callable[..., Any], inputs: Inputs) -> Joint:
-    """The joint graph of the model's step, as the backend ``dtr`` gets it.
-
-    Raises
-    ------
-    GraphError
-        The model is not traced as one graph, or nothing in it requires a gradient.
-    """
+    """The joint graph of the model's step, as the backend ``dtr`` gets it."""
 
     def stop(graph: GraphModule, given: Any, **facts: Any) -> Any:
         raise _Traced(Joint(graph, given, facts))
@@ -159,26 +153,14 @@ def checkpoints(model: nn.Module, blocks: Iterable[nn.Module] | None = None) -> 
 
 
 def planned(joint: Joint, options: Options) -> tuple[Pair, Report]:
-    """What the backend ``dtr`` runs.
-
-    Raises
-    ------
-    InfeasibleBudgetError
-        No plan fits.
-    """
+    """What the backend ``dtr`` runs."""
     graph, report = plan(joint, options)
     LowerDrops().call(graph)
     return Pair(*split(graph, joint.inputs, **joint.facts)), report
 
 
 def plan(joint: Joint, options: Options) -> tuple[GraphModule, Report]:
-    """The joint graph as the backend ``dtr`` rewrites it, before it is split.
-
-    Raises
-    ------
-    InfeasibleBudgetError
-        No plan fits.
-    """
+    """The joint graph as the backend ``dtr`` rewrites it, before it is split."""
     graph = joint.copy()
     prepare(graph, joint.facts.get("static_lifetime_input_indices") or ())
     return graph, rewrite(graph, options)

@@ -54,15 +54,6 @@ def run_linear(
 ) -> LinearRun:
     """Run the network of ``n`` operators under a budget, ``root_budget(n)`` if none is given.
 
-    Raises
-    ------
-    ValueError
-        No operators.
-    OutOfBudget
-        Two inputs and an output do not fit.
-    Thrash
-        More than ``max_ratio`` operators were executed for each of the program's own.
-
     Examples
     --------
     >>> run_linear(100).ratio

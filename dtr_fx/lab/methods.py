@@ -1,7 +1,6 @@
-"""Ways to train one model in little memory, as their users write them, and how far each gets under a cap.
+"""Training methods that save memory, as their users write them, and how far each gets under a cap.
 
-largest(way, subject, cap) ─► probe at two sizes ─► the size where the cap lies ─► attempt ─► Trial
-attempt(way, model, inputs, cap)                                                        ─► Trial
+largest(method, subject, cap) ─► probe at two sizes ─► the size where the cap lies ─► attempt ─► Trial
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ import contextlib
 import functools
 import gc
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +21,7 @@ from dtr_fx.compiler.backend import dtr
 from dtr_fx.costs.measure import measure_peak
 from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
 from dtr_fx.lab.baselines import activation_memory_budget, checkpoints
+from dtr_fx.lab.trainee import bytes_held, time_of
 from dtr_fx.lab.zoo.sized import Subject
 
 Forward: TypeAlias = Callable[..., Tensor]
@@ -46,12 +45,7 @@ class Trial:
     seconds: float
 
 
-Way: TypeAlias = "Callable[[nn.Module, int | None], contextlib.AbstractContextManager[Forward]]"
-
-
-@contextlib.contextmanager
-def _eager(model: nn.Module, budget: int | None) -> Iterator[Forward]:
-    yield model
+Method: TypeAlias = "Callable[[nn.Module, int | None], contextlib.AbstractContextManager[Forward]]"
 
 
 @contextlib.contextmanager
@@ -61,13 +55,8 @@ def _checkpointed(model: nn.Module, budget: int | None) -> Iterator[Forward]:
 
 
 @contextlib.contextmanager
-def _inductor(model: nn.Module, budget: int | None) -> Iterator[Forward]:
-    yield torch.compile(model, dynamic=False)
-
-
-@contextlib.contextmanager
-def _inductor_with_budget(model: nn.Module, budget: int | None) -> Iterator[Forward]:
-    with activation_memory_budget(_KEPT):
+def _inductor(model: nn.Module, budget: int | None, *, kept: float = 1.0) -> Iterator[Forward]:
+    with activation_memory_budget(kept):
         yield torch.compile(model, dynamic=False)
 
 
@@ -76,30 +65,31 @@ def _dtr(model: nn.Module, budget: int | None, *, executor: str) -> Iterator[For
     """Within the budget; without one, in about the least memory at an accepted overhead."""
     probing = {"max_overhead": _ACCEPTED, "plan_seconds": _PROBING}
     options = {"executor": executor, **(probing if budget is None else {"budget": budget})}
-    backend = functools.partial(dtr, options=options)
-    yield torch.compile(model, backend=backend, dynamic=False)
+    yield torch.compile(model, backend=functools.partial(dtr, options=options), dynamic=False)
 
 
 EAGER, CHECKPOINT, KEEPING = "eager", "checkpoint per block", f"Inductor, activation_memory_budget={_KEPT}"
 DTR, DTR_INDUCTOR = "dtr", "dtr, Inductor"
-WAYS: dict[str, Way] = {
-    EAGER: _eager,
+METHODS: dict[str, Method] = {
+    EAGER: lambda model, budget: contextlib.nullcontext(model),
     CHECKPOINT: _checkpointed,
     "Inductor": _inductor,
-    KEEPING: _inductor_with_budget,
+    KEEPING: functools.partial(_inductor, kept=_KEPT),
     DTR: functools.partial(_dtr, executor="eager"),
     DTR_INDUCTOR: functools.partial(_dtr, executor="inductor"),
 }
-# Whose peak each of ours is given as its budget.
-RIVALS = {DTR: CHECKPOINT, DTR_INDUCTOR: KEEPING}
+BUDGET_OF = {DTR: CHECKPOINT, DTR_INDUCTOR: KEEPING}
+"""Whose peak each of ours is given as its budget."""
 
 
-def largest(way: Way, subject: Subject, device: torch.device, cap: int) -> Trial | None:
+def largest(method: Method, subject: Subject, device: torch.device, cap: int) -> Trial | None:
     """The largest size that trains under ``cap`` bytes, to some per cent; None if the start does not.
 
     What a step needs grows in proportion to its size, so that two small ones tell where the cap is reached.
     """
-    first, second = (attempt(way, subject, size, device, cap) for size in (subject.start, 2 * subject.start))
+    first, second = (
+        attempt(method, subject, size, device, cap) for size in (subject.start, 2 * subject.start)
+    )
     if first is None or second is None:
         return first
     slope = (second.peak - first.peak) / subject.start
@@ -107,7 +97,7 @@ def largest(way: Way, subject: Subject, device: torch.device, cap: int) -> Trial
     for _ in range(_TRIES):
         if size <= second.size:
             break
-        trial = attempt(way, subject, size, device, cap, budget=int(_USABLE * cap))
+        trial = attempt(method, subject, size, device, cap, budget=int(_USABLE * cap))
         if trial is not None:
             return trial
         size = int(_SMALLER * size)
@@ -115,7 +105,7 @@ def largest(way: Way, subject: Subject, device: torch.device, cap: int) -> Trial
 
 
 def attempt(
-    way: Way, subject: Subject, size: int, device: torch.device, cap: int, *, budget: int | None = None
+    method: Method, subject: Subject, size: int, device: torch.device, cap: int, *, budget: int | None = None
 ) -> Trial | None:
     """Some training steps of one size; None if they take more than the cap, or no plan fits."""
     torch._dynamo.reset()
@@ -123,13 +113,12 @@ def attempt(
     torch.manual_seed(0)
     model, inputs = subject.make(size)
     model, inputs = model.to(device), tuple(tensor.to(device) for tensor in inputs)
-    held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), *inputs))
     try:
-        with way(model, budget) as forward, _capped(device, cap):
+        with method(model, budget) as forward, _capped(device, cap):
             step = functools.partial(_step, model, forward, inputs)
             step()
-            peak = held + measure_peak(step, device=device)
-            seconds = statistics.median(_seconds(step, device) for _ in range(_STEPS))
+            peak = bytes_held(model, inputs) + measure_peak(step, device=device)
+            seconds = statistics.median(time_of(step, device) for _ in range(_STEPS))
     except (torch.OutOfMemoryError, InfeasibleBudgetError, OverBudgetError):
         return None
     except BackendCompilerFailed as failure:
@@ -142,14 +131,6 @@ def attempt(
 def _step(model: nn.Module, forward: Forward, inputs: tuple[Tensor, ...]) -> None:
     forward(*inputs).backward()
     model.zero_grad(set_to_none=True)
-
-
-def _seconds(step: Callable[[], Any], device: torch.device) -> float:
-    started = time.perf_counter()
-    step()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - started
 
 
 @contextlib.contextmanager

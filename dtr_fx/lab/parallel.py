@@ -26,11 +26,6 @@ def run_tasks(
         How many at a time; None for one per core.
     watch:
         Told how many are done, after each.
-
-    Raises
-    ------
-    ValueError
-        Fewer than one process.
     """
     if processes is not None and processes < 1:
         raise ValueError(f"processes is {processes}; it is at least 1, or None for one per core")

@@ -24,11 +24,6 @@ class Sweep:
 
     A budget is a share of the program's own peak if it is a float, bytes if it is an int; ``max_slowdown``
     is as in ``replay``.
-
-    Raises
-    ------
-    ValueError
-        One of the replays cannot be: see ``replay`` and ``Program.budget``.
     """
 
     programs: Sequence[Program]

@@ -1,10 +1,8 @@
 """Hold a plan against what a training step really does: its results, its allocator peak, its time.
 
-    trainee = Trainee(model, inputs)
-    for row in sweep(trainee, Options(), ["90%", "60%", SMALLEST]):
-        print(row.asked, row.deviation, row.overhead, row.identical)
-
-Tests judge with ``measure`` and ``differing``, the command line shows what ``sweep`` yields.
+trainee = Trainee(model, inputs)
+whole, ours = (measure(trainee, Options(budget=budget)) for budget in (1.0, "60%"))
+print(ours.deviation, ours.report.overhead, differing(ours.results, whole.results))
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,11 +22,11 @@ from dtr_fx.compiler.backend import dtr, plan_step
 from dtr_fx.costs.measure import measure_peak
 from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.planning.loss import loss_of
-from dtr_fx.planning.options import Options, parse_budget, resolve_budget
+from dtr_fx.planning.options import Options
 from dtr_fx.report import Report
 
 SMALLEST = "smallest"
-PERCENTS = tuple(f"{percent}%" for percent in range(90, 0, -10))
+"""Among budgets: the smallest that works."""
 
 
 class Trainee:
@@ -128,38 +126,6 @@ class Measurement:
         return self.peak / self.planned - 1 if self.planned else 0.0
 
 
-@dataclass(frozen=True)
-class Row:
-    """What one budget came to. Sizes are bytes.
-
-    ``allowed``, ``planned`` and ``measured`` count above the ``constants``, inputs and parameters; the others
-    count them too. ``deviation`` is how far measured is above planned, ``overhead`` is planned extra compute
-    over base compute, ``time_ratio`` the measured time of a step over that of the unrewritten graph.
-    ``differing`` names the results that did not come out the same. ``planning`` is seconds, ``verify_share``
-    the part of them spent in verifying.
-    """
-
-    asked: str
-    budget: int
-    baseline_peak: int
-    lower_bound: int
-    constants: int
-    allowed: int
-    planned: int
-    measured: int
-    deviation: float
-    overhead: float
-    time_ratio: float
-    differing: tuple[str, ...]
-    planning: float
-    verify_share: float
-
-    @property
-    def identical(self) -> bool:
-        """Whether every result of the unrewritten graph came out the same, bit for bit."""
-        return not self.differing
-
-
 def compile_step(trainee: Trainee, options: Options) -> tuple[Callable[..., Any], list[Report]]:
     """The model, compiled at its first call, and the list that its reports come to.
 
@@ -170,15 +136,7 @@ def compile_step(trainee: Trainee, options: Options) -> tuple[Callable[..., Any]
 
 
 def first_step(trainee: Trainee, options: Options) -> tuple[Callable[..., Any], Report, Mapping[str, Tensor]]:
-    """The model, compiled by a step from the start; the report of its one plan; what the step left behind.
-
-    Raises
-    ------
-    GraphError
-        Not one graph was traced but several, or none: they cannot be told apart from outside.
-    DTRError
-        As ``dtr`` does.
-    """
+    """The model, compiled by a step from the start; the report of its one plan; what the step left behind."""
     forward, reports = _compiled(trainee, options)
     trainee.restart()
     results = trainee.results(trainee.step(forward))
@@ -194,13 +152,7 @@ def _compiled(trainee: Trainee, options: Options) -> tuple[Callable[..., Any], l
 
 
 def measure(trainee: Trainee, options: Options, *, repeats: int = 0) -> Measurement:
-    """Compile the model and measure its second step; then time ``repeats`` more.
-
-    Raises
-    ------
-    DTRError
-        As ``first_step`` does.
-    """
+    """Compile the model and measure its second step; then time ``repeats`` more."""
     torch._dynamo.reset()
     forward, report, first = first_step(trainee, options)
     trainee.clear_gradients()
@@ -237,60 +189,8 @@ def differing(
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors hold the same bytes; unlike ``torch.equal``, NaN is itself and 0.0 is not -0.0."""
+    """True if two tensors hold the same bytes; unlike ``torch.equal``, NaN is itself and 0.0 is not -0.0."""
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bytes_of(a), _bytes_of(b))
-
-
-def sweep(
-    trainee: Trainee,
-    options: Options,
-    budgets: Iterable[str] = (*PERCENTS, SMALLEST),
-    *,
-    repeats: int = 5,
-    watch: Callable[[str], None] = lambda asked: None,
-) -> Iterator[Row]:
-    """A row for every budget that works; ``watch`` is told which is at hand, and "" at the end.
-
-    Raises
-    ------
-    GraphError
-        See ``measure``.
-    OptionError
-        A budget that cannot be understood.
-    """
-    asked_for = {asked: None if asked == SMALLEST else parse_budget(asked) for asked in budgets}
-    watch("100%")
-    base = measure(trainee, replace(options, budget=1.0), repeats=repeats)
-    watch("smallest budget")
-    smallest = smallest_budget(trainee, options).smallest
-    for asked, spec in asked_for.items():
-        budget = smallest if spec is None else resolve_budget(spec, base.report.baseline_peak, trainee.device)
-        if budget >= smallest:
-            watch(asked)
-            measured = measure(trainee, replace(options, budget=budget), repeats=repeats)
-            yield _row(asked, measured, base)
-    watch("")
-
-
-def _row(asked: str, measured: Measurement, base: Measurement) -> Row:
-    report = measured.report
-    planning = sum(report.seconds.values())
-    return Row(
-        asked=asked,
-        budget=report.budget,
-        baseline_peak=report.baseline_peak,
-        lower_bound=report.lower_bound,
-        constants=report.constants,
-        allowed=measured.allowed,
-        planned=measured.planned,
-        measured=measured.peak,
-        deviation=measured.deviation,
-        overhead=report.overhead,
-        time_ratio=measured.seconds / base.seconds if base.seconds else 0.0,
-        differing=differing(measured.results, base.results),
-        planning=planning,
-        verify_share=report.seconds.get("verify", 0.0) / planning if planning else 0.0,
-    )
 
 
 def time_of_step(
@@ -298,16 +198,29 @@ def time_of_step(
 ) -> float:
     """Seconds that a step takes by a clock, on the device too."""
     trainee.clear_gradients()
-    _wait_for(trainee.device)
+    return time_of(lambda: trainee.step(forward), trainee.device, clock)
+
+
+def time_of(
+    run: Callable[[], Any], device: torch.device, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Seconds by a clock until the device has done all that ``run`` asks of it."""
+    _wait_for(device)
     started = clock()
-    trainee.step(forward)
-    _wait_for(trainee.device)
+    run()
+    _wait_for(device)
     return clock() - started
 
 
 def _wait_for(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def bytes_held(model: nn.Module, inputs: Iterable[Any]) -> int:
+    """The bytes of parameters, buffers and inputs: what is there before a step."""
+    given = (value for value in inputs if isinstance(value, Tensor))
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), *given))
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:

@@ -7,41 +7,9 @@ from __future__ import annotations
 
 import argparse
 
-from dtr_fx.cli.bench import (
-    adversary,
-    costs,
-    device,
-    dynamic,
-    fusion,
-    futures,
-    inductor,
-    kernels,
-    linear,
-    logs,
-    models,
-    optimum,
-    plans,
-    rivals,
-    times,
-)
+from dtr_fx.cli.bench import costs, device, paper, plans, steps
 
-_BENCHMARKS = {
-    "models": models,
-    "inductor": inductor,
-    "kernels": kernels,
-    "fusion": fusion,
-    "device": device,
-    "dynamic": dynamic,
-    "costs": costs,
-    "linear": linear,
-    "adversary": adversary,
-    "logs": logs,
-    "optimum": optimum,
-    "rivals": rivals,
-    "futures": futures,
-    "times": times,
-    "plans": plans,
-}
+_BENCHMARKS = {"steps": steps, "plans": plans, "costs": costs, "device": device, "paper": paper}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,11 +27,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command.
-
-    Raises
-    ------
-    DTRError
-        A user's error: in an option, a target or a log, or a heuristic that does not get through.
-    """
+    """Carry out the command."""
     arguments.benchmark(arguments)

@@ -1,16 +1,31 @@
-"""The roofline's estimate of operators' times against their profile, on training steps of models.
+"""Estimated times of operators against measured ones, on training steps of models.
 
-TARGETs are those of dtr-fx diff. For each model this prints the time of a step: the sum of its operators by
-the roofline and by the profile, and the shortest of 7 that were run, of its graph, operator by operator, and
-of the model itself. Then by how much the roofline is off. It is scaled by one factor first, since a plan
-needs only ratios; then it is within "median" of the profile for operators that make up half of the time, and
-within "90%" for nine tenths of it. The correlation is that of the logarithms, weighted by time. Last come the
-operators whose misjudgement weighs most:
+For each model this prints the time of a step: the sum of its operators by the roofline and by the profile,
+and the shortest of 7 that were run, of its graph, operator by operator, and of the model itself. Then by how
+much the roofline is off. It is scaled by one factor first, since a plan needs only ratios; then it is within
+"median" of the profile for operators that make up half of the time, and within "90%" for nine tenths of it.
+The correlation is that of the logarithms, weighted by time. Last come the operators whose misjudgement weighs
+most. Profiles are kept in $DTR_FX_CACHE, else in ~/.cache/dtr_fx: of the distinct operators "timed" are those
+that were not there. Nodes that cannot be timed alone, "estimated", are left out of all sums:
 
-  dtr-fx bench costs examples/models.py:gpt examples/models.py:lstm
+  dtr-fx bench costs zoo:gpt zoo:lstm_cell
 
-Profiles are kept in $DTR_FX_CACHE, else in ~/.cache/dtr_fx: of the distinct operators "timed" are those that
-were not there. Nodes that cannot be timed alone, "estimated", are left out of all sums.
+With --fusion: which costs tell how long Inductor's steps take, those of its kernels, or those of the
+operators in them. For some budgets a plan is made under both costs, and one that counts the operators that
+are computed again; then steps of all plans take turns. For each this prints the extra compute by either
+costs, and the time of a step over that of plain torch.compile: the median of rounds, on a CPU of processor
+time, which is time only with OMP_NUM_THREADS=1. Below stand the rank correlations of the expected with the
+measured, over all plans: 1 where the costs put the plans into the right order. "In pairs" counts two plans
+for the same budget, and how many of these are in the right order:
+
+  OMP_NUM_THREADS=1 dtr-fx bench costs --fusion zoo:gpt --arg layers=4 --budgets 60% 45%
+
+With --kernels, without a TARGET: what the code that Inductor generates takes for an element, by operator. One
+operator at a time is compiled and run over 2**20 single-precision elements that lie in the cache. From what
+stands here over what relu takes, which moves as many bytes, come the seconds per element in the costs of a
+CPU (costs/arithmetic.py); the elements of a maximum are those of its windows:
+
+  OMP_NUM_THREADS=1 dtr-fx bench costs --kernels
 """
 
 from __future__ import annotations
@@ -18,34 +33,34 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from tabulate import tabulate
 from torch.fx import Node
 
+from dtr_fx.cli.bench import fusion, kernels
+from dtr_fx.cli.bench.targets import Rows, add_targets, each_target
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import load_trainee
 from dtr_fx.costs.profile import Profile, Tally, signature
 from dtr_fx.costs.roofline import roofline
 from dtr_fx.errors import CommandError
+from dtr_fx.inspect.table import table
 from dtr_fx.passes.tensors import hint, tensors_of
 from dtr_fx.planning.options import Options
 from dtr_fx.units import format_percent, format_seconds
 
-if TYPE_CHECKING:
-    from dtr_fx.lab.trainee import Trainee
-
 _REPEATS = 7
 _WORST = 5
+_BUDGETS = ("70%", "60%", "50%", "40%")
+_PAIRS = 41
 
 
 @dataclass(frozen=True)
-class Operator:
+class OperatorCost:
     """A distinct operator: how often a step runs it, and the seconds of one run by either account."""
 
     name: str
@@ -74,7 +89,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class StepCosts:
     """Seconds of one training step by several accounts, and how the accounts agree.
 
     ``eager`` is the model as it is, ``graph`` its graph at a budget of 100%. ``estimated`` counts the nodes
@@ -82,7 +97,7 @@ class Comparison:
     """
 
     target: str
-    operators: tuple[Operator, ...]
+    operators: tuple[OperatorCost, ...]
     estimated: int
     eager: float
     graph: float
@@ -97,58 +112,79 @@ class Comparison:
     def roofline(self) -> float:
         return sum(operator.runs * operator.roofline for operator in self.operators)
 
-    def worst(self, count: int) -> list[Operator]:
+    def worst(self, count: int) -> list[OperatorCost]:
         """Those where the misjudgement, as a factor, weighs most in time."""
 
-        def weight(operator: Operator) -> float:
+        def weight(operator: OperatorCost) -> float:
             return operator.seconds * abs(math.log(self.fit.factor * operator.roofline / operator.profile))
 
         return sorted(self.operators, key=weight, reverse=True)[:count]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_targets(parser, nargs="*")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--fusion", action="store_true", help="costs of kernels against Inductor's steps")
+    mode.add_argument("--kernels", action="store_true", help="time per element of generated code")
     parser.add_argument(
-        "targets", nargs="+", metavar="TARGET", help="package.module:factory or path/to/file.py:factory"
+        "--budgets",
+        nargs="+",
+        default=_BUDGETS,
+        metavar="BUDGET",
+        help=f"of --fusion (default: {' '.join(_BUDGETS).replace('%', '%%')})",
     )
     parser.add_argument(
-        "--json", action="store_true", help="print a JSON list with an object for each target"
+        "--pairs", type=int, default=_PAIRS, metavar="N", help="rounds of --fusion (default: %(default)s)"
     )
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command.
+    """Carry out the command."""
+    if arguments.kernels == bool(arguments.targets):
+        raise CommandError("give TARGETs, or --kernels, which measures without them")
+    if arguments.kernels:
+        seconds = kernels.seconds_per_element()
+        print(json.dumps(seconds) if arguments.json else kernels.text(seconds))
+    elif arguments.fusion:
+        each_target(arguments, lambda target: _fusion(target, arguments), fusion.text)
+    else:
+        found = []
+        with progress("costs", len(arguments.targets)) as watch:
+            for target in arguments.targets:
+                found.append(_compare(target, dict(arguments.arg)))
+                watch(len(found))
+        if arguments.json:
+            print(json.dumps([_as_json(step) for step in found], indent=1))
+        else:
+            print(_times_table(found), _fit_table(found), *map(_worst_table, found), sep="\n\n")
 
-    Raises
-    ------
-    CommandError
-        A target that is no module, or whose step has no operator that can be timed.
-    """
-    found = []
-    with progress("costs", len(arguments.targets)) as watch:
-        for target in arguments.targets:
-            found.append(_compare(target))
-            watch(len(found))
-    if arguments.json:
-        print(json.dumps([_as_json(comparison) for comparison in found], indent=1))
-        return
-    print(_times_table(found), _fit_table(found), *map(_worst_table, found), sep="\n\n")
+
+def _fusion(target: str, arguments: argparse.Namespace) -> Rows:
+    trainee = load_trainee(target, **dict(arguments.arg))
+    with progress(target, fusion.steps(arguments.budgets, arguments.pairs)) as watch:
+        return fusion.rows(trainee, arguments.budgets, arguments.pairs, watch)
 
 
-def _compare(target: str) -> Comparison:
+def _compare(target: str, settings: dict[str, Any]) -> StepCosts:
     # Compilation machinery takes seconds to import, which --help need not wait for.
-    from dtr_fx.lab.trainee import compile_step
+    from dtr_fx.lab.trainee import compile_step, time_of_step
 
-    trainee = load_trainee(target)
+    def shortest_step(forward: Callable[..., Any]) -> float:
+        """Seconds of the training step that was disturbed least, after one that compiles."""
+        trainee.restart()
+        trainee.step(forward)
+        return min(time_of_step(trainee, forward) for _ in range(_REPEATS))
+
+    trainee = load_trainee(target, **settings)
     accounts = _Accounts(trainee.device)
     graph, _ = compile_step(trainee, Options(costs=accounts))
-    compiled = _shortest_step(trainee, graph)
+    compiled = shortest_step(graph)
     operators = accounts.operators()
     if not operators:
         raise CommandError(f"{target}: its training step has no operator that can be timed")
-    eager = _shortest_step(trainee, trainee.model)
-    return Comparison(
-        target, operators, accounts.estimated, eager, compiled, accounts.profile.tally, fit(operators)
-    )
+    eager = shortest_step(trainee.model)
+    tally = accounts.profile.tally
+    return StepCosts(target, operators, accounts.estimated, eager, compiled, tally, fit(operators))
 
 
 class _Accounts:
@@ -158,7 +194,7 @@ class _Accounts:
         self._roofline = roofline(device)
         self.profile = Profile(device, self._roofline)
         self.estimated = 0
-        self._found: dict[str, Operator] = {}
+        self._found: dict[str, OperatorCost] = {}
 
     def __call__(self, node: Node) -> float:
         cost = self.profile(node)
@@ -172,13 +208,13 @@ class _Accounts:
     def _count(self, node: Node, measured: float) -> None:
         key = signature(node)
         runs = self._found[key].runs if key in self._found else 0
-        self._found[key] = Operator(_name(node), runs + 1, self._roofline(node), measured)
+        self._found[key] = OperatorCost(_name(node), runs + 1, self._roofline(node), measured)
 
-    def operators(self) -> tuple[Operator, ...]:
+    def operators(self) -> tuple[OperatorCost, ...]:
         return tuple(self._found.values())
 
 
-def fit(operators: Sequence[Operator]) -> Fit:
+def fit(operators: Sequence[OperatorCost]) -> Fit:
     """The factor that brings the roofline closest to the profile, and what remains between them."""
     logs = np.log([[operator.roofline, operator.profile] for operator in operators])
     weights = np.array([operator.seconds for operator in operators])
@@ -206,21 +242,6 @@ def _correlation(columns: np.ndarray, weights: np.ndarray) -> float:
     return float(between / math.sqrt(a * b)) if a > 0 and b > 0 else math.nan
 
 
-def _shortest_step(trainee: Trainee, forward: Callable[..., Any]) -> float:
-    """Seconds of the training step that was disturbed least, after one that compiles."""
-    trainee.restart()
-    trainee.step(forward)
-    times = []
-    for _ in range(_REPEATS):
-        trainee.clear_gradients()
-        started = time.perf_counter()
-        trainee.step(forward)
-        if trainee.device.type == "cuda":
-            torch.cuda.synchronize(trainee.device)
-        times.append(time.perf_counter() - started)
-    return min(times)
-
-
 def _name(node: Node) -> str:
     """The operator and the shapes of its operands, for people to read."""
     is_input = node.op in ("placeholder", "get_attr")
@@ -232,58 +253,58 @@ def _name(node: Node) -> str:
     return f"{name} {', '.join(shapes)}".strip()
 
 
-def _as_json(comparison: Comparison) -> dict[str, Any]:
-    sums = {"roofline": comparison.roofline, "profile": comparison.profile}
-    return {**asdict(comparison), **sums}
+def _as_json(step: StepCosts) -> dict[str, Any]:
+    sums = {"roofline": step.roofline, "profile": step.profile}
+    return {**asdict(step), **sums}
 
 
-def _times_table(found: Iterable[Comparison]) -> str:
-    return _table(
-        {
-            "a step": comparison.target,
-            "operators": sum(operator.runs for operator in comparison.operators),
-            "estimated": comparison.estimated,
-            "distinct": len(comparison.operators),
-            "timed": comparison.tally.timed,
-            "in": format_seconds(comparison.tally.seconds) if comparison.tally.timed else "",
-            "roofline": format_seconds(comparison.roofline),
-            "profile": format_seconds(comparison.profile),
-            "graph": format_seconds(comparison.graph),
-            "eager": format_seconds(comparison.eager),
-        }
-        for comparison in found
+def _times_table(found: Sequence[StepCosts]) -> str:
+    return table(
+        [
+            {
+                "a step": step.target,
+                "operators": sum(operator.runs for operator in step.operators),
+                "estimated": step.estimated,
+                "distinct": len(step.operators),
+                "timed": step.tally.timed,
+                "in": format_seconds(step.tally.seconds) if step.tally.timed else "",
+                "roofline": format_seconds(step.roofline),
+                "profile": format_seconds(step.profile),
+                "graph": format_seconds(step.graph),
+                "eager": format_seconds(step.eager),
+            }
+            for step in found
+        ]
     )
 
 
-def _fit_table(found: Iterable[Comparison]) -> str:
-    return _table(
-        {
-            "roofline against profile": comparison.target,
-            "factor": f"× {comparison.fit.factor:.2f}",
-            "median": f"±{format_percent(comparison.fit.median)}",
-            "90%": f"±{format_percent(comparison.fit.ninetieth)}",
-            "correlation": f"{comparison.fit.correlation:.3f}",
-        }
-        for comparison in found
+def _fit_table(found: Sequence[StepCosts]) -> str:
+    return table(
+        [
+            {
+                "roofline against profile": step.target,
+                "factor": f"× {step.fit.factor:.2f}",
+                "median": f"±{format_percent(step.fit.median)}",
+                "90%": f"±{format_percent(step.fit.ninetieth)}",
+                "correlation": f"{step.fit.correlation:.3f}",
+            }
+            for step in found
+        ]
     )
 
 
-def _worst_table(comparison: Comparison) -> str:
-    factor = comparison.fit.factor
-    return _table(
-        {
-            f"worst in {comparison.target}": operator.name,
-            "runs": operator.runs,
-            "of the step": format_percent(operator.seconds / comparison.profile),
-            "profile": format_seconds(operator.profile),
-            "roofline, scaled": format_seconds(factor * operator.roofline),
-            "profile / roofline": f"× {operator.profile / operator.roofline / factor:.2f}",
-        }
-        for operator in comparison.worst(_WORST)
+def _worst_table(step: StepCosts) -> str:
+    factor = step.fit.factor
+    return table(
+        [
+            {
+                f"worst in {step.target}": operator.name,
+                "runs": operator.runs,
+                "of the step": format_percent(operator.seconds / step.profile),
+                "profile": format_seconds(operator.profile),
+                "roofline, scaled": format_seconds(factor * operator.roofline),
+                "profile / roofline": f"× {operator.profile / operator.roofline / factor:.2f}",
+            }
+            for operator in step.worst(_WORST)
+        ]
     )
-
-
-def _table(rows: Iterable[dict[str, Any]]) -> str:
-    cells = list(rows)
-    alignment = ["left", *["right"] * (len(cells[0]) - 1)]
-    return tabulate(cells, headers="keys", disable_numparse=True, colalign=alignment)

@@ -1,4 +1,4 @@
-"""The largest batch that trains on a small card, and time and memory at one batch, for six ways to train.
+"""The largest batch that trains on a small card, and time and memory at one batch, for six training methods.
 
 The networks are those of the paper's Table 1 and of MegEngine, in their own sizes on a GPU and in small ones
 on a CPU.  --cap imitates a small card: PyTorch gets no more of the device than that.  The first table has
@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from tabulate import tabulate
 
 from dtr_fx.cli.progress import progress
 from dtr_fx.errors import CommandError, did_you_mean
+from dtr_fx.inspect.table import table
 from dtr_fx.units import format_bytes, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ Facts: TypeAlias = "dict[str, Any]"
 
 @dataclass(frozen=True)
 class Cell:
-    """One way to train a model: its largest size, or a step at eager's; no ``trial`` if that does not fit."""
+    """A model by a training method: its largest size, or a step at eager's; no ``trial`` if too large."""
 
     model: str
-    way: str
+    method: str
     kind: str
     trial: Trial | None
     failure: str = ""
@@ -68,17 +68,17 @@ def run(arguments: argparse.Namespace) -> None:
     facts = {"device": _name(device), "torch": torch.__version__, "cap": cap}
     cells = _read(arguments.output, facts)
     until = time.monotonic() + 60 * arguments.minutes
-    todo = [(subject, kind, way) for subject in subjects for kind, way in _order()]
+    todo = [(subject, kind, method) for subject in subjects for kind, method in _order()]
     with progress("device", len(todo)) as watch:
-        for number, (subject, kind, way) in enumerate(todo, start=1):
+        for number, (subject, kind, method) in enumerate(todo, start=1):
             if time.monotonic() > until:
                 break
-            known = cells.get((subject.name, kind, way))
+            known = cells.get((subject.name, kind, method))
             if known is None or known.failure:
-                cells[subject.name, kind, way] = _cell(subject, kind, way, device, cap, cells)
+                cells[subject.name, kind, method] = _cell(subject, kind, method, device, cap, cells)
                 _write(arguments.output, facts, cells)
             watch(number)
-    done = sum((subject.name, kind, way) in cells for subject, kind, way in todo)
+    done = sum((subject.name, kind, method) in cells for subject, kind, method in todo)
     print(
         f"{facts['device']}, torch {facts['torch']}, {time.strftime('%Y-%m-%d')}, cap {format_bytes(cap)}\n"
     )
@@ -116,32 +116,32 @@ def _name(device: torch.device) -> str:
 
 def _order() -> list[tuple[str, str]]:
     """What is measured of a model: what a later one needs to know comes first."""
-    from dtr_fx.lab.methods import WAYS
+    from dtr_fx.lab.methods import METHODS
 
-    return [(kind, way) for kind in (_LARGEST, _ALIKE) for way in WAYS]
+    return [(kind, method) for kind in (_LARGEST, _ALIKE) for method in METHODS]
 
 
-def _cell(subject: Subject, kind: str, way: str, device: torch.device, cap: int, cells: Cells) -> Cell:
-    from dtr_fx.lab import methods as ways
+def _cell(subject: Subject, kind: str, method: str, device: torch.device, cap: int, cells: Cells) -> Cell:
+    from dtr_fx.lab import methods
 
     try:
         if kind == _LARGEST:
-            trial = ways.largest(ways.WAYS[way], subject, device, cap)
+            trial = methods.largest(methods.METHODS[method], subject, device, cap)
         else:
-            size, budget = _alike(subject, way, cells)
-            trial = ways.attempt(ways.WAYS[way], subject, size, device, cap, budget=budget)
+            size, budget = _alike(subject, method, cells)
+            trial = methods.attempt(methods.METHODS[method], subject, size, device, cap, budget=budget)
     except Exception as error:  # what a compiler makes of one network must not end the others' measurements
-        return Cell(subject.name, way, kind, None, f"{type(error).__name__}: {error}".splitlines()[0])
-    return Cell(subject.name, way, kind, trial)
+        return Cell(subject.name, method, kind, None, f"{type(error).__name__}: {error}".splitlines()[0])
+    return Cell(subject.name, method, kind, trial)
 
 
-def _alike(subject: Subject, way: str, cells: Cells) -> tuple[int, int | None]:
-    """Eager's largest size, and for dtr the peak of the rival that it is held against."""
-    from dtr_fx.lab import methods as ways
+def _alike(subject: Subject, method: str, cells: Cells) -> tuple[int, int | None]:
+    """Eager's largest size, and for dtr the peak of the method that it is held against."""
+    from dtr_fx.lab import methods
 
-    eager = cells[subject.name, _LARGEST, ways.EAGER].trial
-    rival = cells.get((subject.name, _ALIKE, ways.RIVALS.get(way, "")))
-    peak = rival.trial.peak if rival is not None and rival.trial is not None else None
+    eager = cells[subject.name, _LARGEST, methods.EAGER].trial
+    baseline = cells.get((subject.name, _ALIKE, methods.BUDGET_OF.get(method, "")))
+    peak = baseline.trial.peak if baseline is not None and baseline.trial is not None else None
     return eager.size if eager is not None else subject.start, peak
 
 
@@ -161,7 +161,7 @@ def _read(path: Path | None, facts: Facts) -> Cells:
         raise CommandError(f"cannot go on from {path}: {error}") from None
     if found != facts:
         raise CommandError(f"cannot go on from {path}: it is of {found}, this is {facts}; name another file")
-    return {(cell.model, cell.kind, cell.way): cell for cell in rows}
+    return {(cell.model, cell.kind, cell.method): cell for cell in rows}
 
 
 def _write(path: Path | None, facts: Facts, cells: Cells) -> None:
@@ -175,18 +175,15 @@ def _write(path: Path | None, facts: Facts, cells: Cells) -> None:
 
 
 def _table(subject: Subject, cells: Cells) -> str:
-    from dtr_fx.lab.methods import EAGER, WAYS
+    from dtr_fx.lab.methods import EAGER, METHODS
 
-    def row(way: str) -> dict[str, str]:
+    def row(method: str) -> dict[str, str]:
         pairs = [
-            [cells.get((subject.name, kind, name)) for name in (way, EAGER)] for kind in (_LARGEST, _ALIKE)
+            [cells.get((subject.name, kind, name)) for name in (method, EAGER)] for kind in (_LARGEST, _ALIKE)
         ]
-        return {"way": way, **_columns_of_largest(*pairs[0]), **_columns_of_alike(*pairs[1])}
+        return {"method": method, **_columns_of_largest(*pairs[0]), **_columns_of_alike(*pairs[1])}
 
-    rows = [row(way) for way in WAYS]
-    alignment = ["left", *["right"] * (len(rows[0]) - 1)]
-    table = tabulate(rows, headers="keys", disable_numparse=True, colalign=alignment)
-    return f"{subject.name}, size = {subject.axis}\n{table}"
+    return f"{subject.name}, size = {subject.axis}\n{table([row(method) for method in METHODS])}"
 
 
 def _columns_of_largest(cell: Cell | None, eager: Cell | None) -> dict[str, str]:

@@ -1,33 +1,23 @@
-"""Models on batches of many shapes, or of many paths, inside one budget in bytes.
-
-A TARGET returns a model and a list of its batches, each a tuple of arguments.  The budget is the parameters,
-the largest batch and a share of the largest peak that a step has above them in eager mode.  Every batch takes
-two steps, by which it is traced and planned, and others, which are measured and held against aot_eager, bit
-for bit.  Printed are Dynamo's compilations, the plans, the largest peak over the budget, the extra compute of
-the most expensive plan, the seconds of first steps but for planning, those of planning, and at last what it
-takes to find a known plan again:
-
-  dtr-fx bench dynamic examples/dynamic.py:gpt_batches examples/dynamic.py:broken_batches --shares 70% 50%
-"""
+"""Models on batches of many shapes, or of many paths, inside one budget in bytes."""
 
 from __future__ import annotations
 
-import argparse
-import json
+import functools
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from tabulate import tabulate
-from torch import Tensor, nn
+from torch import nn
 
+from dtr_fx.cli.bench.targets import Rows
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import load_target
 from dtr_fx.compiler.registry import LivePlan, plans
 from dtr_fx.costs.measure import measure_peak
 from dtr_fx.errors import CommandError
+from dtr_fx.inspect.table import table
+from dtr_fx.planning.options import Options
 from dtr_fx.units import format_percent, parse_percent
 
 if TYPE_CHECKING:
@@ -36,119 +26,86 @@ if TYPE_CHECKING:
 _LIMIT = 10_000  # of Dynamo's recompilations
 _CALLS = 2000
 
-
-@dataclass(frozen=True)
-class Row:
-    """What one share came to; sizes are bytes, and ``over`` is the largest peak over the budget."""
-
-    share: str
-    batches: int
-    compilations: int
-    plans: int
-    budget: int
-    over: float
-    overhead: float
-    identical: int
-    tracing: float
-    planning: float
-
-    def cells(self) -> tuple[str, ...]:
-        return (
-            self.share,
-            str(self.batches),
-            str(self.compilations),
-            str(self.plans),
-            format_percent(self.over),
-            format_percent(self.overhead),
-            f"{self.identical} of {self.batches}",
-            f"{self.tracing:.1f} s",
-            f"{self.planning:.1f} s, {format_percent(self.planning / max(self.tracing, 1e-9))}",
-        )
+Batch: TypeAlias = "tuple[Any, ...]"
 
 
-_HEADERS = (
-    "share", "batches", "compilations", "plans", "peak / budget", "extra compute", "identical", "tracing",
-    "planning",
-)  # fmt: skip
+def rows(
+    target: str, settings: Mapping[str, Any], shares: Sequence[str], options: Options, count: int | None
+) -> Rows:
+    """A row for each share; sizes are bytes, and ``over`` is the largest peak over the budget."""
+    torch.manual_seed(0)
+    model, batches = load_target(target, **settings)
+    if not isinstance(model, nn.Module) or not all(isinstance(batch, tuple) for batch in batches):
+        raise CommandError(f"{target}: give a module and a list of batches, each a tuple of arguments")
+    chosen = [batch for batch in batches if isinstance(batch, tuple)][:count]
+    return [_row(f"{target} at {share}", model, chosen, share, options) for share in shares]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "targets", nargs="+", metavar="TARGET", help="package.module:factory or path/to/file.py:factory"
+def text(target: str, found: Rows) -> str:
+    cells = [
+        {
+            "share": row["share"],
+            **{what: str(row[what]) for what in ("batches", "compilations", "plans")},
+            "peak / budget": format_percent(row["over"]),
+            "extra compute": format_percent(row["overhead"]),
+            "identical": f"{row['identical']} of {row['batches']}",
+            "tracing": f"{row['tracing']:.1f} s",
+            "planning": f"{row['planning']:.1f} s, "
+            f"{format_percent(row['planning'] / max(row['tracing'], 1e-9))}",
+        }
+        for row in found
+    ]
+    microseconds = found[0]["look_up_us"]
+    return (
+        f"{target}\n{table(cells)}\n"
+        f"a known plan is found in {microseconds:.0f} µs more than a compiled call takes"
     )
-    parser.add_argument("--shares", nargs="+", default=("70%",), metavar="SHARE", help="default: %(default)s")
-    parser.add_argument("--batches", type=int, metavar="N", help="the first so many (default: all)")
-    parser.add_argument("--planner", choices=("search", "online"), default="search")
-    parser.add_argument("--json", action="store_true", help="print a JSON object with rows for each target")
 
 
-def run(arguments: argparse.Namespace) -> None:
-    results: dict[str, list[dict[str, Any]]] = {}
-    for target in arguments.targets:
-        rows = [_row(target, share, arguments) for share in arguments.shares]
-        results[target] = [asdict(row) for row in rows]
-        if not arguments.json:
-            print(f"{target}\n")
-            print(
-                tabulate([row.cells() for row in rows], headers=_HEADERS, disable_numparse=True), end="\n\n"
-            )
-    microseconds = 1e6 * _look_up()
-    if arguments.json:
-        print(json.dumps({"targets": results, "look_up_us": microseconds}, indent=1))
-    else:
-        print(f"a known plan is found in {microseconds:.0f} µs more than a compiled call takes")
+def _row(
+    label: str, model: nn.Module, batches: Sequence[Batch], share: str, given: Options
+) -> dict[str, Any]:
+    # Compilation machinery takes seconds to import, which --help need not wait for.
+    from dtr_fx.lab.trainee import Trainee, bytes_held
 
-
-def _row(target: str, share: str, arguments: argparse.Namespace) -> Row:
-    model, batches = _load(target)
-    batches = batches[: arguments.batches]
     budget = _budget(model, batches, parse_percent(share))
     _forget()
-    options: Any = {"budget": budget, "planner": arguments.planner, "plans_kept": max(64, len(batches))}
+    options: Any = {
+        "budget": budget,
+        "planner": given.planner,
+        "heuristic": given.heuristic,
+        "plans_kept": max(64, len(batches)),
+    }
     made: list[LivePlan] = []
     identical, peak, seconds = 0, 0, 0.0
     with torch._dynamo.config.patch(recompile_limit=_LIMIT, accumulated_recompile_limit=_LIMIT):
         ours = torch.compile(model, backend="dtr", options=options)
-        with progress(f"{target} at {share}", 2 * len(batches)) as watch:
-            for number, batch in enumerate(batches, start=1):
-                seconds += _first_steps(_trainee(model, batch), ours, made)
+        with progress(label, 2 * len(batches)) as watch:
+            for number, batch in enumerate(batches, 1):
+                seconds += _first_steps(Trainee(model, batch), ours, made)
                 watch(number)
             compilations = torch._dynamo.utils.counters["stats"]["unique_graphs"]
             plain = torch.compile(model, backend="aot_eager")
-            for number, batch in enumerate(batches, start=len(batches) + 1):
-                trainee = _trainee(model, batch)
-                peak = max(peak, _held(model, batch) + _peak(trainee, ours))
+            for number, batch in enumerate(batches, len(batches) + 1):
+                trainee = Trainee(model, batch)
+                peak = max(peak, bytes_held(model, batch) + _peak(trainee, ours))
                 identical += _same(trainee, ours, plain)
                 watch(number)
     reports = [report for plan in plans() for report in plan.reports]
     planning = sum(plan.planning_seconds for plan in made)
-    return Row(
-        share=share,
-        batches=len(batches),
-        compilations=compilations,
-        plans=len(made),
-        budget=budget,
-        over=peak / budget,
-        overhead=max(report.overhead for report in reports),
-        identical=identical,
-        tracing=seconds - planning,
-        planning=planning,
-    )
-
-
-def _load(target: str) -> tuple[nn.Module, Sequence[tuple[Any, ...]]]:
-    torch.manual_seed(0)
-    model, batches = load_target(target)
-    if not isinstance(model, nn.Module) or not all(isinstance(batch, tuple) for batch in batches):
-        raise CommandError(f"{target}: give a module and a list of batches, each a tuple of arguments")
-    return model, [batch for batch in batches if isinstance(batch, tuple)]
-
-
-def _trainee(model: nn.Module, batch: tuple[Any, ...]) -> Trainee:
-    # Compilation machinery takes seconds to import, which --help need not wait for.
-    from dtr_fx.lab.trainee import Trainee
-
-    return Trainee(model, batch)
+    return {
+        "share": share,
+        "batches": len(batches),
+        "compilations": compilations,
+        "plans": len(made),
+        "budget": budget,
+        "over": peak / budget,
+        "overhead": max(report.overhead for report in reports),
+        "identical": identical,
+        "tracing": seconds - planning,
+        "planning": planning,
+        "look_up_us": 1e6 * _look_up(),
+    }
 
 
 def _forget() -> None:
@@ -156,14 +113,11 @@ def _forget() -> None:
     torch._dynamo.utils.counters.clear()
 
 
-def _budget(model: nn.Module, batches: Sequence[tuple[Any, ...]], share: float) -> int:
-    largest = max(batches, key=lambda batch: _peak(_trainee(model, batch), model))
-    return _held(model, largest) + int(share * _peak(_trainee(model, largest), model))
+def _budget(model: nn.Module, batches: Sequence[Batch], share: float) -> int:
+    from dtr_fx.lab.trainee import Trainee, bytes_held
 
-
-def _held(model: nn.Module, batch: tuple[Any, ...]) -> int:
-    given = (value for value in batch if isinstance(value, Tensor))
-    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), *given))
+    largest = max(batches, key=lambda batch: _peak(Trainee(model, batch), model))
+    return bytes_held(model, largest) + int(share * _peak(Trainee(model, largest), model))
 
 
 def _peak(trainee: Trainee, forward: Callable[..., Any]) -> int:
@@ -190,6 +144,7 @@ def _same(trainee: Trainee, ours: Callable[..., Any], plain: Callable[..., Any])
     return all(torch.equal(results[0][name], results[1][name]) for name in results[1])
 
 
+@functools.cache
 def _look_up() -> float:
     """Seconds that a call with known sizes takes more than with aot_eager, on the smallest of models."""
     _forget()

@@ -1,38 +1,25 @@
-"""Which costs tell how long Inductor's steps take: those of its kernels, or those of the operators in them.
-
-TARGETs are those of dtr-fx diff. For some budgets a plan is made under both costs, and one that counts the
-operators that are computed again; then steps of all plans take turns. For each this prints the extra compute
-by either costs, and the time of a step over that of plain torch.compile: the median of rounds, on a CPU of
-processor time, which is time only with OMP_NUM_THREADS=1. Below stand the rank correlations of the expected
-with the measured, over all plans: 1 where the costs put the plans into the right order. "In pairs" counts
-two plans for the same budget, and how many of these are in the right order:
-
-  OMP_NUM_THREADS=1 dtr-fx bench fusion examples/models.py:gpt --arg layers=4 --budgets 60% 45%
-"""
+"""Costs of kernels, or of the operators in them: which tell how long Inductor's steps take."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import random
 import statistics
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from tabulate import tabulate
 
-from dtr_fx.cli.bench.inductor import add_step_arguments, bytes_of
-from dtr_fx.cli.progress import progress
-from dtr_fx.cli.targets import load_trainee
+from dtr_fx.cli.bench.inductor import bytes_of
+from dtr_fx.cli.bench.targets import Rows
 from dtr_fx.costs.roofline import Cost, apart, of_kernels, roofline
 from dtr_fx.errors import CommandError, OverBudgetError
+from dtr_fx.inspect.table import table
 from dtr_fx.planning.options import Options
 from dtr_fx.runtime.steps import DROP
 from dtr_fx.units import format_percent
@@ -41,48 +28,22 @@ if TYPE_CHECKING:
     from dtr_fx.lab.trainee import Trainee
     from dtr_fx.report import Report
 
-_BUDGETS = ("70%", "60%", "50%", "40%")
 _ACCOUNTS = _KERNELS, _OPERATORS, _COUNT = "kernels", "operators", "count"
 _WARM_UPS = 3
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One plan: whose costs it was made under, the extra compute by either, and the measured time."""
-
-    made_by: str
-    asked: str
-    by_kernels: float
-    by_operators: float
-    time_ratio: float
-
-
-@dataclass(frozen=True)
 class _Compiled:
+    """A plan: whose costs it was made under, the budget, and the compiled step."""
+
     made_by: str
     asked: str
     forward: Callable[..., object]
     report: Report
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_step_arguments(parser, _BUDGETS, pairs=41)
-
-
-def run(arguments: argparse.Namespace) -> None:
-    results = {}
-    for target in arguments.targets:
-        trainee = load_trainee(target, **dict(arguments.arg))
-        steps = len(arguments.budgets) * len(_ACCOUNTS) + arguments.pairs
-        with progress(target, steps) as watch:
-            results[target] = plans = _plans(trainee, arguments.budgets, arguments.pairs, watch)
-        if not arguments.json:
-            print(_table(target, plans), end="\n\n", flush=True)
-    if arguments.json:
-        print(json.dumps({target: [asdict(plan) for plan in plans] for target, plans in results.items()}))
-
-
-def _plans(trainee: Trainee, budgets: Sequence[str], rounds: int, watch: Callable[[int], None]) -> list[Plan]:
+def rows(trainee: Trainee, budgets: Sequence[str], rounds: int, watch: Callable[[int], None]) -> Rows:
+    """Plans, whose costs each was made under, the extra compute by either, and the measured time."""
     cases = list(itertools.product(budgets, _ACCOUNTS))
     torch._dynamo.reset()
     with torch._dynamo.config.patch(recompile_limit=2 * len(cases) + 4):
@@ -94,15 +55,20 @@ def _plans(trainee: Trainee, budgets: Sequence[str], rounds: int, watch: Callabl
         ratios = _time_ratios(trainee, plain, forwards, rounds, lambda done: watch(len(cases) + done))
     seconds = {name: _seconds(plan.report for plan in compiled if plan.made_by == name) for name in _ACCOUNTS}
     return [
-        Plan(
-            plan.made_by,
-            plan.asked,
-            _extra(plan.report, seconds[_KERNELS]),
-            _extra(plan.report, seconds[_OPERATORS]),
-            ratio,
-        )
+        {
+            "made_by": plan.made_by,
+            "asked": plan.asked,
+            "by_kernels": _extra(plan.report, seconds[_KERNELS]),
+            "by_operators": _extra(plan.report, seconds[_OPERATORS]),
+            "time_ratio": ratio,
+        }
         for plan, ratio in zip(compiled, ratios)
     ]
+
+
+def steps(budgets: Sequence[str], rounds: int) -> int:
+    """How far ``watch`` counts."""
+    return len(budgets) * len(_ACCOUNTS) + rounds
 
 
 def _compile(
@@ -167,39 +133,34 @@ def _extra(report: Report, seconds: Mapping[str, float]) -> float:
     return sum(seconds[name] * count for name, count in runs.items()) / once - 1
 
 
-def _table(target: str, plans: Sequence[Plan]) -> str:
+def text(target: str, plans: Rows) -> str:
     cells = [
         {
-            "made by costs of": plan.made_by,
-            "budget": plan.asked,
-            "extra by kernels": format_percent(plan.by_kernels),
-            "by operators": format_percent(plan.by_operators),
-            "time": f"× {plan.time_ratio:.3f}",
+            "made by costs of": plan["made_by"],
+            "budget": plan["asked"],
+            "extra by kernels": format_percent(plan["by_kernels"]),
+            "by operators": format_percent(plan["by_operators"]),
+            "time": f"× {plan['time_ratio']:.3f}",
         }
         for plan in plans
     ]
-    alignment = ["left", *["right"] * (len(cells[0]) - 1)]
-    table = tabulate(cells, headers="keys", disable_numparse=True, colalign=alignment)
-    accounts = {
-        _KERNELS: [plan.by_kernels for plan in plans],
-        _OPERATORS: [plan.by_operators for plan in plans],
-    }
-    return "\n".join([target, table, *(_verdict(name, plans, found) for name, found in accounts.items())])
+    verdicts = (_verdict(name, plans, [plan[f"by_{name}"] for plan in plans]) for name in _ACCOUNTS[:2])
+    return "\n".join([target, table(cells), *verdicts])
 
 
-def _verdict(account: str, plans: Sequence[Plan], expected: Sequence[float]) -> str:
+def _verdict(account: str, plans: Rows, expected: Sequence[float]) -> str:
     if len(set(expected)) == 1:
         return f"{account}: all plans are expected to take the same time"
-    ranks = _rank_correlation(expected, [plan.time_ratio for plan in plans])
+    ranks = _rank_correlation(expected, [plan["time_ratio"] for plan in plans])
     return f"{account}: rank correlation {ranks:.2f}, in pairs {_right_pairs(plans, expected)}"
 
 
-def _right_pairs(plans: Sequence[Plan], expected: Sequence[float]) -> str:
+def _right_pairs(plans: Rows, expected: Sequence[float]) -> str:
     """How many pairs of plans for one budget are in the right order, of those that are not expected alike."""
     pairs = [
-        (one_expected - other_expected) * (one.time_ratio - other.time_ratio)
+        (one_expected - other_expected) * (one["time_ratio"] - other["time_ratio"])
         for (one, one_expected), (other, other_expected) in itertools.combinations(zip(plans, expected), 2)
-        if one.asked == other.asked and one_expected != other_expected
+        if one["asked"] == other["asked"] and one_expected != other_expected
     ]
     return f"{sum(product > 0 for product in pairs)} of {len(pairs)}"
 

@@ -1,12 +1,12 @@
-"""Goals of benchmarks: what plans and planning are to reach, and the tables that say so."""
+"""Goals of benchmarks: what plans and planning are to reach, and the table that says so."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tabulate import tabulate
+from dtr_fx.inspect.table import table
 
 ROUNDING = 1e-9
 """Shares of a cost that differ by no more are equal."""
@@ -65,10 +65,4 @@ def format_ratio(ratio: float) -> str:
 
 def goal_table(found: Iterable[Goal]) -> str:
     rows = [{"goal": goal.goal, "met": "yes" if goal.met else "NO", "worst": goal.worst} for goal in found]
-    return tabulate(rows, headers="keys", disable_numparse=True, maxcolwidths=[90, None, 60])
-
-
-def table(rows: Sequence[Mapping[str, str]]) -> str:
-    """A table whose first column has names, all others numbers."""
-    alignment = ["left", *["right"] * (len(rows[0]) - 1)]
-    return tabulate(rows, headers="keys", disable_numparse=True, colalign=alignment)
+    return table(rows, text=("met", "worst"), widths=[90, None, 60])

@@ -1,27 +1,18 @@
-"""What the code that Inductor generates takes for an element, by operator.
-
-One operator at a time is compiled and run over 2**20 single-precision elements that lie in the cache. From
-what stands here over what relu takes, which moves as many bytes, come the seconds per element in the costs
-of a CPU (passes/costs.py); the elements of a maximum are those of its windows:
-
-  OMP_NUM_THREADS=1 dtr-fx bench kernels
-"""
+"""What the code that Inductor generates takes for an element, by operator."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from tabulate import tabulate
 from torch import Tensor
 
 from dtr_fx.cli.progress import progress
 from dtr_fx.costs.arithmetic import FUNCTION, SCALAR
+from dtr_fx.inspect.table import table
 
 _SHAPE = (64, 16, 32, 32)
 _ELEMENTS = 2**20
@@ -44,30 +35,29 @@ _CASES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print seconds per element by operator")
-
-
-def run(arguments: argparse.Namespace) -> None:
+def seconds_per_element() -> dict[str, float]:
+    """One operator at a time is compiled, and run over 2**20 single-precision elements in the cache."""
     found: dict[str, float] = {}
     with progress("kernels", len(_CASES)) as watch:
         for name, (_, operator) in _CASES.items():
             watch(len(found))
             found[name] = _seconds_per_element(operator)
-    if arguments.json:
-        print(json.dumps(found))
-        return
-    moving = found["relu"]
-    cells = [
-        {
-            "operator": name,
-            "kind": _CASES[name][0],
-            "ns per element": f"{1e9 * seconds:.2f}",
-            "above relu": f"{1e9 * (seconds - moving):+.2f}",
-        }
-        for name, seconds in found.items()
-    ]
-    print(tabulate(cells, headers="keys", disable_numparse=True, colalign=("left", "left", "right", "right")))
+    return found
+
+
+def text(found: dict[str, float]) -> str:
+    return table(
+        [
+            {
+                "operator": name,
+                "kind": _CASES[name][0],
+                "ns per element": f"{1e9 * seconds:.2f}",
+                "above relu": f"{1e9 * (seconds - found['relu']):+.2f}",
+            }
+            for name, seconds in found.items()
+        ],
+        text=("kind",),
+    )
 
 
 def _seconds_per_element(operator: Callable[[Tensor], Tensor]) -> float:

@@ -1,198 +1,262 @@
-"""Replays of operator logs: the runtime's time per executed operator, or a comparison with known results.
-
-Without --reference this prints the slowdown of each replay, and the CPU time that the runtime took for each
-operator that it executed. With it the logs are replayed by the rules of the original simulator at every
-budget for which the reference has a number, "OOM" or "thrash" (more than twice the time); it prints how far
-off the slowdowns are, and which verdicts differ:
-
-  dtr-fx bench logs lstm.log.gz --heuristic dtr-eq dtr --budget 50%
-  dtr-fx bench logs *.log.gz --reference simrd_slowdown.json
-"""
+"""Operator logs with their future known: a search's plans against the original simulator's best heuristic."""
 
 from __future__ import annotations
 
-import argparse
-import json
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
-from tabulate import tabulate
-
-from dtr_fx.cli.arguments import budget, read
+from dtr_fx.cli.arguments import read
+from dtr_fx.cli.bench.goals import Goal, no_exception
+from dtr_fx.cli.bench.reference import THRASH, Slowdowns, read_reference
 from dtr_fx.cli.progress import progress
 from dtr_fx.errors import CommandError
-from dtr_fx.lab.replay import Replay, replay
+from dtr_fx.inspect.table import table
+from dtr_fx.lab.needs import lower_bound
 from dtr_fx.runtime import HEURISTICS
 from dtr_fx.runtime.program import Program
-from dtr_fx.units import format_percent
+from dtr_fx.search import Infeasible, Policy, search
+from dtr_fx.units import format_percent, format_seconds
 
-_REPEATS = 3
-_THRASH = 2.0
-_VERDICTS = {"out of memory": "OOM", "thrash": "thrash"}
-_COMPARED = ("dtr", "dtr-eq", "dtr-local", "msps")
+FOLDER = Path("../shared/dtr_logs")
+REFERENCE = "simrd_slowdown.json"
+# How much lower than the original's lowest ratio the plans' is to be.
+_LOWER = 0.05
+# The digits that the reference has; ours are compared as they are shown.
+_DIGITS = 4
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="an operator log, plain or gzip")
-    parser.add_argument(
-        "--heuristic",
-        nargs="+",
-        choices=tuple(HEURISTICS),
-        metavar="NAME",
-        help=f"default: dtr-eq, with --reference {' '.join(_COMPARED)}",
-    )
-    parser.add_argument(
-        "--budget",
-        nargs="+",
-        type=budget,
-        metavar="BUDGET",
-        help="shares of a log's peak, or bytes (default: 50%%)",
-    )
-    parser.add_argument(
-        "--reference",
-        type=Path,
-        metavar="FILE",
-        help='JSON: {"slowdown": {log: {heuristic: {ratio: slowdown}}}}',
-    )
-
-
-def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command.
-
-    Raises
-    ------
-    DTRError
-        A user's error in a log or the reference.
-    """
-    if arguments.reference is None:
-        _speed(arguments)
-    elif arguments.budget is not None:
-        raise CommandError("--budget: with --reference the budgets are those that it has results for")
-    else:
-        _compare(arguments)
-
-
-def _speed(arguments: argparse.Namespace) -> None:
-    rows = []
-    for path in arguments.logs:
-        program = read(path)
-        for heuristic in arguments.heuristic or ("dtr-eq",):
-            for asked in arguments.budget or (0.5,):
-                seconds, result = _timed(program, heuristic, asked)
-                executed = result.operators + result.rematerialized
-                rows.append(
-                    {
-                        "log": program.name,
-                        "heuristic": heuristic,
-                        "budget": format_percent(result.budget / result.whole),
-                        "executed": executed,
-                        "slowdown": f"{result.slowdown:.4f}" if result.outcome == "ok" else result.outcome,
-                        "µs per executed operator": f"{1e6 * seconds / executed:.1f}",
-                    }
-                )
-    print(f"CPU time, best of {_REPEATS}")
-    print(tabulate(rows, headers="keys", disable_numparse=True))
-
-
-def _timed(program: Program, heuristic: str, asked: float | int) -> tuple[float, Replay]:
-    nbytes = program.budget(asked)
-    best = float("inf")
-    for _ in range(_REPEATS):
-        started = time.process_time()
-        result = replay(program, nbytes, heuristic)
-        best = min(best, time.process_time() - started)
-    return best, result
+Originals: TypeAlias = "Mapping[float, Original | None]"
 
 
 @dataclass(frozen=True)
-class _Comparison:
-    log: str
+class Original:
+    """The lowest slowdown of the original at one ratio, and the heuristic that reaches it."""
+
+    slowdown: float
     heuristic: str
-    ratio: str
-    expected: float | str
-    found: float | str
+
+
+@dataclass(frozen=True)
+class KnownLog:
+    """A log, and the original's best on it at each ratio of its peak; None where no heuristic works."""
+
+    program: Program
+    original: Originals
+
+
+@dataclass(frozen=True)
+class PlannedRatio:
+    """A budget in bytes, a ``ratio`` of the peak, and the slowdown of our plan, infinite without one."""
+
+    ratio: float
+    budget: int
+    slowdown: float
+    seconds: float
 
     @property
-    def deviation(self) -> float | None:
-        """Ours minus theirs where both are numbers."""
-        if isinstance(self.expected, str) or isinstance(self.found, str):
-            return None
-        return self.found - self.expected
+    def works(self) -> bool:
+        return self.slowdown <= THRASH
+
+
+@dataclass(frozen=True)
+class LogResult:
+    """One log: the original's best at each ratio, and our plans.
+
+    ``bound`` are the bytes that no plan can do without, ``peak`` those of the program as it is.
+    """
+
+    log: str
+    operators: int
+    peak: int
+    bound: int
+    original: Originals
+    ours: tuple[PlannedRatio, ...]
 
     @property
-    def agrees(self) -> bool:
-        return self.deviation is not None or self.found == self.expected
+    def lowest(self) -> float | None:
+        """The lowest ratio at which our plan works."""
+        return min((plan.ratio for plan in self.ours if plan.works), default=None)
+
+    @property
+    def lower(self) -> float | None:
+        """The ratio by which ours is to work: ``_LOWER`` below the original's lowest."""
+        return _lower(self.original)
+
+    @property
+    def can_be_lower(self) -> bool:
+        """True if the lower bound lets any plan work at the ratio ``lower``."""
+        return self.lower is not None and int(self.peak * self.lower) >= self.bound
+
+    @property
+    def is_lower(self) -> bool:
+        return self.lower is not None and self.lowest is not None and self.lowest <= self.lower
+
+    @property
+    def not_lower(self) -> dict[float, bool]:
+        """For each ratio at which the original works: True if our slowdown is not lower."""
+        pairs = ((plan, self.original.get(plan.ratio)) for plan in self.ours)
+        return {plan.ratio: not _is_lower(plan.slowdown, best.slowdown) for plan, best in pairs if best}
 
 
-def _compare(arguments: argparse.Namespace) -> None:
-    reference = read_reference(arguments.reference)
-    heuristics = arguments.heuristic or _COMPARED
-    programs = [read(path, simrd=True) for path in arguments.logs]
-    tasks = [
-        (program, heuristic, ratio, expected)
-        for program in programs
-        for heuristic in heuristics
-        for ratio, expected in reference.get(program.name, {}).get(heuristic, {}).items()
-    ]
-    if not tasks:
-        raise CommandError(f"{arguments.reference} has none of these logs under these heuristics")
-    compared = []
-    with progress("replays", len(tasks)) as watch:
-        for number, task in enumerate(tasks, 1):
-            compared.append(_compared(*task))
-            watch(number)
-    print(tabulate(_summaries(compared), headers="keys", disable_numparse=True))
+def known(given: Sequence[Path], reference: Path | None) -> list[KnownLog]:
+    """The logs with what the reference knows of each, the smallest first; none where the default has none."""
+    folders = [path for path in given or [FOLDER] if path.is_dir()]
+    inside = [log for folder in folders for log in folder.glob("*.log.gz")]
+    paths = sorted([*inside, *(path for path in given if path not in folders)], key=_size)
+    if not paths and given:
+        raise CommandError(f"--logs {given[0]}: there are no logs (*.log.gz)")
+    if not paths:
+        return []
+    return load(paths, reference or paths[0].parent / REFERENCE)
 
 
-def _compared(program: Program, heuristic: str, ratio: str, expected: float | str) -> _Comparison:
-    result = replay(program, int(float(ratio) * program.peak), heuristic, max_slowdown=_THRASH)
-    found = _VERDICTS.get(result.outcome, result.slowdown)
-    return _Comparison(program.name, heuristic, ratio, expected, found)
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
-def _summaries(compared: list[_Comparison]) -> Iterator[dict[str, Any]]:
-    groups: dict[tuple[str, str], list[_Comparison]] = {}
-    for item in compared:
-        groups.setdefault((item.log, item.heuristic), []).append(item)
-    for (log, heuristic), items in groups.items():
-        deviations = [abs(item.deviation) for item in items if item.deviation is not None]
-        differing = [f"{item.ratio}: {item.found}, not {item.expected}" for item in items if not item.agrees]
-        yield {
-            "log": log,
-            "heuristic": heuristic,
-            "budgets": len(items),
-            "largest deviation": f"{max(deviations, default=0):.4f}",
-            "other verdicts": "; ".join(differing) or "none",
-        }
+def results(cases: Iterable[KnownLog], ratios: Sequence[float] | None) -> Iterator[LogResult]:
+    """Plans for logs at some ratios of the peak, all that the reference has if None."""
+    for log in cases:
+        yield compare(log.program, log.original, ratios)
 
 
-def read_reference(path: Path) -> dict[str, dict[str, dict[str, float | str]]]:
+def load(logs: Iterable[Path], reference: Path) -> list[KnownLog]:
+    """The logs with what the reference knows of each."""
+    slowdowns = read_reference(reference)
+    known = []
+    for path in logs:
+        program = read(path)
+        if not slowdowns.get(program.name):
+            raise CommandError(f"{reference} knows no log named {program.name}")
+        known.append(KnownLog(program, _best(slowdowns[program.name])))
+    return known
+
+
+def _best(slowdowns: Slowdowns) -> dict[float, Original | None]:
+    found: dict[float, Original | None] = {}
+    for heuristic, ratios in slowdowns.items():
+        for ratio, value in ratios.items():
+            best = found.setdefault(float(ratio), None)
+            if not isinstance(value, str) and (best is None or value < best.slowdown):
+                found[float(ratio)] = Original(value, heuristic)
+    return found
+
+
+def compare(program: Program, original: Originals, ratios: Sequence[float] | None = None) -> LogResult:
+    """Plan for a log at some ratios of its peak, all of the original's if None, at its lowest and below."""
+    ends = (_lowest(original), _lower(original))
+    wanted = {*(original if ratios is None else ratios), *(end for end in ends if end is not None)}
+    bound = lower_bound(program)
+    plans = []
+    with progress(program.name, len(wanted)) as watch:
+        for ratio in sorted(wanted, reverse=True):
+            plans.append(_planned(program, ratio, bound))
+            watch(len(plans))
+    operators = sum(1 for _ in program.calls())
+    return LogResult(program.name, operators, program.peak, bound, original, tuple(plans))
+
+
+def _planned(program: Program, ratio: float, bound: int) -> PlannedRatio:
+    budget = int(program.peak * ratio)
+    started = time.perf_counter()
+    slowdown = _slowdown(program, budget) if budget >= bound else math.inf
+    return PlannedRatio(ratio, budget, slowdown, time.perf_counter() - started)
+
+
+def _slowdown(program: Program, budget: int) -> float:
     try:
-        slowdowns = json.loads(path.read_text(encoding="utf-8"))["slowdown"]
-        return {
-            log: {
-                heuristic: {ratio: _expected(ratio, value) for ratio, value in ratios.items()}
-                for heuristic, ratios in heuristics.items()
-            }
-            for log, heuristics in slowdowns.items()
+        return 1 + search(program, budget, Policy(HEURISTICS["next-use"])).cost / program.cost
+    except Infeasible:
+        return math.inf
+
+
+def _lowest(original: Originals) -> float | None:
+    return min((ratio for ratio, best in original.items() if best is not None), default=None)
+
+
+def _lower(original: Originals) -> float | None:
+    lowest = _lowest(original)
+    # 0.2 - 0.05 is not 0.15 in binary.
+    return None if lowest is None or lowest <= _LOWER else round(lowest - _LOWER, _DIGITS)
+
+
+def _is_lower(ours: float, theirs: float) -> bool:
+    """True if our slowdown is lower to the digits of the reference, or none where theirs is none."""
+    return ours == theirs == 1 or (math.isfinite(ours) and round(ours, _DIGITS) < theirs)
+
+
+def goals(results: Sequence[LogResult]) -> list[Goal]:
+    """The goals, over all logs; none without logs."""
+    if not results:
+        return []
+    ratios = [
+        (f"{result.log} at {format_percent(ratio)}", not_lower)
+        for result in results
+        for ratio, not_lower in result.not_lower.items()
+    ]
+    possible = [result for result in results if result.can_be_lower]
+    return [
+        no_exception(
+            "logs: overhead lower than the original's best at every ratio",
+            [name for name, not_lower in ratios if not_lower],
+            len(ratios),
+            "not lower",
+        ),
+        no_exception(
+            f"logs: works {_LOWER:g} of the peak lower where the bound allows it",
+            [result.log for result in possible if not result.is_lower],
+            len(possible),
+            "do not",
+        ),
+    ]
+
+
+def each(result: LogResult) -> str:
+    rows = [
+        {
+            "budget": format_percent(plan.ratio),
+            **_original_cells(result, plan.ratio),
+            "ours": _ours(plan, result.bound),
+            "planning": format_seconds(plan.seconds) if plan.budget >= result.bound else "",
         }
-    except OSError as error:
-        raise CommandError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise CommandError(
-            f'{path} is no reference: expected {{"slowdown": {{log: {{heuristic: {{ratio: slowdown}}}}}}}}, '
-            'where a slowdown is a number, "OOM" or "thrash"'
-        ) from None
+        for plan in result.ours
+    ]
+    return f"{result.log}: {result.operators} operators, future known\n{table(rows)}"
 
 
-def _expected(ratio: str, value: Any) -> float | str:
-    if not 0 < float(ratio) <= 1:
-        raise ValueError
-    if isinstance(value, str):
-        return {verdict.lower(): verdict for verdict in _VERDICTS.values()}[value.lower()]
-    if isinstance(value, bool) or not value >= 1:
-        raise ValueError
-    return float(value)
+def _original_cells(result: LogResult, ratio: float) -> dict[str, str]:
+    best = result.original.get(ratio)
+    if best is None:
+        return {"original": "none works" if ratio in result.original else "not known", "by": ""}
+    return {"original": f"× {best.slowdown:.{_DIGITS}f}", "by": best.heuristic}
+
+
+def _ours(plan: PlannedRatio, bound: int) -> str:
+    if plan.budget < bound:
+        return "below the bound"
+    if not math.isfinite(plan.slowdown):
+        return "no plan"
+    return f"× {plan.slowdown:.{_DIGITS}f}{'' if plan.works else ', thrash'}"
+
+
+def summary(results: Sequence[LogResult]) -> str:
+    if not results:
+        return f"operator logs are left out: {FOLDER} has none"
+    return table(
+        [
+            {
+                "lowest ratio": result.log,
+                "original": _ratio(_lowest(result.original)),
+                "ours": _ratio(result.lowest),
+                "lower bound": format_percent(result.bound / result.peak),
+            }
+            for result in results
+        ]
+    )
+
+
+def _ratio(ratio: float | None) -> str:
+    return "none works" if ratio is None else format_percent(ratio)

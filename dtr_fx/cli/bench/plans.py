@@ -1,131 +1,175 @@
-"""All that is promised of plans, from one run: every table and, at the end, every goal.
+"""All that is promised of plans: every table and, at the end, every goal.
 
-The tables are those of
+"baselines": plans against other ways to run a step, and against the lower bound. Models are built on fake
+tensors and nothing is executed, so they can have any size; by default they are those of the zoo at full size.
+Every baseline is judged by the same rule at the peak that it really reaches (a share of eager's, inputs and
+parameters apart) and at the compute that its graphs really have (extra over eager's). For each model this
+prints, for each activation_memory_budget of PyTorch's partitioner, its peak and its extra compute, and ours
+at a budget of that peak; for torch.utils.checkpoint around every block, our extra compute at its peak, our
+lowest peak at its extra compute; the smallest budget that works, over the lower bound of any plan.
 
-  - dtr-fx bench rivals: PyTorch's partitioner, checkpointing, the smallest budgets;
-  - dtr-fx bench optimum: exact planners on small networks;
-  - dtr-fx bench futures: operator logs with their future known, where DIR has logs and a reference;
-  - dtr-fx bench times: how long planning takes.
+"optimum": DTR against the optimum, on training steps of 16 to 62 operators: chains, chains of residual
+blocks, U-shaped networks, trees, and random graphs. Checkmate's integer program is tried first, MOCCASIN's
+constraint program where that proves nothing in time. For each network and budget this prints the optimum over
+the cost of the unconstrained program, who proved it, and by how much DTR's plan under each heuristic costs
+more; where no optimum is proved, the cost of the best plan known and of DTR's over that of the program. "None
+in stages" is Checkmate's proof that no plan of its kind fits: one that runs no operator twice between two
+first runs. Budgets that an operator alone exceeds are left out.
 
-This takes long; --quick runs a small case of each, too small to judge by:
+"logs": operator logs with their future known. The original simulator decides online, from the past; a plan is
+made once, from all of a log. At each ratio of a log's peak this prints the lowest slowdown (total over base
+time) that any heuristic of the original reaches, by the reference, and that of the plan that a search finds.
+Then come the lowest ratios that work: of the original, of the plans, which are tried there and at 0.05 below,
+too, and of the lower bound, which is what an operator needs alone, or the results at the end. As in the
+original, more than twice the time is "thrash" and does not work.
 
-  dtr-fx bench plans
-  dtr-fx bench plans --logs ../shared/dtr_logs --seconds 10
+"times": times of planning, by both planners, at one budget, over GPTs of growing depth, or of TARGETs. Nodes
+are all those of the joint graph, inputs and outputs among them; operators are those that are called. "All"
+are the seconds from the graph to the rewritten and verified one, "plan" those of finding the plan alone; of
+the online planner the best of two runs.
+
+All of them take long; --quick runs a small case of each, too small to judge by:
+
   dtr-fx bench plans --quick
+  dtr-fx bench plans zoo:gpt_full train.py:make_model --only baselines --json
+  dtr-fx bench plans --only optimum --shares 70% 40% --heuristic dtr-eq next-use --seconds 10
+  dtr-fx bench plans --only logs --logs lstm.log.gz --reference simrd_slowdown.json --shares 50% 30%
+  dtr-fx bench plans --only times --layers 12 24 --shares 50%
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any, Protocol
 
-from dtr_fx.cli.arguments import seconds
-from dtr_fx.cli.bench import futures, optimum, rivals, times
+from dtr_fx.cli.arguments import positive, seconds, share
+from dtr_fx.cli.bench import baselines, logs, optimum, times
 from dtr_fx.cli.bench.goals import Goal, goal_table
+from dtr_fx.cli.bench.targets import add_targets
 from dtr_fx.errors import CommandError
-from dtr_fx.lab.planners import OperatorGraph
+from dtr_fx.lab.planners.gaps import SEARCH
 from dtr_fx.lab.planners.moccasin import require_ortools
 from dtr_fx.planning.options import Options
+from dtr_fx.runtime import HEURISTICS
 
-_LOGS = Path(__file__).parents[4] / "shared" / "dtr_logs"
-_REFERENCE = "simrd_slowdown.json"
-_HEURISTICS = ("dtr", "next-use", optimum.SEARCH)
+_PARTS = ("baselines", "optimum", "logs", "times")
+_QUICK_SECONDS = 0.1
 
 
-@dataclass(frozen=True)
-class Cases:
-    """What the benchmarks are run on, each as it takes them.
+class Tables(Protocol):
+    """What a part's module has: a text for each result, and one for all, "" if there is none; its goals."""
 
-    ``ratios`` are of the logs' peaks, all that the reference has if None.
-    """
+    def each(self, result: Any) -> str: ...
 
-    targets: Sequence[str]
-    options: Options
-    budgets: Sequence[float]
-    networks: Sequence[OperatorGraph]
-    shares: Sequence[float]
-    logs: Sequence[futures.Case]
-    ratios: Sequence[float] | None
-    gpts: Sequence[times.Subject]
+    def summary(self, results: Sequence[Any]) -> str: ...
+
+    def goals(self, results: Sequence[Any]) -> list[Goal]: ...
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_targets(parser, nargs="*", default="models at full size, and GPTs for times")
     parser.add_argument(
-        "--logs",
-        type=Path,
-        metavar="DIR",
-        help=f"with operator logs, NAME.log.gz, and {_REFERENCE} (default: ../shared/dtr_logs)",
+        "--only", nargs="+", choices=_PARTS, default=_PARTS, metavar="PART", help=f"of {', '.join(_PARTS)}"
+    )
+    parser.add_argument("--quick", action="store_true", help="a small case of each part")
+    parser.add_argument(
+        "--shares",
+        nargs="+",
+        type=share,
+        metavar="SHARE",
+        help="budgets, of each peak; of baselines, activation_memory_budget (default: 1.0 0.9 ... 0.0 of "
+        f"baselines, {' '.join(map(str, optimum.SHARES))} of optima, those of the reference of logs, "
+        f"{times.SHARE:g} of times)",
+    )
+    parser.add_argument(
+        "--heuristic",
+        nargs="+",
+        choices=(*HEURISTICS, SEARCH),
+        default=optimum.DEFAULTS,
+        metavar="NAME",
+        help=f"of optima: {', '.join(HEURISTICS)}, or {SEARCH} (default: {' '.join(optimum.DEFAULTS)})",
     )
     parser.add_argument(
         "--seconds",
         type=seconds,
-        default=optimum.SECONDS,
+        default=60.0,
         metavar="S",
         help="for each exact planner and budget (default: %(default)g)",
     )
-    parser.add_argument("--quick", action="store_true", help="a small case of each benchmark")
+    parser.add_argument(
+        "--logs",
+        nargs="+",
+        type=Path,
+        metavar="LOG",
+        help=f"operator logs, or a folder with NAME.log.gz and {logs.REFERENCE} (default: {logs.FOLDER})",
+    )
+    parser.add_argument(
+        "--reference",
+        type=Path,
+        metavar="FILE",
+        help='JSON: {"slowdown": {log: {heuristic: {ratio: slowdown, "OOM" or "thrash"}}}} '
+        f"(default: {logs.REFERENCE} beside the logs)",
+    )
+    parser.add_argument(
+        "--layers",
+        nargs="+",
+        type=positive,
+        metavar="N",
+        help=f"depths of the GPT of times (default: {' '.join(map(str, times.LAYERS))})",
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command.
-
-    Raises
-    ------
-    DTRError
-        DIR has no logs, the exact planners' libraries are not installed, or the models are not there.
-    """
-    require_ortools()
-    folder = arguments.logs or _LOGS
-    logs = _logs(folder, must_exist=arguments.logs is not None)
-    paths = logs[:1] if arguments.quick else logs
-    known = futures.load(paths, folder / _REFERENCE) if paths else []
-    cases = _few(known) if arguments.quick else _all(known)
-    found = list(_show(cases, folder, arguments.seconds))
-    print(goal_table(found))
-
-
-def _logs(folder: Path, *, must_exist: bool) -> list[Path]:
-    """The logs of a folder, the smallest first."""
-    logs = sorted(folder.glob("*.log.gz"), key=lambda path: path.stat().st_size)
-    has_all = bool(logs) and (folder / _REFERENCE).is_file()
-    if must_exist and not has_all:
-        raise CommandError(f"--logs {folder}: there are no logs (*.log.gz) with a {_REFERENCE}")
-    return logs if has_all else []
+    """Carry out the command."""
+    if arguments.targets and arguments.layers:
+        raise CommandError("give TARGETs, or --layers, the depths of the GPT that is measured without them")
+    found: list[Goal] = []
+    data: dict[str, Any] = {}
+    for name, (tables, coming) in _parts(arguments).items():
+        results = []
+        for result in coming:
+            results.append(result)
+            if not arguments.json:
+                _show(tables.each(result))
+        if not arguments.json:
+            _show(tables.summary(results))
+        found += tables.goals(results)
+        data[name] = list(map(asdict, results))
+    if arguments.json:
+        print(json.dumps({**data, "goals": list(map(asdict, found))}, indent=1))
+    elif found:
+        print(goal_table(found))
 
 
-def _all(logs: Sequence[futures.Case]) -> Cases:
-    return Cases(
-        targets=rivals.examples(),
-        options=Options(),
-        budgets=rivals.BUDGETS,
-        networks=optimum.small_networks(),
-        shares=optimum.SHARES,
-        logs=logs,
-        ratios=None,
-        gpts=times.gpts(),
-    )
+def _show(text: str) -> None:
+    if text:
+        print(text, end="\n\n", flush=True)
 
 
-def _few(logs: Sequence[futures.Case]) -> Cases:
-    return Cases(
-        targets=[rivals.example("mlp")],
-        options=Options(plan_seconds=0.1),
-        budgets=(1.0, 0.5),
-        networks=optimum.small_networks()[:2],
-        shares=(0.5,),
-        logs=logs,
-        ratios=(0.5,),
-        gpts=times.gpts((2, 4)),
-    )
-
-
-def _show(cases: Cases, folder: Path, seconds: float) -> Iterator[Goal]:
-    yield from rivals.show(cases.targets, cases.options, cases.budgets)
-    yield from optimum.show(cases.networks, cases.shares, _HEURISTICS, seconds)
-    if cases.logs:
-        yield from futures.show(cases.logs, cases.ratios)
-    else:
-        print(f"operator logs are left out: {folder} has none", end="\n\n")
-    yield from times.show(cases.gpts)
+def _parts(arguments: argparse.Namespace) -> dict[str, tuple[Tables, Iterator[Any]]]:
+    """What is asked for, and its results to come; what can be wrong is said before anything runs."""
+    quick, targets, shares, only = arguments.quick, arguments.targets, arguments.shares, arguments.only
+    settings = dict(arguments.arg)
+    parts: dict[str, tuple[Tables, Iterator[Any]]] = {}
+    if "baselines" in only:
+        models = targets or (["zoo:mlp_full"] if quick else baselines.models())
+        options = Options(plan_seconds=_QUICK_SECONDS if quick else None)
+        budgets = shares or ((1.0, 0.5) if quick else baselines.BUDGETS)
+        parts["baselines"] = baselines, baselines.results(models, settings, options, budgets)
+    if "optimum" in only:
+        require_ortools()
+        graphs = optimum.small_networks()[: 2 if quick else None]
+        wanted = shares or ((0.5,) if quick else optimum.SHARES)
+        parts["optimum"] = optimum, optimum.results(graphs, wanted, arguments.heuristic, arguments.seconds)
+    if "logs" in only:
+        known = logs.known(arguments.logs or [], arguments.reference)[: 1 if quick else None]
+        parts["logs"] = logs, logs.results(known, shares or ((0.5,) if quick else None))
+    if "times" in only:
+        depths = arguments.layers or ((2, 4) if quick else times.LAYERS)
+        subjects = times.of_targets(targets, settings) if targets else times.gpts(depths)
+        parts["times"] = times, times.results(subjects, shares or (times.SHARE,))
+    return parts

@@ -1,30 +1,17 @@
-"""Times of planning, by both planners, over GPTs of growing depth.
-
-For each TARGET, as for dtr-fx diff, its training step is traced on fake tensors and planned at one budget.
-Nodes are all those of the joint graph, inputs and outputs among them; operators are those that are called.
-"All" are the seconds from the graph to the rewritten and verified one, "plan" those of finding the plan
-alone; of the online planner the best of two runs. By default the TARGETs are the GPT of examples/rivals.py
-at several depths:
-
-  dtr-fx bench times
-  dtr-fx bench times --layers 12 24 --budget 50%
-  dtr-fx bench times examples/rivals.py:resnet50
-"""
+"""Times of planning, by both planners, over GPTs of growing depth."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dtr_fx.cli.arguments import positive, share
-from dtr_fx.cli.bench.goals import ONLINE, ROUNDING, SEARCH, Goal, goal_table, table, worst
-from dtr_fx.cli.bench.rivals import example, name_of
+from dtr_fx.cli.bench.goals import ONLINE, ROUNDING, SEARCH, Goal, worst
+from dtr_fx.cli.bench.targets import name_of
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import Inputs, load_target
-from dtr_fx.errors import CommandError
+from dtr_fx.inspect.table import table
 from dtr_fx.planning.options import Options
 from dtr_fx.units import format_percent, format_seconds
 
@@ -32,14 +19,16 @@ if TYPE_CHECKING:
     from dtr_fx.lab.baselines import Joint
 
 # The first has 2,000 nodes, the last 20,000.
-_LAYERS = (16, 24, 50, 100, 164)
-_BUDGET = 0.7
+LAYERS = (16, 24, 50, 100, 164)
+SHARE = 0.7
 _RUNS = {"online": 2, "search": 1}
 _GROWTH = 2.0
 
+Models: TypeAlias = "Mapping[str, Callable[[], tuple[Callable[..., object], Inputs]]]"
+
 
 @dataclass(frozen=True)
-class Seconds:
+class PlannerSeconds:
     """Of one planner: ``whole`` from the graph to the verified one, ``plan`` to find the plan alone."""
 
     whole: float
@@ -47,127 +36,81 @@ class Seconds:
 
 
 @dataclass(frozen=True)
-class Result:
-    """One graph: its nodes, those of them that are operators, and what planning for it takes."""
+class PlanningTimes:
+    """One graph: its nodes, those that are operators, and what planning at a share of its peak takes."""
 
     name: str
+    share: float
     nodes: int
     operators: int
-    online: Seconds
-    search: Seconds
+    online: PlannerSeconds
+    search: PlannerSeconds
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What is planned for: a name, and how to make a model and its inputs."""
-
-    name: str
-    make: Callable[[], tuple[Callable[..., object], Inputs]]
+def of_targets(targets: Sequence[str], settings: Mapping[str, Any]) -> Models:
+    return {name_of(target): partial(load_target, target, **settings) for target in targets}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "targets", nargs="*", metavar="TARGET", help="default: the GPT of examples/rivals.py at each depth"
+def gpts(depths: Sequence[int]) -> Models:
+    """The GPT of full size at some depths."""
+    return {f"gpt of {depth}": partial(load_target, "zoo:gpt_full", layers=depth) for depth in depths}
+
+
+def results(models: Models, shares: Sequence[float]) -> Iterator[PlanningTimes]:
+    """Seconds of planning for models, at budgets that are shares of their peaks."""
+    with progress("times", len(models)) as watch:
+        for done, (name, make) in enumerate(models.items(), 1):
+            joint = _trace(make)
+            yield from (_measure(name, joint, share) for share in shares)
+            watch(done)
+
+
+def each(result: PlanningTimes) -> str:
+    return ""
+
+
+def summary(results: Sequence[PlanningTimes]) -> str:
+    return "\n\n".join(
+        f"planning at {format_percent(share)} of the peak\n"
+        f"{_table([result for result in results if result.share == share])}"
+        for share in dict.fromkeys(result.share for result in results)
     )
-    parser.add_argument(
-        "--layers",
-        nargs="+",
-        type=positive,
-        metavar="N",
-        help=f"depths of the GPT (default: {' '.join(map(str, _LAYERS))})",
-    )
-    parser.add_argument(
-        "--budget",
-        type=share,
-        default=_BUDGET,
-        metavar="SHARE",
-        help=f"of each graph's peak (default: {_BUDGET:g})",
-    )
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command.
-
-    Raises
-    ------
-    DTRError
-        A target that cannot be loaded or traced, or a budget that is too small for it.
-    """
-    if arguments.targets and arguments.layers:
-        raise CommandError("give TARGETs, or --layers, the depths of the GPT that is measured without them")
-    subjects = [Subject(name_of(target), partial(load_target, target)) for target in arguments.targets]
-    print(goal_table(show(subjects or gpts(arguments.layers or _LAYERS), arguments.budget)))
-
-
-def gpts(depths: Sequence[int] = _LAYERS) -> list[Subject]:
-    """The GPT of examples/rivals.py at some depths.
-
-    Raises
-    ------
-    CommandError
-        There is no source tree with it.
-    """
-    target = example("gpt")
-    return [Subject(f"gpt of {depth}", partial(load_target, target, layers=depth)) for depth in depths]
-
-
-def show(subjects: Sequence[Subject], budget: float = _BUDGET) -> list[Goal]:
-    """Print the table and return the goals.
-
-    Raises
-    ------
-    DTRError
-        A model that cannot be loaded or traced, or a budget that is too small for it.
-    """
-    with progress("times", len(subjects)) as watch:
-        results = []
-        for subject in subjects:
-            results.append(measure(subject, budget))
-            watch(len(results))
-    print(f"planning at {format_percent(budget)} of the peak\n{_table(results)}", end="\n\n", flush=True)
-    return goals(results)
-
-
-def measure(subject: Subject, budget: float) -> Result:
-    """Time both planners on one model.
-
-    Raises
-    ------
-    DTRError
-        A model that cannot be loaded or traced, or a budget that is too small for it.
-    """
+def _trace(make: Callable[[], tuple[Callable[..., object], Inputs]]) -> Joint:
     # Compilation machinery takes seconds to import, which --help need not wait for.
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from dtr_fx.lab import baselines as rivals
+    from dtr_fx.lab.baselines import trace
 
     with FakeTensorMode(allow_non_fake_inputs=True):
-        joint = rivals.trace(*subject.make())
+        return trace(*make())
+
+
+def _measure(name: str, joint: Joint, share: float) -> PlanningTimes:
     nodes = list(joint.graph.graph.nodes)
-    return Result(
-        name=subject.name,
+    return PlanningTimes(
+        name=name,
+        share=share,
         nodes=len(nodes),
         operators=sum(node.op.startswith("call") for node in nodes),
         # First, and best of two: the first plan in a process imports what later ones find there.
-        online=_seconds(joint, Options(budget=budget, planner="online")),
-        search=_seconds(joint, Options(budget=budget, planner="search")),
+        online=_seconds(joint, Options(budget=share, planner="online")),
+        search=_seconds(joint, Options(budget=share, planner="search")),
     )
 
 
-def _seconds(joint: Joint, options: Options) -> Seconds:
+def _seconds(joint: Joint, options: Options) -> PlannerSeconds:
     from dtr_fx.lab.baselines import plan
 
     reports = [plan(joint, options)[1] for _ in range(_RUNS[options.planner])]
-    return Seconds(
+    return PlannerSeconds(
         whole=min(sum(report.seconds.values()) for report in reports),
         plan=min(report.seconds["plan"] for report in reports),
     )
 
 
-# --- goals -------------------------------------------------------------------------------------------------
-
-
-def goals(results: Sequence[Result]) -> list[Goal]:
+def goals(results: Sequence[PlanningTimes]) -> list[Goal]:
     """The goals, over all graphs."""
     return [
         worst(
@@ -188,10 +131,10 @@ def goals(results: Sequence[Result]) -> list[Goal]:
     ]
 
 
-def _growths(results: Sequence[Result]) -> Iterator[tuple[str, float]]:
+def _growths(results: Sequence[PlanningTimes]) -> Iterator[tuple[str, float]]:
     """By how much the time per node grows, of either planner, in all and for the plan alone."""
     smallest, largest = (pick(results, key=lambda result: result.nodes) for pick in (min, max))
-    kinds: dict[str, Callable[[Result], float]] = {
+    kinds: dict[str, Callable[[PlanningTimes], float]] = {
         "search": lambda result: result.search.whole,
         "search, plan": lambda result: result.search.plan,
         "online": lambda result: result.online.whole,
@@ -201,10 +144,7 @@ def _growths(results: Sequence[Result]) -> Iterator[tuple[str, float]]:
         yield name, (seconds(largest) / largest.nodes) / (seconds(smallest) / smallest.nodes)
 
 
-# --- output ------------------------------------------------------------------------------------------------
-
-
-def _table(results: Iterable[Result]) -> str:
+def _table(results: Sequence[PlanningTimes]) -> str:
     return table(
         [
             {
@@ -219,7 +159,7 @@ def _table(results: Iterable[Result]) -> str:
     )
 
 
-def _cells(planner: str, seconds: Seconds, nodes: int) -> dict[str, str]:
+def _cells(planner: str, seconds: PlannerSeconds, nodes: int) -> dict[str, str]:
     return {
         f"{planner}: all": format_seconds(seconds.whole),
         f"{planner}: plan": format_seconds(seconds.plan),

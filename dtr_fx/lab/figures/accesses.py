@@ -20,11 +20,6 @@ def plot_accesses(replays: Sequence[Replay], title: str) -> Figure:
     """A panel for each program: accesses to evaluate the heuristic and to keep its metadata, added up.
 
     The thin dashed line below a curve counts those to keep the metadata alone.
-
-    Raises
-    ------
-    DTRError
-        matplotlib is not installed.
     """
     require_matplotlib()
     from matplotlib.lines import Line2D

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dtr_fx.lab.figures.style import Look, heuristic_looks, policy_dash, policy_look, strokes
+from dtr_fx.lab.figures.style import POLICY_DASHES, POLICY_LOOKS, Look, heuristic_looks, strokes
 from dtr_fx.lab.replay import Outcome, Replay
 from dtr_fx.runtime import Deallocation
 
@@ -23,7 +23,7 @@ _STEP, _SPREAD = 0.012, 0.08
 
 
 @dataclass(frozen=True)
-class Point:
+class ReplayedPoint:
     """The replays of one budget: several if the heuristic is random.
 
     ``value`` is their mean, ``low`` and ``high`` the least and the most; NaN unless all of them ended.
@@ -46,12 +46,12 @@ class Curve:
     policy: Deallocation
     look: Look
     dash: str
-    points: tuple[Point, ...]
+    points: tuple[ReplayedPoint, ...]
     rank: int
     of: int
 
     @property
-    def failure(self) -> tuple[Point | None, Point] | None:
+    def failure(self) -> tuple[ReplayedPoint | None, ReplayedPoint] | None:
         """The largest budget that did not do, and the point before it."""
         before = None
         for point in self.points:
@@ -78,7 +78,7 @@ def curves(replays: Sequence[Replay], value: Callable[[Replay], float]) -> dict[
     return panels
 
 
-def points(replays: Iterable[Replay], value: Callable[[Replay], float]) -> tuple[Point, ...]:
+def points(replays: Iterable[Replay], value: Callable[[Replay], float]) -> tuple[ReplayedPoint, ...]:
     """A point for each budget that is a limit, the largest first."""
     budgets: dict[float, list[Replay]] = {}
     for replay in replays:
@@ -87,12 +87,12 @@ def points(replays: Iterable[Replay], value: Callable[[Replay], float]) -> tuple
     return tuple(_point(ratio, budgets[ratio], value) for ratio in sorted(budgets, reverse=True))
 
 
-def _point(ratio: float, replays: Sequence[Replay], value: Callable[[Replay], float]) -> Point:
+def _point(ratio: float, replays: Sequence[Replay], value: Callable[[Replay], float]) -> ReplayedPoint:
     failed = [replay.outcome for replay in replays if replay.outcome != "ok"]
     if failed:
-        return Point(ratio, failed[0], math.nan, math.nan, math.nan)
+        return ReplayedPoint(ratio, failed[0], math.nan, math.nan, math.nan)
     values = [value(replay) for replay in replays]
-    return Point(ratio, "ok", sum(values) / len(values), min(values), max(values))
+    return ReplayedPoint(ratio, "ok", sum(values) / len(values), min(values), max(values))
 
 
 def _looks(kinds: Sequence[tuple[str, Deallocation]]) -> dict[tuple[str, Deallocation], tuple[Look, str]]:
@@ -102,13 +102,13 @@ def _looks(kinds: Sequence[tuple[str, Deallocation]]) -> dict[tuple[str, Dealloc
     if len(policies) > 1 and len(heuristics) == 1:
         return {(name, policy): (_of_policy(heuristics[name], policy), "solid") for name, policy in kinds}
     return {
-        (name, policy): (heuristics[name], policy_dash(policy) if len(policies) > 1 else "solid")
+        (name, policy): (heuristics[name], POLICY_DASHES[policy] if len(policies) > 1 else "solid")
         for name, policy in kinds
     }
 
 
 def _of_policy(look: Look, policy: Deallocation) -> Look:
-    own = policy_look(policy)
+    own = POLICY_LOOKS[policy]
     return replace(own, label=f"{look.label}, {own.label}")
 
 
@@ -164,7 +164,7 @@ def legend_of(panels: dict[str, list[Curve]]) -> list[Any]:
     policies = dict.fromkeys(curve.policy for curve in first)
     if len(policies) > 1 and len(looks) < len(first):
         for policy in policies:
-            label, dash = policy_look(policy).label, policy_dash(policy)
+            label, dash = POLICY_LOOKS[policy].label, POLICY_DASHES[policy]
             handles.append(Line2D([], [], color=_NEUTRAL, linestyle=dash, label=label))
     failures = [curve.failure for row in panels.values() for curve in row if curve.failure]
     for outcome, marker in _ENDS.items():

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from dtr_fx.lab.figures.accesses import plot_accesses
-from dtr_fx.lab.figures.overheads import Comparison, plot_overheads
+from dtr_fx.lab.figures.overheads import PlannerComparison, plot_overheads
 from dtr_fx.lab.figures.residency import LinearTrace, plot_residency
 from dtr_fx.lab.figures.slowdowns import plot_slowdowns
 from dtr_fx.lab.figures.study import SEEDS, Study
@@ -59,7 +59,7 @@ def draw_study(study: Study, number: int) -> Drawing:
     return Drawing(number, picture, rows)
 
 
-def draw_comparison(comparison: Comparison) -> Drawing:
+def draw_comparison(comparison: PlannerComparison) -> Drawing:
     """Figure 3, from a comparison that has run."""
     title = (
         "Figure 3. Overhead of DTR and of static planners\n"

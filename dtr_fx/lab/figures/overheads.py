@@ -52,13 +52,13 @@ COMPARED: dict[str, Planner] = {
         name: partial(plan_dtr, heuristic=name, max_recompute=MAX_RECOMPUTE)
         for name in ("dtr", "dtr-eq", "lru")
     },
-    **PLANNERS,
+    **{name: PLANNERS[name] for name in ("Chen √N", "Chen greedy", "Revolve")},
 }
 _EXACT = ("Checkmate", "MOCCASIN")
 
-# The most operators that a planner is tried on: exact ones hardly get further in their time, and searching
-# ones, which try many orders, take minutes.
-LARGEST = {"Checkmate": 64, "MOCCASIN": 64, "Chen greedy": 600, "Revolve": 600, "largest first": 600}
+# The most operators that a planner is tried on: exact ones hardly get further in their time, and those that
+# try many segments take minutes.
+LARGEST = {"Checkmate": 64, "MOCCASIN": 64, "Chen greedy": 600, "Revolve": 600}
 
 _LOOKS = {
     "Checkmate": Look("Checkmate", "#000000", "*"),
@@ -67,7 +67,6 @@ _LOOKS = {
     "Chen √N": Look("Chen √N", "#332288", "^"),
     "Chen greedy": Look("Chen greedy", "#44AA99", ">"),
     "Revolve": Look("Revolve", "#CC6677", "<"),
-    "largest first": Look("largest first", "#999933", "P"),
 }
 
 # Curves that often lie on those before them.
@@ -131,7 +130,7 @@ def budgets(graph: OperatorGraph) -> list[int]:
     return list(dict.fromkeys(graph.floor + room * step // BUDGETS for step in reversed(range(BUDGETS))))
 
 
-class Comparison:
+class PlannerComparison:
     """Every planner on every graph under every budget, ``len(comparison)`` tasks.
 
     A planner is not tried on graphs of more operators than ``LARGEST`` has for it; its results say so.
@@ -190,11 +189,6 @@ def plot_overheads(graphs: Sequence[OperatorGraph], results: Sequence[Planned], 
 
     What a planner found but did not prove optimal in its time has a hollow marker, if it is one that proves.
     Where a curve ends above the smallest budget, a mark tells that there is no plan.
-
-    Raises
-    ------
-    DTRError
-        matplotlib is not installed.
     """
     figure, axes = panels(len(graphs), title, MEMORY_RATIO, "overhead (total / base cost)")
     for graph, panel in zip(graphs, axes):

@@ -93,13 +93,7 @@ def _intervals(events: Sequence[Step]) -> list[Interval]:
 
 
 def plot_residency(trace: LinearTrace, title: str) -> Figure:
-    """A row for each tensor, a column for each operator that runs.
-
-    Raises
-    ------
-    DTRError
-        matplotlib is not installed.
-    """
+    """A row for each tensor, a column for each operator that runs."""
     x_label, y_label = (
         "operators executed, recomputations included",
         "tensor $t_i$, and its gradient $\\hat{t}_i$",

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from dtr_fx.lab.figures.curves import Curve, curves, draw_curve, legend_of
 from dtr_fx.lab.figures.style import legend_below, panels
+from dtr_fx.lab.needs import largest_operator
 from dtr_fx.lab.replay import Replay
-from dtr_fx.runtime.program import Call, Constant, Program
+from dtr_fx.runtime.program import Program
 from dtr_fx.units import format_bytes
 
 if TYPE_CHECKING:
@@ -39,13 +40,6 @@ def plot_slowdowns(replays: Sequence[Replay], title: str, programs: Iterable[Pro
     programs:
         Those that were replayed, for the two areas of Figure 2: budgets that do not even hold the constants,
         and those that do not hold the largest operator beside them.
-
-    Raises
-    ------
-    DTRError
-        matplotlib is not installed.
-    ValueError
-        There is no replay with a limit.
     """
     replays = [replay for replay in replays if math.isfinite(replay.budget)]
     if not replays:
@@ -97,18 +91,3 @@ def _areas() -> list[Any]:
         Patch(facecolor=_CONSTANTS, label="inputs and weights"),
         Patch(facecolor=_OPERATOR, label="largest operator"),
     ]
-
-
-def largest_operator(program: Program) -> int:
-    """The most bytes that one operator reads and writes, constants aside: no budget can do with less."""
-    storages = program.storages
-    sizes: dict[int, int] = {}
-    largest = 0
-    for step in program.instructions:
-        if isinstance(step, Constant):
-            sizes[step.tensor] = 0
-        elif isinstance(step, Call):
-            sizes.update({output.tensor: output.size for output in step.outputs if output.alias is None})
-            touched = {storages[tensor] for tensor in (*step.inputs, *(out.tensor for out in step.outputs))}
-            largest = max(largest, sum(sizes[storage] for storage in touched))
-    return largest

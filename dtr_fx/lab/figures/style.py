@@ -65,24 +65,18 @@ _HEURISTICS: dict[str, Look] = {
     for cost, sign in _COSTS.items()
 }
 
-_POLICIES: dict[Deallocation, Look] = {
+POLICY_LOOKS: dict[Deallocation, Look] = {
     "ignore": Look("ignore", "#CC6677", "v"),
     "eager": Look("eager eviction", "#332288", "o"),
     "banish": Look("banish", "#117733", "s"),
 }
-_DASHES: dict[Deallocation, str] = {"ignore": "dotted", "eager": "solid", "banish": "dashed"}
+POLICY_DASHES: dict[Deallocation, Any] = {"ignore": "dotted", "eager": "solid", "banish": "dashed"}
 
 _SPARE = [("#117733", "*"), ("#AA4499", "X"), ("#661100", "d"), ("#88CCEE", "8")]
 
 
 def require_matplotlib() -> None:
-    """Make sure that pictures can be drawn.
-
-    Raises
-    ------
-    DTRError
-        matplotlib is not installed.
-    """
+    """Make sure that pictures can be drawn."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
@@ -102,14 +96,6 @@ def heuristic_looks(names: Iterable[str]) -> dict[str, Look]:
     return looks
 
 
-def policy_look(policy: Deallocation) -> Look:
-    return _POLICIES[policy]
-
-
-def policy_dash(policy: Deallocation) -> Any:
-    return _DASHES[policy]
-
-
 def strokes(look: Look, rank: int, of: int) -> dict[str, Any]:
     """How to plot the curve of that rank: later ones are thinner, so that those below them show."""
     thickness = 1 - rank / max(of, 1)
@@ -126,13 +112,7 @@ def strokes(look: Look, rank: int, of: int) -> dict[str, Any]:
 def panels(
     number: int, title: str, x_label: str, y_label: str, *, size: tuple[float, float] = _PANEL
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of that many panels, four in a row at most, under a title; a panel's ``size`` is in inches.
-
-    Raises
-    ------
-    DTRError
-        matplotlib is not installed.
-    """
+    """A figure of that many panels, four in a row at most, under a title; a panel's ``size`` is in inches."""
     require_matplotlib()
     from matplotlib.figure import Figure
 

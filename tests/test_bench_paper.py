@@ -1,4 +1,4 @@
-"""``dtr-fx bench logs``: a small case of what the results page is made with."""
+"""``dtr-fx bench paper`` with logs: a small case of what the results page is made with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dtr_fx.runtime.program import Call, Release
 def log(tmp_path):
     """The linear network of 16 operators as a log."""
     lines: list[Line] = []
-    for step in networks.linear(16).steps:
+    for step in networks.linear(16).instructions:
         match step:
             case Call(name, inputs, (output,), _):
                 result = f"x{output.tensor}"
@@ -35,7 +35,7 @@ def rows(out: str) -> list[list[str]]:
 
 
 def test_logs_prints_slowdowns_and_times(log, capsys):
-    assert main(["bench", "logs", str(log), "--heuristic", "dtr-eq", "lru", "--budget", "50%", "6"]) == 0
+    assert main(["bench", "paper", str(log), "--heuristic", "dtr-eq", "lru", "--budget", "50%", "6"]) == 0
     found = [row for row in rows(capsys.readouterr().out) if row[0] == "sixteen"]
     program = read_log(log)
     expected = [
@@ -52,7 +52,7 @@ def test_logs_compares_with_a_reference(log, tmp_path, capsys):
     reference = tmp_path / "reference.json"
     known = {"dtr": {"0.5": slowdown + 0.25, "0.1": "oom"}, "msps": {"0.1": "thrash"}, "new": {"0.5": 1.0}}
     reference.write_text(json.dumps({"slowdown": {"sixteen": known, "other": {}}}))
-    assert main(["bench", "logs", str(log), "--reference", str(reference)]) == 0
+    assert main(["bench", "paper", str(log), "--reference", str(reference)]) == 0
     exact, msps = (row for row in rows(capsys.readouterr().out) if row[0] == "sixteen")
     assert exact == ["sixteen", "dtr", "2", "0.2500", "none"]
     assert msps == ["sixteen", "msps", "1", "0.0000", "0.1:", "OOM,", "not", "thrash"]
@@ -76,12 +76,18 @@ def test_a_reference_that_is_none(log, tmp_path, capsys, text, expected):
     reference = tmp_path / "reference.json"
     if text is not None:
         reference.write_text(text)
-    assert main(["bench", "logs", str(log), "--reference", str(reference)]) == 2
+    assert main(["bench", "paper", str(log), "--reference", str(reference)]) == 2
     assert expected in capsys.readouterr().err
 
 
 def test_a_reference_has_its_own_budgets(log, tmp_path, capsys):
     reference = tmp_path / "reference.json"
     reference.write_text(json.dumps({"slowdown": {"sixteen": {"dtr": {"0.5": 1.0}}}}))
-    assert main(["bench", "logs", str(log), "--reference", str(reference), "--budget", "50%"]) == 2
+    assert main(["bench", "paper", str(log), "--reference", str(reference), "--budget", "50%"]) == 2
     assert "with --reference the budgets are those that it has" in capsys.readouterr().err
+
+
+def test_logs_and_parts_belong_together(log, capsys):
+    assert main(["bench", "paper", str(log), "--only", "linear"]) == 2
+    assert main(["bench", "paper", "--only", "logs"]) == 2
+    assert capsys.readouterr().err.count("give LOGs for the part logs") == 2

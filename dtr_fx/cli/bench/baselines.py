@@ -1,50 +1,23 @@
-"""Plans against their rivals: PyTorch's partitioner, per-block checkpointing, and the lower bound.
-
-TARGETs are those of dtr-fx diff; they are built on fake tensors and nothing is executed, so they can have
-any size. By default: the models of examples/rivals.py. Every rival is judged by the same rule at the peak
-that it really reaches (a share of eager's, inputs and parameters apart) and at the compute that its graphs
-really have (extra over eager's). For each model this prints
-
-  - for each activation_memory_budget of PyTorch's partitioner its peak and its extra compute, and ours at a
-    budget of that peak;
-  - for torch.utils.checkpoint around every block: our extra compute at its peak, our lowest peak at its extra
-    compute;
-  - the smallest budget that works, over the lower bound of any plan;
-
-and at the end which of the goals are met:
-
-  dtr-fx bench rivals
-  dtr-fx bench rivals examples/rivals.py:gpt train.py:make_model --json
-"""
+"""Plans against PyTorch's partitioner, per-block checkpointing, and the lower bound."""
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import itertools
-import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dtr_fx.cli.bench.goals import (
-    ROUNDING,
-    SEARCH,
-    Goal,
-    format_ratio,
-    goal_table,
-    no_exception,
-    table,
-    worst,
-)
+from dtr_fx.cli.bench.goals import ROUNDING, SEARCH, Goal, format_ratio, no_exception, worst
+from dtr_fx.cli.bench.targets import name_of
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import load_target
 from dtr_fx.errors import CommandError, InfeasibleBudgetError
+from dtr_fx.inspect.table import table
 from dtr_fx.planning.judge import Judgement, judge
 from dtr_fx.planning.options import Options
 from dtr_fx.units import format_bytes, format_percent, format_seconds
@@ -53,8 +26,8 @@ if TYPE_CHECKING:
     from dtr_fx.lab.baselines import Joint
 
 BUDGETS = tuple(tenths / 10 for tenths in range(10, -1, -1))
-_MODELS = ("gpt", "vit", "resnet50", "unet", "lstm", "mlp")
-_OPTIONAL_MODELS = {"transformers": "transformers_gpt2"}
+_MODELS = ("gpt_full", "vit", "resnet50_full", "unet_full", "lstm_full", "mlp_full")
+_OPTIONAL_MODELS = {"transformers": "gpt2"}
 _BISECTIONS = 7
 # Goals: of the partitioner's extra compute in all, of a checkpoint's, of the lower bound.
 _OF_PARTITIONER = 0.6
@@ -63,7 +36,7 @@ _OF_BOUND = 1.05
 
 
 @dataclass(frozen=True)
-class Plan:
+class OurPlan:
     """Our plan at one budget: ``peak`` in bytes, ``overhead`` over eager, ``seconds`` of planning."""
 
     peak: int
@@ -72,21 +45,26 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Point:
-    """A rival, the peak that it reaches in bytes, and our plan at a budget of that, if there is one."""
+class Baseline:
+    """Another way to run the step, the peak that it reaches in bytes, and our plan at a budget of that."""
 
-    rival: str
+    name: str
     peak: int
     overhead: float
-    ours: Plan | None
+    ours: OurPlan | None
 
     @property
     def our_overhead(self) -> float:
         return math.inf if self.ours is None else self.ours.overhead
 
+    @property
+    def ratio(self) -> float:
+        """Our extra compute over its own."""
+        return _ratio(self.our_overhead, self.overhead)
+
 
 @dataclass(frozen=True)
-class Result:
+class ModelBaselines:
     """One model. ``lowest`` is our plan with the least peak that computes no more than the checkpoint does.
 
     ``smallest`` is the smallest budget that a plan was found for, ``bound`` what no plan can do without, both
@@ -96,16 +74,20 @@ class Result:
     target: str
     nodes: int
     eager: Judgement
-    partitioner: tuple[Point, ...]
-    checkpoint: Point
-    lowest: Plan | None
+    partitioner: tuple[Baseline, ...]
+    checkpoint: Baseline
+    lowest: OurPlan | None
     smallest: int
     bound: int
     smallest_seconds: float
 
-    def share(self, peak: int) -> float:
+    @property
+    def name(self) -> str:
+        return name_of(self.target)
+
+    def share(self, peak: int) -> str:
         """Of eager's activation peak."""
-        return (peak - self.eager.constants) / self.eager.above_constants
+        return format_percent((peak - self.eager.constants) / self.eager.above_constants)
 
     @property
     def theirs(self) -> float:
@@ -116,111 +98,53 @@ class Result:
         return sum(point.our_overhead for point in self.partitioner)
 
     @property
-    def plans(self) -> list[Plan]:
+    def plans(self) -> list[OurPlan]:
         found = [point.ours for point in (*self.partitioner, self.checkpoint)]
         return [plan for plan in found if plan is not None]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "targets",
-        nargs="*",
-        metavar="TARGET",
-        help=f"default: {' '.join(_MODELS)} and, where it is installed, a model of transformers",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object: results and goals")
-
-
-def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command.
-
-    Raises
-    ------
-    DTRError
-        A target that cannot be loaded or traced.
-    """
-    targets = arguments.targets or examples()
-    if arguments.json:
-        results = [compare(target, Options()) for target in targets]
-        as_json = {"results": list(map(asdict, results)), "goals": list(map(asdict, goals(results)))}
-        print(json.dumps(as_json, indent=1))
-    else:
-        print(goal_table(show(targets, Options())))
-
-
-def examples() -> list[str]:
-    """The models that are compared by default.
-
-    Raises
-    ------
-    CommandError
-        There is no source tree with them.
-    """
+def models() -> list[str]:
+    """The models that are compared by default."""
     optional = [name for library, name in _OPTIONAL_MODELS.items() if importlib.util.find_spec(library)]
-    return [example(name) for name in (*_MODELS, *optional)]
+    return [f"zoo:{name}" for name in (*_MODELS, *optional)]
 
 
-def example(name: str) -> str:
-    """One of the models of examples/rivals.py, as a target.
-
-    Raises
-    ------
-    CommandError
-        There is no source tree with it.
-    """
-    path = Path(__file__).parents[3] / "examples" / "rivals.py"
-    if not path.is_file():
-        raise CommandError("the models of this benchmark are in examples/ of the source tree: run it there")
-    return f"{path}:{name}"
-
-
-def show(targets: Iterable[str], options: Options, budgets: Sequence[float] = BUDGETS) -> list[Goal]:
-    """Print the tables of some models and return the goals.
-
-    Raises
-    ------
-    DTRError
-        A target that cannot be loaded or traced.
-    """
-    results = []
+def results(
+    targets: Iterable[str], settings: Mapping[str, Any], options: Options, budgets: Sequence[float]
+) -> Iterator[ModelBaselines]:
+    """Plans beside the baselines; ``budgets`` are those of the partitioner."""
     for target in targets:
-        results.append(compare(target, options, budgets))
-        print(_partitioner_table(results[-1]), end="\n\n", flush=True)
-    print(_checkpoint_table(results), _smallest_table(results), sep="\n\n", end="\n\n", flush=True)
-    return goals(results)
+        yield compare(target, options, budgets, settings)
 
 
-def compare(target: str, options: Options, budgets: Sequence[float] = BUDGETS) -> Result:
-    """Hold our plans for one model against the rivals.
-
-    Raises
-    ------
-    DTRError
-        The target cannot be loaded or traced.
-    """
+def compare(
+    target: str, options: Options, budgets: Sequence[float], settings: Mapping[str, Any] | None = None
+) -> ModelBaselines:
+    """Hold our plans for one model against the baselines."""
     # Compilation machinery takes seconds to import, which --help need not wait for.
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from dtr_fx.lab import baselines as rivals
+    from dtr_fx.lab import baselines
 
     with progress(name_of(target), len(budgets) + _BISECTIONS + 4) as watch:
         tick = map(watch, itertools.count(1)).__next__
         with FakeTensorMode(allow_non_fake_inputs=True):
-            model, inputs = load_target(target)
+            model, inputs = load_target(target, **(settings or {}))
             if not isinstance(model, torch.nn.Module):
                 raise CommandError(f"{target}: a function has no blocks to checkpoint; give a module")
-            joint = rivals.trace(model, inputs)
+            joint = baselines.trace(model, inputs)
             tick()
-            checkpoint = judge(*rivals.checkpointed(model, inputs))
+            checkpoint = judge(*baselines.checkpointed(model, inputs))
             tick()
-        planner = _Planner(joint, options, judge(*rivals.eager(joint)), tick)
+        planner = _Planner(joint, options, judge(*baselines.eager(joint)), tick)
         smallest, bound, seconds = planner.smallest()
-        return Result(
+        return ModelBaselines(
             target=target,
             nodes=sum(node.op.startswith("call") for node in joint.graph.graph.nodes),
             eager=planner.eager,
             partitioner=tuple(
-                planner.against(f"{budget:.1f}", judge(*rivals.min_cut(joint, budget))) for budget in budgets
+                planner.against(f"{budget:.1f}", judge(*baselines.min_cut(joint, budget)))
+                for budget in budgets
             ),
             checkpoint=planner.against("checkpoint", checkpoint),
             lowest=planner.lowest_peak(checkpoint.overhead(planner.eager), above=smallest),
@@ -238,14 +162,14 @@ class _Planner:
         self._joint = joint
         self._options = options
         self._tick = tick
-        self._plans: dict[int, Plan | None] = {}
+        self._plans: dict[int, OurPlan | None] = {}
 
-    def at(self, budget: int) -> Plan | None:
+    def at(self, budget: int) -> OurPlan | None:
         if budget not in self._plans:
             self._plans[budget] = self._plan(budget)
         return self._plans[budget]
 
-    def _plan(self, budget: int) -> Plan | None:
+    def _plan(self, budget: int) -> OurPlan | None:
         from dtr_fx.lab.baselines import planned
 
         try:
@@ -253,14 +177,14 @@ class _Planner:
         except InfeasibleBudgetError:
             return None
         found = judge(*pair)
-        return Plan(found.peak, found.overhead(self.eager), sum(report.seconds.values()))
+        return OurPlan(found.peak, found.overhead(self.eager), sum(report.seconds.values()))
 
-    def against(self, name: str, rival: Judgement) -> Point:
-        point = Point(name, rival.peak, rival.overhead(self.eager), self.at(rival.peak))
+    def against(self, name: str, found: Judgement) -> Baseline:
+        beside = Baseline(name, found.peak, found.overhead(self.eager), self.at(found.peak))
         self._tick()
-        return point
+        return beside
 
-    def lowest_peak(self, overhead: float, *, above: int) -> Plan | None:
+    def lowest_peak(self, overhead: float, *, above: int) -> OurPlan | None:
         """The plan of the lowest peak that a bisection finds with no more than this overhead."""
         low, high, best = above, self.eager.peak, None
         for _ in range(_BISECTIONS):
@@ -288,15 +212,12 @@ class _Planner:
         return *found, time.perf_counter() - started
 
 
-# --- goals -------------------------------------------------------------------------------------------------
-
-
-def goals(results: Sequence[Result]) -> list[Goal]:
+def goals(results: Sequence[ModelBaselines]) -> list[Goal]:
     """The goals, over all models."""
     theirs, ours = (sum(getattr(result, side) for result in results) for side in ("theirs", "ours"))
     points = [(result, point) for result in results for point in result.partitioner]
     higher = [
-        f"{name_of(result.target)} at {point.rival}"
+        f"{result.name} at {point.name}"
         for result, point in points
         if point.our_overhead > point.overhead + ROUNDING
     ]
@@ -311,25 +232,22 @@ def goals(results: Sequence[Result]) -> list[Goal]:
         ),
         worst(
             f"checkpoint: at its peak, at most {_OF_CHECKPOINT:g} of its extra compute",
-            ((name_of(r.target), _ratio(r.checkpoint.our_overhead, r.checkpoint.overhead)) for r in results),
+            ((r.name, r.checkpoint.ratio) for r in results),
             _OF_CHECKPOINT,
         ),
         worst(
             "checkpoint: at its extra compute, a lower peak",
-            (
-                (name_of(r.target), r.lowest.peak / r.checkpoint.peak if r.lowest else math.inf)
-                for r in results
-            ),
+            ((r.name, r.lowest.peak / r.checkpoint.peak if r.lowest else math.inf) for r in results),
             1 - ROUNDING,
         ),
         worst(
             f"smallest budget: at most {_OF_BOUND:g} of the lower bound",
-            ((name_of(r.target), r.smallest / r.bound) for r in results),
+            ((r.name, r.smallest / r.bound) for r in results),
             _OF_BOUND,
         ),
         worst(
             f"planning: of the time allowed, {SEARCH}",
-            ((name_of(r.target), plan.seconds / SEARCH(r.nodes)) for r in results for plan in r.plans),
+            ((r.name, plan.seconds / SEARCH(r.nodes)) for r in results for plan in r.plans),
             1.0,
         ),
     ]
@@ -341,42 +259,42 @@ def _ratio(ours: float, theirs: float) -> float:
     return ours / theirs if theirs > 0 else math.inf
 
 
-# --- output ------------------------------------------------------------------------------------------------
-
-
-def _partitioner_table(result: Result) -> str:
+def each(result: ModelBaselines) -> str:
     eager = result.eager
     title = (
-        f"{name_of(result.target)}: {result.nodes} operators, {format_seconds(eager.cost)} of compute, "
+        f"{result.name}: {result.nodes} operators, {format_seconds(eager.cost)} of compute, "
         f"peak {format_bytes(eager.peak)}, {format_bytes(eager.constants)} of it inputs and parameters"
     )
     rows = [
         {
-            "activation_memory_budget": point.rival,
-            "peak": format_percent(result.share(point.peak)),
+            "activation_memory_budget": point.name,
+            "peak": result.share(point.peak),
             "extra compute": format_percent(point.overhead),
-            "ours": _extra(point.ours),
+            "ours": _extra(point.our_overhead),
             "planning": format_seconds(point.ours.seconds) if point.ours else "",
         }
         for point in result.partitioner
     ]
     of_theirs = format_ratio(_ratio(result.ours, result.theirs))
-    total = {"extra compute": format_percent(result.theirs), "ours": _share(result.ours)}
-    rows.append({"activation_memory_budget": "sum", **total, "planning": of_theirs})
-    return f"{title}\n{table(rows)}"
+    total = {"peak": "", "extra compute": format_percent(result.theirs), "ours": _extra(result.ours)}
+    return f"{title}\n{table([*rows, {'activation_memory_budget': 'sum', **total, 'planning': of_theirs}])}"
 
 
-def _checkpoint_table(results: Iterable[Result]) -> str:
+def summary(results: Sequence[ModelBaselines]) -> str:
+    return f"{_checkpoint_table(results)}\n\n{_smallest_table(results)}"
+
+
+def _checkpoint_table(results: Iterable[ModelBaselines]) -> str:
     return table(
         [
             {
-                "checkpoint": name_of(result.target),
-                "peak": format_percent(result.share(result.checkpoint.peak)),
+                "checkpoint": result.name,
+                "peak": result.share(result.checkpoint.peak),
                 "extra compute": format_percent(result.checkpoint.overhead),
-                "ours at its peak": _extra(result.checkpoint.ours),
-                "of its": format_ratio(_ratio(result.checkpoint.our_overhead, result.checkpoint.overhead)),
+                "ours at its peak": _extra(result.checkpoint.our_overhead),
+                "of its": format_ratio(result.checkpoint.ratio),
                 "our lowest peak at its extra compute": (
-                    format_percent(result.share(result.lowest.peak)) if result.lowest else "none"
+                    result.share(result.lowest.peak) if result.lowest else "none"
                 ),
             }
             for result in results
@@ -384,13 +302,13 @@ def _checkpoint_table(results: Iterable[Result]) -> str:
     )
 
 
-def _smallest_table(results: Iterable[Result]) -> str:
+def _smallest_table(results: Iterable[ModelBaselines]) -> str:
     return table(
         [
             {
-                "smallest budget": name_of(result.target),
+                "smallest budget": result.name,
                 "bytes": format_bytes(result.smallest),
-                "of activations": format_percent(result.share(result.smallest)),
+                "of activations": result.share(result.smallest),
                 "lower bound": format_bytes(result.bound),
                 "over the bound": format_ratio(result.smallest / result.bound),
                 "search": format_seconds(result.smallest_seconds),
@@ -400,14 +318,5 @@ def _smallest_table(results: Iterable[Result]) -> str:
     )
 
 
-def _extra(plan: Plan | None) -> str:
-    return "no plan" if plan is None else format_percent(plan.overhead)
-
-
-def _share(overhead: float) -> str:
+def _extra(overhead: float) -> str:
     return format_percent(overhead) if math.isfinite(overhead) else "no plan"
-
-
-def name_of(target: str) -> str:
-    """The factory's name alone."""
-    return target.rpartition(":")[2]

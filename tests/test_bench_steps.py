@@ -1,4 +1,4 @@
-"""``dtr-fx bench models``, and what it judges a step by."""
+"""``dtr-fx bench steps``, and what it judges a step by."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from dtr_fx.cli import main
+from dtr_fx.cli.targets import load_trainee
 from dtr_fx.errors import GraphError
-from dtr_fx.lab.trainee import SMALLEST, Trainee, differing, measure, same_bits, smallest_budget, sweep
+from dtr_fx.lab.trainee import Trainee, differing, measure, same_bits, smallest_budget
 from dtr_fx.planning.options import Options
 
 MODEL = """
@@ -31,6 +32,13 @@ def function():
 def model_file(tmp_path: Path) -> Path:
     path = tmp_path / "model.py"
     path.write_text(MODEL)
+    return path
+
+
+@pytest.fixture
+def dropout_file(tmp_path: Path) -> Path:
+    path = tmp_path / "dropout.py"
+    path.write_text(MODEL.replace("nn.GELU())", "nn.GELU(), nn.Dropout(0.1))"))
     return path
 
 
@@ -100,16 +108,17 @@ def test_a_mistake_in_a_plan_would_be_seen(trainee: Trainee, monkeypatch: pytest
     assert "gradient of 0.weight" in differing(wrong.results, expected.results)
 
 
-def test_a_sweep_leaves_out_what_does_not_work(trainee: Trainee) -> None:
-    watched: list[str] = []
-    rows = list(sweep(trainee, Options(), ["80%", "1%", "1GiB", SMALLEST], repeats=1, watch=watched.append))
-    assert [row.asked for row in rows] == ["80%", "1GiB", SMALLEST]
-    assert watched == ["100%", "smallest budget", "80%", "1GiB", SMALLEST, ""]
-    most, unlimited, least = rows
-    assert least.budget == smallest_budget(trainee, Options()).smallest
-    assert least.measured < most.measured < unlimited.measured
-    assert unlimited.overhead == 0 < most.overhead < least.overhead
-    assert all(row.identical and row.time_ratio > 0 for row in rows)
+def test_what_does_not_work_is_left_out(dropout_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = f"{dropout_file}:factory"
+    budgets = ["80%", "1%", "1GiB", "smallest"]
+    assert main(["bench", "steps", target, "--budgets", *budgets, "--pairs", "1", "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert [row["asked"] for row in found["rows"]] == ["80%", "1GiB", "smallest"]
+    most, unlimited, least = found["rows"]
+    assert least["budget"] == smallest_budget(load_trainee(target), Options()).smallest
+    assert least["measured"] < most["measured"] < unlimited["measured"]
+    assert unlimited["overhead"] == 0 < most["overhead"] < least["overhead"]
+    assert all(row["identical"] and row["time_ratio"] > 0 for row in found["rows"])
 
 
 def test_a_step_of_several_graphs_is_refused() -> None:
@@ -131,7 +140,7 @@ def test_a_step_of_several_graphs_is_refused() -> None:
 
 
 def test_the_table(model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "models", f"{model_file}:factory", "--budgets", "80%", "smallest"]) == 0
+    assert main(["bench", "steps", f"{model_file}:factory", "--budgets", "80%", "smallest"]) == 0
     captured = capsys.readouterr()
     title, header, _, first, last = captured.out.strip().splitlines()
     assert title.startswith(f"{model_file}:factory: peak ")
@@ -147,7 +156,7 @@ def test_the_table(model_file: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_the_same_as_json(model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = f"{model_file}:factory"
-    assert main(["bench", "models", target, target, "--budgets", "70%", "--json"]) == 0
+    assert main(["bench", "steps", target, target, "--budgets", "70%", "--json"]) == 0
     first, second = json.loads(capsys.readouterr().out)
     assert first["target"] == second["target"] == target
     (row,), (again,) = first["rows"], second["rows"]
@@ -165,9 +174,10 @@ def test_progress_on_a_terminal(
     model_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert main(["bench", "models", f"{model_file}:factory", "--budgets", "80%"]) == 0
+    assert main(["bench", "steps", f"{model_file}:factory", "--budgets", "80%"]) == 0
     captured = capsys.readouterr()
-    assert f"{model_file}:factory: 80%" in captured.err
+    assert f"{model_file}:factory " in captured.err
+    assert " 1/1 " in captured.err
     assert captured.err.endswith("\r\033[K")
     assert "\033" not in captured.out
 
@@ -183,7 +193,7 @@ def test_progress_on_a_terminal(
 def test_every_mistake_is_one_line(
     model_file: Path, arguments: list[str], facts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", "models", *(argument.format(file=model_file) for argument in arguments)]) == 2
+    assert main(["bench", "steps", *(argument.format(file=model_file) for argument in arguments)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("dtr-fx: error: ")
@@ -193,5 +203,50 @@ def test_every_mistake_is_one_line(
 
 
 def test_a_budget_that_does_not_work_is_said(model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "models", f"{model_file}:factory", "--budgets", "1%"]) == 0
+    assert main(["bench", "steps", f"{model_file}:factory", "--budgets", "1%"]) == 0
     assert "none of these budgets works" in capsys.readouterr().out
+
+
+# Batches of many shapes
+
+BATCHES = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(8))
+    def forward(self, x):
+        for layer in self.layers:
+            x = nn.functional.gelu(layer(x)).sin()
+        return x.square().mean()
+
+def batches():
+    return Model(), [(torch.randn(rows, 32),) for rows in (256, 100, 180)]
+
+def one():
+    return Model(), torch.randn(8, 32)
+"""
+
+
+def test_batches_of_three_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(BATCHES)
+    command = ["bench", "steps", f"{path}:batches", "--dynamic", "--budgets", "70%", "--planner", "online"]
+    assert main([*command, "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert found["target"] == f"{path}:batches"
+    [row] = found["rows"]
+    assert row["compilations"] == 2
+    assert row["identical"] == row["batches"] == 3
+    assert 0.9 < row["over"] <= 1
+    assert row["overhead"] > 0
+    assert row["look_up_us"] < 50
+
+
+def test_a_model_without_a_list_of_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(BATCHES)
+    assert main(["bench", "steps", f"{path}:one", "--dynamic"]) == 2
+    assert "give a module and a list of batches, each a tuple of arguments" in capsys.readouterr().err

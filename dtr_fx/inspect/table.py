@@ -1,0 +1,35 @@
+"""The tables that commands print."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from tabulate import tabulate
+
+
+def table(
+    rows: Sequence[Mapping[str, object]],
+    text: Collection[str] = (),
+    widths: Sequence[int | None] | None = None,
+) -> str:
+    """A row for each mapping, whose keys are the heads of the columns.
+
+    The first column, and those named in ``text``, are words; all others are numbers, which end at one edge.
+    Words wider than their column's ``widths`` go on in the next line.
+
+    Examples
+    --------
+    >>> print(table([{"model": "gpt", "peak": "8 MiB"}, {"model": "lstm", "peak": "12 MiB"}]))
+    model      peak
+    -------  ------
+    gpt       8 MiB
+    lstm     12 MiB
+    """
+    if not rows:
+        return ""
+    _, *others = rows[0]
+    alignment = ["left", *("left" if name in text else "right" for name in others)]
+    drawn: str = tabulate(
+        rows, headers="keys", disable_numparse=True, colalign=alignment, maxcolwidths=widths
+    )
+    return drawn
