@@ -12,10 +12,10 @@ from playwright.sync_api import sync_playwright
 
 from dtr_fx.cli.targets import load_target
 from dtr_fx.compiler.backend import plan_step
-from dtr_fx.inspect import render_diff
+from dtr_fx.inspect.diff import render_diff
 from dtr_fx.inspect.html import render
+from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
-from dtr_fx.report import Report
 
 HERE = Path(__file__).parent
 COMMAND = "dtr-fx diff zoo:gpt --budget 60%"

@@ -2,8 +2,9 @@ import re
 
 import pytest
 
-from dtr_fx.inspect import render_diff
-from dtr_fx.report import Event, Point, Report, StorageStats
+from dtr_fx.inspect.diff import render_diff
+from dtr_fx.inspect.views import Report
+from dtr_fx.report import Event, Point, StorageStats
 
 MiB = 2**20
 BLOCKS = set("▁▂▃▄▅▆▇█")

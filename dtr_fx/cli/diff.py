@@ -30,8 +30,8 @@ from dtr_fx.cli.output import Screen
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.diff import render_diff
 from dtr_fx.inspect.difference import Difference, difference, render_difference
+from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
-from dtr_fx.report import Report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,8 +19,8 @@ from dtr_fx.cli.output import Screen, check_output, screen, write_text
 from dtr_fx.cli.progress import waiting
 from dtr_fx.cli.targets import load_target, one_line
 from dtr_fx.errors import CommandError, DTRError, did_you_mean
+from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
-from dtr_fx.report import Report
 from dtr_fx.runtime import HEURISTICS
 
 TARGETS = """TARGET is one of

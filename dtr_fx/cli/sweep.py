@@ -31,11 +31,13 @@ from dtr_fx.cli.output import check_output, screen, write_text
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import Inputs, load_target
 from dtr_fx.errors import CommandError
-from dtr_fx.inspect import Comparison, Mark, curve_page, render_curve
-from dtr_fx.inspect.comparison import to_csv, to_json
-from dtr_fx.planning.curve import PERCENTS, Curve, sweep
+from dtr_fx.inspect.comparison import Comparison, Mark, to_csv, to_json
+from dtr_fx.inspect.curve import render_curve
+from dtr_fx.inspect.curve_page import curve_page
+from dtr_fx.planning.curve import PERCENTS, sweep
 from dtr_fx.planning.judge import Judgement, judge
 from dtr_fx.planning.options import Options, parse_budget
+from dtr_fx.report.curve import Curve
 from dtr_fx.units import format_bytes, format_percent
 
 if TYPE_CHECKING:

@@ -7,12 +7,9 @@ import io
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
+from dtr_fx.report.curve import Curve
 from dtr_fx.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from dtr_fx.planning.curve import Curve
 
 
 @dataclass(frozen=True)

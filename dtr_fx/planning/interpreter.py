@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
+from dtr_fx.inspect.views import Report
 from dtr_fx.passes import rng, storages
 from dtr_fx.passes.propagate import propagate
 from dtr_fx.passes.storages import GraphProgram, Step
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Planning
 from dtr_fx.planning.transform import Laps, carry_out, copy_of, forget_earlier_rewrite
-from dtr_fx.report import Report
 from dtr_fx.runtime import Heuristic, OutOfBudget, Runtime
 from dtr_fx.runtime.driver import drive
 from dtr_fx.runtime.events import BANISH, DROP

@@ -11,9 +11,10 @@ from typing import Any, cast
 import torch
 from torch.fx import GraphModule, Node
 
+from dtr_fx.inspect.views import Report
 from dtr_fx.passes import storages
 from dtr_fx.passes.storages import GraphProgram, Value
-from dtr_fx.report import Event, Point, Report, StorageStats
+from dtr_fx.report import Event, Point, StorageStats
 from dtr_fx.runtime import events as kinds
 
 

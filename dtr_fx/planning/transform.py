@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 
 from dtr_fx.costs import roofline as cost_model
+from dtr_fx.inspect.views import Report
 from dtr_fx.passes import verify
 from dtr_fx.passes.drops import lower_drops
 from dtr_fx.passes.propagate import propagate
@@ -25,7 +26,7 @@ from dtr_fx.planning.options import Options
 from dtr_fx.planning.planner import Infeasible
 from dtr_fx.planning.planning import Planning
 from dtr_fx.planning.reporting import make_report, names_of
-from dtr_fx.report import Choice, Report
+from dtr_fx.report import Choice
 from dtr_fx.runtime import Heuristic, collector_paused
 from dtr_fx.runtime.heuristics import Score
 from dtr_fx.search import Run

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from dtr_fx.units import format_bytes, format_count, format_percent
 
-if TYPE_CHECKING:
-    import networkx as nx
+_Self = TypeVar("_Self", bound="Report")
 
 # What live bytes are.  Activations are made by the forward pass, gradients by the backward pass, if they are
 # not recomputed; outputs are what the forward pass returns; what an operator takes for itself is temporary.
@@ -145,35 +144,11 @@ class Report:
             f"{format_count(self.recomputes, 'recompute')}, overhead {format_percent(self.overhead)}"
         )
 
-    def _repr_html_(self) -> str:
-        """The page of the report, for a notebook."""
-        from dtr_fx.compiler.explain import in_notebook
-
-        return in_notebook([self])
-
-    def to_networkx(self) -> nx.DiGraph:
-        """The graph as it was, with drops and recomputes; see ``dtr_fx.inspect.exports``."""
-        from dtr_fx.inspect.exports import to_networkx
-
-        return to_networkx(self)
-
-    def to_chrome_trace(self) -> str:
-        """The step as planned, for Perfetto; see ``dtr_fx.inspect.exports``."""
-        from dtr_fx.inspect.exports import to_chrome_trace
-
-        return to_chrome_trace(self)
-
-    def to_memory_snapshot(self) -> dict[str, Any]:
-        """The plan's blocks, for PyTorch's memory viewer; see ``dtr_fx.inspect.exports``."""
-        from dtr_fx.inspect.exports import to_memory_snapshot
-
-        return to_memory_snapshot(self)
-
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Report:
+    def from_json(cls: type[_Self], text: str) -> _Self:
         """The report that ``to_json`` wrote.
 
         Raises
