@@ -18,17 +18,15 @@ import dtr_fx
 from dtr_fx.compiler.backend import plan_step
 from dtr_fx.errors import CommandError, InfeasibleBudgetError
 from dtr_fx.inspect.difference import Difference, difference, render_difference
-from dtr_fx.inspect.life import life_of
-from dtr_fx.inspect.overview import overview
-from dtr_fx.inspect.show import render_overview
+from dtr_fx.inspect.life import life_of, render_life
+from dtr_fx.inspect.overview import overview, render_overview
 from dtr_fx.inspect.views import Report
-from dtr_fx.inspect.why import render_life
 from dtr_fx.lab import networks
 from dtr_fx.lab.zoo import gpt
 from dtr_fx.planning.options import Options
 from dtr_fx.report import Event, Point
 from dtr_fx.report.blocks import blocks
-from dtr_fx.search import scores as watch
+from dtr_fx.search import watch
 from dtr_fx.search.execute import follow
 from dtr_fx.units import format_bytes
 

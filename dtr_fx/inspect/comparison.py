@@ -11,13 +11,19 @@ from dataclasses import asdict, dataclass
 from dtr_fx.report.curve import Curve
 from dtr_fx.units import format_bytes, format_seconds
 
+NAMES = {
+    "eager": "eager",
+    "checkpoint": "checkpoint per block",
+    "partitioner": "PyTorch's partitioner",
+    "optimum": "optimum",
+}
+
 
 @dataclass(frozen=True)
 class Mark:
     """Another way to run the step, at the peak in bytes that it reaches, and its overhead.
 
-    ``kind`` is ``"eager"``, ``"checkpoint"``, ``"partitioner"`` or ``"optimum"``; ``setting`` tells those of
-    a kind apart.
+    ``kind`` is a key of ``NAMES``; ``setting`` tells those of a kind apart.
     """
 
     kind: str

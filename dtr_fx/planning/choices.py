@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dtr_fx.report import Choice, Event
 from dtr_fx.runtime.events import COMPUTE, RECOMPUTE
 from dtr_fx.runtime.program import Program
-from dtr_fx.search import Run, Watched
-from dtr_fx.search import scores as watch
+from dtr_fx.search import Run, Watched, watch
 
 
 def choices(
