@@ -22,18 +22,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tabulate import tabulate
 from torch.fx import GraphModule
 
 from dtr_fx.cli import plans
 from dtr_fx.cli.arguments import add_outputs, seconds
-from dtr_fx.cli.output import check_output, screen, write_text
+from dtr_fx.cli.output import check_outputs, screen, write_text
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import Inputs, load_target
-from dtr_fx.errors import CommandError
 from dtr_fx.inspect.comparison import Comparison, Mark, to_csv, to_json
 from dtr_fx.inspect.curve import render_curve
 from dtr_fx.inspect.curve_page import curve_page
+from dtr_fx.inspect.text import table
 from dtr_fx.planning.curve import PERCENTS, sweep
 from dtr_fx.planning.judge import Judgement, judge
 from dtr_fx.planning.options import Options, parse_budget
@@ -82,13 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command.
-
-    Raises
-    ------
-    DTRError
-        A user's error: in an option, the target or an output file.
-    """
+    """Carry out the command; a user's error is a ``DTRError``."""
     _check(arguments)
     found = compare(
         arguments.target,
@@ -104,15 +97,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """What can be wrong on the command line is said before a model is built and traced."""
+    """Refuse what is wrong on the command line before a model is built and traced."""
     for budget in arguments.budgets:
         parse_budget(budget)
-    for path in arguments.output:
-        if path.suffix not in _FILES:
-            raise CommandError(f"{path}: name the file by what it is to be: {', '.join(_FILES)}")
-        check_output(path, force=arguments.force)
-    if arguments.json and arguments.output:
-        raise CommandError("give --json, which prints, or -o FILE.json, which writes, not both")
+    check_outputs(arguments, _FILES)
     if arguments.optimum is not None:
         from dtr_fx.lab.planners.moccasin import require_ortools
 
@@ -131,13 +119,7 @@ def compare(
     with_rivals: bool = True,
     optimum_seconds: float | None = None,
 ) -> Comparison:
-    """Plan a target's training step for every budget, and judge its rivals.
-
-    Raises
-    ------
-    DTRError
-        The target cannot be loaded or traced.
-    """
+    """Plan a target's training step for every budget, and judge its rivals."""
     # Compilation machinery takes seconds to import, which --help need not wait for.
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -179,17 +161,17 @@ def _checkpoint(
 def _partitioner(joint: Joint, eager: Judgement) -> Iterator[Mark]:
     from dtr_fx.lab import baselines as rivals
 
-    with progress("PyTorch's partitioner", len(_PARTITIONER)) as watch:
+    with progress("PyTorch's partitioner", len(_PARTITIONER)) as advance:
         for number, budget in enumerate(_PARTITIONER, 1):
             found = judge(*rivals.min_cut(joint, budget))
-            watch(number)
+            advance(number)
             yield Mark("partitioner", f"{budget:.1f}", found.peak, found.overhead(eager))
 
 
 def _curve(graph: GraphModule, budgets: Sequence[int | str], plan_seconds: float | None) -> Curve:
-    with progress("plans", len(budgets)) as watch:
+    with progress("plans", len(budgets)) as advance:
         return sweep(
-            graph, budgets, options={"plan_seconds": plan_seconds}, watch=lambda done, of: watch(done)
+            graph, budgets, options={"plan_seconds": plan_seconds}, watch=lambda done, of: advance(done)
         )
 
 
@@ -233,9 +215,9 @@ def _solutions(operators: OperatorGraph, curve: Curve, limit: float) -> Iterator
 
     whole = operators.peak + operators.constants
     shares = [point.budget / whole for point in curve.points[1:]]
-    with progress("optimum", len(shares)) as watch:
+    with progress("optimum", len(shares)) as advance:
         for number, gap in enumerate(gaps([operators], shares, (), limit), 1):
-            watch(number)
+            advance(number)
             yield gap
 
 
@@ -262,7 +244,7 @@ def _curve_table(found: Comparison) -> str:
         }
         for point in found.curve.points
     ]
-    return _table(rows, ["right"] * 5)
+    return table(rows, "rrrrr")
 
 
 def _mark_table(found: Comparison) -> str:
@@ -276,14 +258,10 @@ def _mark_table(found: Comparison) -> str:
         }
         for mark in found.marks
     ]
-    return _table(rows, ["left", *["right"] * 4])
+    return table(rows, "lrrrr")
 
 
 def _ours(curve: Curve, mark: Mark) -> str:
     """The least overhead of the curve's plans that need no more than a mark's peak."""
     fitting = [point.overhead for point in curve.points if point.peak <= mark.peak]
     return format_percent(min(fitting)) if fitting else "no plan"
-
-
-def _table(rows: Sequence[dict[str, str]], alignment: Sequence[str]) -> str:
-    return tabulate(rows, headers="keys", disable_numparse=True, colalign=alignment)

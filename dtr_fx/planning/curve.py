@@ -1,9 +1,7 @@
-"""What a graph costs in how much memory: the smallest budget, and the whole curve of budget and overhead."""
+"""The extra compute of a graph in less memory: the smallest budget, and the curve of budget and overhead."""
 
 from __future__ import annotations
 
-import copy
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +11,7 @@ from dtr_fx.errors import OptionError
 from dtr_fx.passes.propagate import propagate
 from dtr_fx.planning.options import BudgetSpec, Options, parse_budget, resolve_budget
 from dtr_fx.planning.planning import Planning
-from dtr_fx.planning.transform import forget_earlier_rewrite, without_guards
+from dtr_fx.planning.transform import copy_of, forget_earlier_rewrite, without_guards
 from dtr_fx.report.curve import Curve, CurvePoint
 from dtr_fx.runtime import collector_paused
 from dtr_fx.search import Run
@@ -62,7 +60,7 @@ def sweep(
     with collector_paused(), without_guards(graph):
         planning = Planning(graph, chosen)
         wanted = sorted({_bytes(planning, spec) for spec in specs}, reverse=True)
-        runs = _runs(planning, wanted, watch or _nobody)
+        runs = _runs(planning, wanted, watch or (lambda done, of: None))
     return Curve(
         points=tuple(_points(planning, runs)),
         baseline_peak=planning.baseline_peak,
@@ -119,10 +117,7 @@ def _options(given: Mapping[str, Any] | None, may: str = "") -> Options:
 
 
 def _copy(gm: GraphModule, example_inputs: Sequence[Any] | None) -> GraphModule:
-    with warnings.catch_warnings():
-        # What torch itself deprecates is in the copy.
-        warnings.simplefilter("ignore", FutureWarning)
-        graph = GraphModule(gm, copy.deepcopy(gm.graph))
+    graph = copy_of(gm)
     forget_earlier_rewrite(graph)
     propagate(graph, example_inputs)
     return graph
@@ -133,17 +128,16 @@ def _bytes(planning: Planning, spec: BudgetSpec) -> int:
     return resolve_budget(spec, planning.baseline_peak, program.device, already_held=program.constant_bytes)
 
 
-def _nobody(done: int, of: int) -> None: ...
-
-
-def _runs(planning: Planning, wanted: Sequence[int], watch: Callable[[int, int], None]) -> dict[int, Run]:
+def _runs(
+    planning: Planning, wanted: Sequence[int], on_progress: Callable[[int, int], None]
+) -> dict[int, Run]:
     """Plans by their budgets, that of the smallest budget among them."""
     lowest = planning.planner.smallest
     runs = {lowest.runtime.peak: lowest}
     for number, budget in enumerate(wanted, 1):
         if lowest.runtime.peak < budget < planning.baseline_peak:
             runs[budget] = planning.planner.plan(budget)
-        watch(number, len(wanted))
+        on_progress(number, len(wanted))
     return {budget: run for budget, run in runs.items() if budget < planning.baseline_peak}
 
 
