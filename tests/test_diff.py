@@ -256,7 +256,8 @@ def test_a_score_stands_beside_the_price() -> None:
     drop = priced("budget", 2.5e-7)
     text = render_diff(report(*run("a", 9), drop), width=140)
     assert "budget (2.5e-07), 1.20 ms again, away 58.2 ms" in text
-    assert "budget (2.5e-07)  " in render_diff(report(*run("a", 9), drop), width=100)
+    assert "budget (2.5e-07), 1.20 ms again  " in render_diff(report(*run("a", 9), drop), width=100)
+    assert "budget (2.5e-07)  " in render_diff(report(*run("a", 9), drop), width=80)
 
 
 # The budget as asked, and as it was kept
@@ -288,3 +289,9 @@ def test_a_graph_left_as_it_is_does_not_fit() -> None:
 
 def test_a_graph_within_its_budget_fits_without_a_plan() -> None:
     assert replace(report(before=(20,), after=(20,)), heuristic="none").verdict == "fits"
+
+
+def test_the_second_line_says_who_decided() -> None:
+    made = replace(report(), heuristic="search")
+    assert render_diff(made).splitlines()[1].startswith("search decided, runtime checked on cpu; ")
+    assert render_diff(replace(made, refused=2)).splitlines()[1].endswith("; 2 orders refused")

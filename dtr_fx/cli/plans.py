@@ -248,12 +248,12 @@ def graph_of(target: str, settings: Mapping[str, Any]) -> GraphModule:
 
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from dtr_fx.lab import baselines as rivals
+    from dtr_fx.lab import baselines
 
     with FakeTensorMode(allow_non_fake_inputs=True):
-        joint = rivals.trace(*load_target(target, **settings))
+        joint = baselines.trace(*load_target(target, **settings))
     # At its own peak the graph is only put into the order in which it runs.
-    return rivals.plan(joint, Options())[0]
+    return baselines.plan(joint, Options())[0]
 
 
 # Printing

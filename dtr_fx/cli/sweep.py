@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -83,14 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Carry out the command; a user's error is a ``DTRError``."""
     _check(arguments)
-    found = compare(
-        arguments.target,
-        arguments.budgets,
-        settings=dict(arguments.arg),
-        plan_seconds=arguments.plan_seconds,
-        with_rivals=not arguments.no_rivals,
-        optimum_seconds=arguments.optimum,
-    )
+    found = _compare(arguments)
     sys.stdout.write(to_json(found) if arguments.json else _as_text(found))
     for path in arguments.output:
         write_text(path, _FILES[path.suffix](found), force=arguments.force)
@@ -110,36 +103,28 @@ def _check(arguments: argparse.Namespace) -> None:
 # --- the comparison ----------------------------------------------------------------------------------------
 
 
-def compare(
-    target: str,
-    budgets: Sequence[str],
-    *,
-    settings: Mapping[str, Any] | None = None,
-    plan_seconds: float | None = None,
-    with_rivals: bool = True,
-    optimum_seconds: float | None = None,
-) -> Comparison:
-    """Plan a target's training step for every budget, and judge its rivals."""
+def _compare(arguments: argparse.Namespace) -> Comparison:
+    """Plan the target's training step for every budget, and judge other ways to run it."""
     # Compilation machinery takes seconds to import, which --help need not wait for.
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from dtr_fx.lab import baselines as rivals
+    from dtr_fx.lab import baselines
 
-    name = target.rpartition(":")[2]
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model, inputs = load_target(target, **(settings or {}))
-        joint = rivals.trace(model, inputs)
-        eager = judge(*rivals.eager(joint))
+        model, inputs = load_target(arguments.target, **dict(arguments.arg))
+        joint = baselines.trace(model, inputs)
+        eager = judge(*baselines.eager(joint))
         marks = [Mark("eager", "", eager.peak, 0.0)]
-        notes = list(_checkpoint(model, inputs, eager, marks)) if with_rivals else []
-    if with_rivals:
+        notes = [] if arguments.no_rivals else list(_checkpoint(model, inputs, eager, marks))
+    if not arguments.no_rivals:
         marks += _partitioner(joint, eager)
     # At its own peak the graph is only put into the order in which it runs.
-    graph, _ = rivals.plan(joint, Options())
-    curve = _curve(graph, [*budgets, *(mark.peak for mark in marks)], plan_seconds)
-    if optimum_seconds is not None:
-        notes += _optimum(graph, curve, optimum_seconds, marks)
+    graph, _ = baselines.plan(joint, Options())
+    curve = _curve(graph, [*arguments.budgets, *(mark.peak for mark in marks)], arguments.plan_seconds)
+    if arguments.optimum is not None:
+        notes += _optimum(graph, curve, arguments.optimum, marks)
     operators = sum(node.op.startswith("call") for node in joint.graph.graph.nodes)
+    name = arguments.target.rpartition(":")[2]
     return Comparison(name, operators, curve, tuple(marks), tuple(notes))
 
 
@@ -147,23 +132,23 @@ def _checkpoint(
     model: Callable[..., Any], inputs: Inputs, eager: Judgement, marks: list[Mark]
 ) -> Iterator[str]:
     """Add the checkpointed step, or say why there is none."""
-    from dtr_fx.lab import baselines as rivals
+    from dtr_fx.lab import baselines
 
     if not isinstance(model, torch.nn.Module):
         yield "no checkpointing: a function has no blocks"
-    elif not rivals.blocks_of(model):
+    elif not baselines.blocks_of(model):
         yield "no checkpointing: the model has no ModuleList or Sequential, nor blocks_to_checkpoint()"
     else:
-        found = judge(*rivals.checkpointed(model, inputs))
+        found = judge(*baselines.checkpointed(model, inputs))
         marks.append(Mark("checkpoint", "", found.peak, found.overhead(eager)))
 
 
 def _partitioner(joint: Joint, eager: Judgement) -> Iterator[Mark]:
-    from dtr_fx.lab import baselines as rivals
+    from dtr_fx.lab import baselines
 
     with progress("PyTorch's partitioner", len(_PARTITIONER)) as advance:
         for number, budget in enumerate(_PARTITIONER, 1):
-            found = judge(*rivals.min_cut(joint, budget))
+            found = judge(*baselines.min_cut(joint, budget))
             advance(number)
             yield Mark("partitioner", f"{budget:.1f}", found.peak, found.overhead(eager))
 

@@ -1,4 +1,4 @@
-"""A comparison as text: the curve as bars over the budget, and its rivals as letters above it."""
+"""A comparison as text: the curve as bars over the budget, other ways to run the step as letters above it."""
 
 from __future__ import annotations
 

@@ -52,10 +52,13 @@ def _verdict_color(report: Report) -> str:
 def circumstances(report: Report) -> str:
     """One line: who decided, the device, compute before and after, the lower bound."""
     decided = _DECIDED.get(report.heuristic, report.heuristic)
-    return (
-        f"{decided} on {report.device}; compute {format_seconds(report.base_cost)} → "
-        f"{format_seconds(report.total_cost)}; lower bound of any plan {format_bytes(report.lower_bound)}"
+    refused = [f"{format_count(report.refused, 'order')} refused"] if report.refused else []
+    facts = (
+        f"{decided} on {report.device}",
+        f"compute {format_seconds(report.base_cost)} → {format_seconds(report.total_cost)}",
+        f"lower bound of any plan {format_bytes(report.lower_bound)}",
     )
+    return "; ".join((*facts, *refused))
 
 
 _DECIDED = {"search": "search decided, runtime checked", "none": "as it was"}
@@ -180,12 +183,12 @@ def _reasons(event: Event) -> tuple[str, ...]:
     """From the longest to the shortest; a search has no scores, and its reason is the price."""
     score = "" if event.score is None else f"({event.score:.2g})"
     stated = f"{event.reason} {score}".strip()
-    price = price_of(event.again, event.away)
+    price, again = price_of(event.again, event.away), price_of(event.again, None)
     if not price:
         return stated, event.reason
     if event.reason == "planned":
-        return price, price_of(event.again, None)
-    return f"{stated}, {price}", stated, event.reason
+        return price, again
+    return f"{stated}, {price}", f"{stated}, {again}", stated, event.reason
 
 
 def _shorten(text: str, width: int) -> str:

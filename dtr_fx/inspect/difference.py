@@ -39,13 +39,7 @@ class Difference:
 
 
 def difference(first: Report, second: Report) -> Difference:
-    """The steps that only one of two plans has.
-
-    Raises
-    ------
-    CommandError
-        They are plans of different graphs.
-    """
+    """The steps that only one of two plans of one graph has."""
     operators = [[point.name for point in report.before] for report in (first, second)]
     if operators[0] != operators[1]:
         raise CommandError(f"these are plans of different graphs: {_first_difference(*operators)}")

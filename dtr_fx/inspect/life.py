@@ -65,18 +65,7 @@ class Life:
 
 
 def life_of(report: Report, name: str) -> Life:
-    """The life of one value of a report.
-
-    Parameters
-    ----------
-    name:
-        Of the value or of the operator that makes it, as the diff prints it.
-
-    Raises
-    ------
-    CommandError
-        The report has no such value.
-    """
+    """The life of a value, named by itself or by the operator that makes it, as the diff prints it."""
     position = find_storage(report, name)
     makers = [event for event in report.events if event.kind == "compute" and position in event.storages]
     copies = [block for block in blocks(report) if block.storage == position and not block.spare]
@@ -100,13 +89,7 @@ def life_of(report: Report, name: str) -> Life:
 
 
 def find_storage(report: Report, name: str) -> int:
-    """The position of the storage that a value of this name is in.
-
-    Raises
-    ------
-    CommandError
-        The report has no such value.
-    """
+    """The position of the storage that a value of this name is in."""
     for position, storage in enumerate(report.storages):
         if storage.name == name:
             return position

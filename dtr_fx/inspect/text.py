@@ -33,7 +33,7 @@ def table(rows: Sequence[Mapping[str, object]], alignment: str) -> str:
     """Rows as text under their keys; ``alignment`` has a letter for each column, ``l`` or ``r``."""
     sides = {"l": "left", "r": "right"}
     colalign = [sides[letter] for letter in alignment]
-    return tabulate(rows, headers="keys", disable_numparse=True, colalign=colalign)
+    return str(tabulate(rows, headers="keys", disable_numparse=True, colalign=colalign))
 
 
 def price_of(again: float | None, away: float | None) -> str:
