@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from dtr_fx.compiler.registry import LivePlan, plans
     from dtr_fx.costs.measure import measure_peak
     from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
+    from dtr_fx.inspect.views import Report
     from dtr_fx.lab.record import RecordError, record_log
-    from dtr_fx.planning.curve import Curve, CurvePoint, smallest_budget, sweep
+    from dtr_fx.planning.curve import smallest_budget, sweep
     from dtr_fx.planning.interpreter import DTRInterpreter
     from dtr_fx.planning.judge import Judgement, judge
     from dtr_fx.planning.transform import transform
-    from dtr_fx.report import Report
+    from dtr_fx.report.curve import Curve, CurvePoint
     from dtr_fx.runtime import HEURISTICS, Heuristic
 
 __all__ = [
@@ -56,7 +57,8 @@ __all__ = [
 ]
 
 _NAMES = {
-    "planning.curve": ("Curve", "CurvePoint", "smallest_budget", "sweep"),
+    "planning.curve": ("smallest_budget", "sweep"),
+    "report.curve": ("Curve", "CurvePoint"),
     "errors": ("DTRError", "GraphError", "InfeasibleBudgetError", "OptionError", "OverBudgetError"),
     "compiler.explain": ("Reports", "explain"),
     "compiler.inductor": ("Partitioner",),
@@ -65,7 +67,7 @@ _NAMES = {
     "compiler.registry": ("LivePlan", "plans"),
     "costs.measure": ("measure_peak",),
     "lab.record": ("RecordError", "record_log"),
-    "report": ("Report",),
+    "inspect.views": ("Report",),
     "runtime": ("HEURISTICS", "Heuristic"),
     "planning.transform": ("transform",),
 }

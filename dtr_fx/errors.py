@@ -1,4 +1,4 @@
-"""What can go wrong, each with a message that says what to do next."""
+"""All errors, each with a message that says what to do next."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class InfeasibleBudgetError(DTRError, ValueError):
 
 @dataclass(eq=False)
 class OverBudgetError(DTRError):
-    """What Inductor makes of every plan that was tried is above the budget.
+    """Inductor's kernels for every plan that was tried are above the budget.
 
     Parameters
     ----------

@@ -97,7 +97,7 @@ def _split(text: str) -> tuple[Decimal, str]:
 
 
 def _suggestion(text: str) -> str:
-    """What somebody who wrote "8gigs" or "8Gb" may have meant."""
+    """A guess at what "8gigs" or "8Gb" was meant to be."""
     amount = _AMOUNT.fullmatch(text.strip())
     if amount is None or amount["unit"][:1].upper() not in _STEPS:
         return ""

@@ -12,8 +12,9 @@ from dtr_fx.cli import main
 from dtr_fx.cli.output import screen
 from dtr_fx.cli.targets import load_target
 from dtr_fx.errors import CommandError, InfeasibleBudgetError
+from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
-from dtr_fx.report import Event, Point, Report
+from dtr_fx.report import Event, Point
 
 MODEL = """
 import torch

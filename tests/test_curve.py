@@ -19,11 +19,13 @@ from dtr_fx import OptionError
 from dtr_fx.cli import main
 from dtr_fx.cli.targets import load_target
 from dtr_fx.compiler.backend import plan_step
-from dtr_fx.inspect import Comparison, Mark, curve_page, render_curve
+from dtr_fx.inspect.comparison import Comparison, Mark
+from dtr_fx.inspect.curve import render_curve
+from dtr_fx.inspect.curve_page import curve_page
 from dtr_fx.lab import baselines as rivals
 from dtr_fx.lab import zoo
-from dtr_fx.planning.curve import Curve, CurvePoint
 from dtr_fx.planning.options import Options
+from dtr_fx.report.curve import Curve, CurvePoint
 
 QUICK = {"plan_seconds": 0.02}
 

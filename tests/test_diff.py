@@ -1,9 +1,12 @@
+import json
 import re
+from dataclasses import replace
 
 import pytest
 
-from dtr_fx.inspect import render_diff
-from dtr_fx.report import Event, Point, Report, StorageStats
+from dtr_fx.inspect.diff import render_diff
+from dtr_fx.inspect.views import Report
+from dtr_fx.report import Event, Point, StorageStats
 
 MiB = 2**20
 BLOCKS = set("▁▂▃▄▅▆▇█")
@@ -216,3 +219,79 @@ def test_colour_only_when_asked_for_and_it_changes_nothing_else() -> None:
     assert "\033[32m+ recompute" in colored
     uncolored = re.sub(r"\033\[[0-9;]*m", "", colored)
     assert [line.rstrip() for line in uncolored.splitlines()] == plain.splitlines()
+
+
+# The price of a drop
+
+
+def priced(reason: str = "planned", score: float | None = None) -> Event:
+    return Event(
+        "drop",
+        "drop_gelu",
+        "gelu",
+        "forward",
+        2 * MiB,
+        0.0,
+        10 * MiB,
+        reason,
+        score,
+        again=1.2e-3,
+        away=0.0582,
+    )
+
+
+def test_a_planned_drop_says_what_it_costs_and_for_how_long_it_is_away() -> None:
+    text = render_diff(report(*run("a", 9), priced()), width=100)
+    assert re.search(r"2\.00 MiB  1\.20 ms again, away 58\.2 ms ", text)
+    assert "planned" not in text
+
+
+@pytest.mark.parametrize("width", [72, 80])
+def test_a_narrow_line_says_at_least_what_a_drop_costs(width: int) -> None:
+    text = render_diff(report(*run("a", 9), priced()), width=width)
+    assert "  1.20 ms again  " in text or "  1.20 ms again, away 58.2 ms  " in text
+
+
+def test_a_score_stands_beside_the_price() -> None:
+    drop = priced("budget", 2.5e-7)
+    text = render_diff(report(*run("a", 9), drop), width=140)
+    assert "budget (2.5e-07), 1.20 ms again, away 58.2 ms" in text
+    assert "budget (2.5e-07), 1.20 ms again  " in render_diff(report(*run("a", 9), drop), width=100)
+    assert "budget (2.5e-07)  " in render_diff(report(*run("a", 9), drop), width=80)
+
+
+# The budget as asked, and as it was kept
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [
+        ("60%", "budget 60% = 24.0 MiB,"),
+        ("auto", "budget auto = 24.0 MiB,"),
+        ("24MiB", "budget 24.0 MiB,"),
+        (str(24 * MiB), "budget 24.0 MiB,"),
+        ("32MiB", "budget 24.0 MiB of 32MiB,"),
+        ("", "budget 24.0 MiB,"),
+    ],
+)
+def test_the_verdict_has_the_budget_as_asked_and_in_force(asked: str, shown: str) -> None:
+    assert shown in replace(report(), asked=asked).summary()
+
+
+def test_a_graph_left_as_it_is_does_not_fit() -> None:
+    made = replace(report(before=(40,), after=(40,), budget=24), heuristic="none", asked="60%")
+    assert made.verdict == "left as it is"
+    assert made.summary() == "left as it is: peak 40.0 MiB, no plan reaches 60% = 24.0 MiB"
+    assert "as it was on cpu" in render_diff(made)
+    assert json.loads(made.to_json())["verdict"] == "left as it is"
+    assert Report.from_json(made.to_json()) == made
+
+
+def test_a_graph_within_its_budget_fits_without_a_plan() -> None:
+    assert replace(report(before=(20,), after=(20,)), heuristic="none").verdict == "fits"
+
+
+def test_the_second_line_says_who_decided() -> None:
+    made = replace(report(), heuristic="search")
+    assert render_diff(made).splitlines()[1].startswith("search decided, runtime checked on cpu; ")
+    assert render_diff(replace(made, refused=2)).splitlines()[1].endswith("; 2 orders refused")

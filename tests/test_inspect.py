@@ -18,18 +18,17 @@ import dtr_fx
 from dtr_fx.compiler.backend import plan_step
 from dtr_fx.errors import CommandError, InfeasibleBudgetError
 from dtr_fx.inspect.difference import Difference, difference, render_difference
-from dtr_fx.inspect.life import life_of
-from dtr_fx.inspect.overview import overview
-from dtr_fx.inspect.show import render_overview
-from dtr_fx.inspect.why import render_life
+from dtr_fx.inspect.life import life_of, render_life
+from dtr_fx.inspect.overview import overview, render_overview
+from dtr_fx.inspect.views import Report
 from dtr_fx.lab import networks
 from dtr_fx.lab.zoo import gpt
 from dtr_fx.planning.options import Options
-from dtr_fx.report import Event, Point, Report
+from dtr_fx.report import Event, Point
 from dtr_fx.report.blocks import blocks
 from dtr_fx.runtime import HEURISTICS
 from dtr_fx.search import Policy, execute_order, portfolio, scores_of
-from dtr_fx.units import format_bytes
+from dtr_fx.units import format_bytes, format_seconds
 
 
 def plan(**options: object) -> Report:
@@ -197,6 +196,44 @@ def test_modules_are_those_of_the_model(searched: Report) -> None:
 def test_the_text_fits_a_narrow_terminal(searched: Report) -> None:
     lines = render_overview(searched, overview(searched), width=60).splitlines()
     assert max(map(len, lines)) <= 60
+
+
+# The price of a drop
+
+
+@pytest.fixture
+def priced(searched: Report) -> Report:
+    """Every drop costs 1.5 ms and is away for 20 ms."""
+    drops = (
+        replace(event, again=1.5e-3, away=0.02, reason="planned") if event.kind == "drop" else event
+        for event in searched.events
+    )
+    return replace(searched, events=tuple(drops))
+
+
+def test_a_life_says_what_a_drop_costs(priced: Report) -> None:
+    name = next(event.origin for event in priced.events if event.kind == "drop")
+    life = life_of(priced, name)
+    (first, *_) = (moment for moment in life.moments if moment.kind == "dropped")
+    assert (first.again, first.away) == (1.5e-3, 0.02)
+    assert "dropped     1.50 ms again, away 20.0 ms; " in render_life(life)
+
+
+def test_the_tables_say_for_how_long_a_value_is_away(searched: Report, priced: Report) -> None:
+    (often, *_) = overview(priced).by_drops
+    row = next(line for line in render_overview(priced, overview(priced)).splitlines() if often.name in line)
+    assert f" {format_seconds(0.02 * often.drops)} " in row
+    unpriced = replace(searched, events=tuple(replace(event, away=None) for event in searched.events))
+    assert " 20.0 ms " not in render_overview(unpriced, overview(unpriced))
+
+
+@pytest.mark.parametrize("width", [72, 100, 120])
+def test_the_difference_of_two_plans_says_what_drops_cost(priced: Report, online: Report, width: int) -> None:
+    lines = render_difference(difference(priced, online), width=width).splitlines()
+    dropped = [line for line in lines if line.startswith("A - drop")]
+    assert dropped
+    assert all("1.50 ms again" in line for line in dropped)
+    assert max(map(len, dropped)) <= width
 
 
 # Two plans

@@ -10,7 +10,7 @@ import pytest
 import dtr_fx
 
 
-@pytest.mark.parametrize("module", ["simulate", "planners", "search", "runtime"])
+@pytest.mark.parametrize("module", ["lab", "lab.planners", "search", "runtime"])
 def test_the_experiments_of_the_paper_do_without_torch(module: str) -> None:
     code = f"import sys, dtr_fx.{module}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

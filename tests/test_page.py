@@ -16,8 +16,9 @@ from torch import nn
 
 from dtr_fx.compiler.backend import plan_step
 from dtr_fx.inspect.html import render
+from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
-from dtr_fx.report import KINDS, Event, Point, Report, StorageStats
+from dtr_fx.report import KINDS, Event, Point, StorageStats
 from dtr_fx.units import format_bytes, format_percent, format_seconds
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 import dtr_fx
 from dtr_fx.compiler.backend import plan_step
 from dtr_fx.inspect.columns import to_columns
+from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
-from dtr_fx.report import KINDS, Event, Point, Report
+from dtr_fx.report import KINDS, Event, Point
 
 MiB = 2**20
 

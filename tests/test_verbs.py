@@ -18,7 +18,8 @@ from torch import nn
 
 from dtr_fx.cli import main
 from dtr_fx.inspect.diff import render_diff
-from dtr_fx.report import KINDS, Event, Point, Report, StorageStats
+from dtr_fx.inspect.views import Report
+from dtr_fx.report import KINDS, Event, Point, StorageStats
 from dtr_fx.units import format_bytes, format_count, format_percent, format_seconds
 
 SMALL = ["zoo:gpt", "--arg", "layers=1", "--arg", "width=32", "--arg", "batch=4", "--arg", "length=32"]

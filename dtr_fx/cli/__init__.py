@@ -94,7 +94,7 @@ def make_parser(wanted: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 
 def _targets() -> str:
-    """What the commands say of their targets."""
+    """The part of the commands' help on their targets."""
     from dtr_fx.cli.plans import TARGETS
     from dtr_fx.lab.zoo import MODELS
 

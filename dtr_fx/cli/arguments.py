@@ -103,15 +103,7 @@ def _number(text: str) -> float:
 
 
 def read(path: Path, *, simrd: bool = False) -> Program:
-    """An operator log.
-
-    Raises
-    ------
-    LogError
-        What it holds is none.
-    CommandError
-        The file cannot be read.
-    """
+    """An operator log."""
     try:
         return read_log(path, simrd=simrd)
     except OSError as error:
@@ -119,13 +111,7 @@ def read(path: Path, *, simrd: bool = False) -> Program:
 
 
 def check_names_apart(programs: Iterable[Program]) -> None:
-    """Refuse logs that a picture could not tell apart.
-
-    Raises
-    ------
-    CommandError
-        Two have the same name.
-    """
+    """Refuse logs that a picture could not tell apart."""
     names: Sequence[str] = [program.name for program in programs]
     for name in names:
         if names.count(name) > 1:

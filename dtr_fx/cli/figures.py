@@ -68,13 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command.
-
-    Raises
-    ------
-    DTRError
-        A user's error: an unknown figure, a library that is missing, a log, or a file that is there already.
-    """
+    """Carry out the command; a user's error is a ``DTRError``."""
     numbers = sorted(set(arguments.numbers)) or FIGURES
     _check_numbers(numbers)
     _check_libraries(numbers)
@@ -84,8 +78,8 @@ def run(arguments: argparse.Namespace) -> None:
             check_output(folder / f"figure{number}.{suffix}", force=arguments.force)
     programs = _programs(arguments, numbers)
     study = Study(programs, numbers)
-    with progress("replays", len(study)) as watch:
-        study.run(processes=arguments.jobs, watch=watch)
+    with progress("replays", len(study)) as advance:
+        study.run(processes=arguments.jobs, watch=advance)
     for number in numbers:
         if number in REPLAYED:
             drawing = draw_study(study, number)
@@ -137,11 +131,11 @@ def _recorded(folder: Path) -> list[Path]:
 
     paths = {name: _folder(folder) / f"{name}.log.gz" for name in ZOO}
     missing = [name for name, path in paths.items() if not path.exists()]
-    with progress("recording", len(missing)) as watch:
+    with progress("recording", len(missing)) as advance:
         for done, name in enumerate(missing, 1):
             torch.manual_seed(0)
             record_log(*ZOO[name](), paths[name])
-            watch(done)
+            advance(done)
     for name in missing:
         print(f"Wrote {paths[name]}")
     return list(paths.values())

@@ -1,10 +1,12 @@
-"""What a command prints on, and files that it writes: never over one that is there, unless told to."""
+"""The terminal of a command, and the files that it writes: never over one that is there, without ``-f``."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,13 +36,7 @@ def screen(*, to_file: bool = False, pipe_width: int = _PIPE_WIDTH) -> Screen:
 
 
 def check_output(path: Path | None, *, force: bool) -> None:
-    """Refuse, before anything runs, a file that is there already, is a folder, or has none to lie in.
-
-    Raises
-    ------
-    CommandError
-        See above.
-    """
+    """Refuse, before anything runs, a file that is there already, is a folder, or has none to lie in."""
     if path is None:
         return
     if path.is_dir():
@@ -51,14 +47,18 @@ def check_output(path: Path | None, *, force: bool) -> None:
         raise CommandError(f"cannot write {path}: there is no folder {path.parent}")
 
 
-def write_text(path: Path, text: str, *, force: bool) -> None:
-    """Write the file and say so.
+def check_outputs(arguments: argparse.Namespace, suffixes: Collection[str]) -> None:
+    """Refuse ``-o`` files of other kinds or that cannot be written, and any of them beside ``--json``."""
+    if arguments.json and arguments.output:
+        raise CommandError("give --json, which prints, or -o FILE.json, which writes, not both")
+    for path in arguments.output:
+        if path.suffix not in suffixes:
+            raise CommandError(f"{path}: name the file by what it is to be: {', '.join(suffixes)}")
+        check_output(path, force=arguments.force)
 
-    Raises
-    ------
-    CommandError
-        It cannot be written, or has appeared in the meantime.
-    """
+
+def write_text(path: Path, text: str, *, force: bool) -> None:
+    """Write the file and say so."""
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
@@ -68,13 +68,7 @@ def write_text(path: Path, text: str, *, force: bool) -> None:
 
 
 def write_picture(path: Path, picture: Figure) -> None:
-    """Draw the file, over one that is there, and say so.
-
-    Raises
-    ------
-    CommandError
-        It cannot be written.
-    """
+    """Draw the file, over one that is there, and say so."""
     try:
         picture.savefig(path)
     except OSError as error:

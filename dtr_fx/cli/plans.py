@@ -1,4 +1,4 @@
-"""What the commands that look at plans share: their target, their options, and how they print."""
+"""The commands that look at plans: their target, their options, and how they print."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from ast import literal_eval
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.fx import GraphModule
@@ -19,8 +19,8 @@ from dtr_fx.cli.output import Screen, check_output, screen, write_text
 from dtr_fx.cli.progress import waiting
 from dtr_fx.cli.targets import load_target, one_line
 from dtr_fx.errors import CommandError, DTRError, did_you_mean
+from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
-from dtr_fx.report import Report
 from dtr_fx.runtime import HEURISTICS
 
 TARGETS = """TARGET is one of
@@ -41,6 +41,13 @@ Planner: TypeAlias = Callable[[Options], list[Report]]
 
 _LOGS = (".log", ".log.gz", ".gz")
 _PLAN_OPTIONS = ("budget", "heuristic", "planner", "plan_seconds", "costs")
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, html: bool = True) -> None:
+    """TARGET, how to plan, where to print: for the commands that look at its plans."""
+    add_target(parser)
+    add_plan_options(parser)
+    add_printing(parser, html=html)
 
 
 def add_target(
@@ -109,13 +116,7 @@ def setting(text: str) -> tuple[str, Any]:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """What can be wrong on the command line is said before a model is built.
-
-    Raises
-    ------
-    DTRError
-        In an option or an output file.
-    """
+    """Refuse what is wrong on the command line before a model is built."""
     for path in (arguments.output, getattr(arguments, "html", None)):
         check_output(path, force=arguments.force)
     if not is_saved(arguments.target):
@@ -123,36 +124,24 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def reports_of(arguments: argparse.Namespace, **more: Any) -> list[Report]:
-    """The plans of the command's target; ``more`` are options.
-
-    Raises
-    ------
-    DTRError
-        A user's error: in an option, the target, or a budget that no plan fits.
-    """
+    """The plans of the command's target; ``more`` are options."""
     if is_saved(arguments.target):
         return saved_reports(arguments.target, arguments)
     return planner_of(arguments.target, dict(arguments.arg))(options_of(arguments, **more))
 
 
 def is_saved(target: str) -> bool:
-    """Whether a target names saved reports."""
+    """True for a file of saved reports."""
     return target.endswith(".json")
 
 
 def is_log(target: str) -> bool:
-    """Whether a target names an operator log."""
+    """True for an operator log."""
     return target.endswith(_LOGS)
 
 
 def options_of(arguments: argparse.Namespace, **more: Any) -> Options:
-    """The options of a plan.
-
-    Raises
-    ------
-    DTRError
-        There is no budget, or an option cannot be understood.
-    """
+    """The options of a plan."""
     if arguments.budget is None:
         raise CommandError("a budget is missing: write --budget 60%, or bytes, as in --budget 8GiB")
     given = {name: getattr(arguments, name) for name in _PLAN_OPTIONS}
@@ -160,40 +149,21 @@ def options_of(arguments: argparse.Namespace, **more: Any) -> Options:
 
 
 def parse_options(text: str) -> dict[str, Any]:
-    """Options in the form ``heuristic=lru,planner=online``.
-
-    Raises
-    ------
-    CommandError
-        Another form, or an unknown option.
-    """
+    """Options in the form ``heuristic=lru,planner=online``."""
     given: dict[str, Any] = {}
     for part in text.replace(",", " ").split():
-        name, equals, value = part.partition("=")
-        if not (equals and value):
-            raise CommandError(f"{part!r} is not NAME=VALUE, as in heuristic=lru")
+        try:
+            name, value = setting(part)
+        except argparse.ArgumentTypeError as error:
+            raise CommandError(f"{error}, as in heuristic=lru") from None
         if name not in _PLAN_OPTIONS:
             raise CommandError(f"unknown option {name!r}{did_you_mean(name, _PLAN_OPTIONS)}")
-        given[name] = _number(value) if name == "plan_seconds" else value
+        given[name] = value
     return given
 
 
-def _number(text: str) -> float | str:
-    """A number, or what is none, which ``Options`` says."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
 def saved_reports(path: str, arguments: argparse.Namespace | None = None) -> list[Report]:
-    """Reports in a file: one, or a list of them.
-
-    Raises
-    ------
-    CommandError
-        The file cannot be read, or holds something else; options that cannot apply.
-    """
+    """Reports in a file: one, or a list of them."""
     for name in (*_PLAN_OPTIONS, "arg"):
         if arguments is not None and getattr(arguments, name):
             raise CommandError(f"{path} holds plans that are made: leave --{name.replace('_', '-')} out")
@@ -213,13 +183,7 @@ def saved_reports(path: str, arguments: argparse.Namespace | None = None) -> lis
 
 
 def planner_of(target: str, settings: Mapping[str, Any]) -> Planner:
-    """Load a target; what is returned plans it, as often as it is called.
-
-    Raises
-    ------
-    DTRError
-        It cannot be loaded.
-    """
+    """Load a target; what is returned plans it, as often as it is called."""
     if is_log(target) or _is_program(target):
         _check_no(settings, target)
         return _plans_of_log(Path(target)) if is_log(target) else _plans_of_program(Path(target))
@@ -269,13 +233,7 @@ def _plans_of_program(path: Path) -> Planner:
 
 
 def exported_graph(path: Path) -> GraphModule:
-    """The graph of a program that ``torch.export.save`` wrote.
-
-    Raises
-    ------
-    CommandError
-        There is no such file, or it holds something else.
-    """
+    """The graph of a program that ``torch.export.save`` wrote."""
     if not path.is_file():
         raise CommandError(f"there is no file {path}")
     with one_line(f"{path} holds no exported program"):
@@ -283,71 +241,62 @@ def exported_graph(path: Path) -> GraphModule:
 
 
 def graph_of(target: str, settings: Mapping[str, Any]) -> GraphModule:
-    """The target's training step as one graph, traced on fake tensors.
-
-    Raises
-    ------
-    DTRError
-        It cannot be loaded or traced.
-    """
+    """The target's training step as one graph, traced on fake tensors."""
     if _is_program(target):
         _check_no(settings, target)
         return exported_graph(Path(target))
 
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from dtr_fx.lab import baselines as rivals
+    from dtr_fx.lab import baselines
 
     with FakeTensorMode(allow_non_fake_inputs=True):
-        joint = rivals.trace(*load_target(target, **settings))
+        joint = baselines.trace(*load_target(target, **settings))
     # At its own peak the graph is only put into the order in which it runs.
-    return rivals.plan(joint, Options())[0]
+    return baselines.plan(joint, Options())[0]
 
 
 # Printing
 
 
-def print_plans(
-    arguments: argparse.Namespace,
-    reports: Sequence[Report],
-    views: Sequence[Callable[[Screen], str]],
-    data: Callable[[], object],
-) -> None:
-    """Print each plan as ``print_views`` does, under why its graph was traced; write the page.
+class View(NamedTuple):
+    """A plan as data for ``json.dumps``, and as text: ``render(width=, color=)``."""
 
-    Raises
-    ------
-    CommandError
-        A file cannot be written.
-    """
-    print_views(arguments, views, data, [report.trigger for report in reports])
+    data: Callable[[], object]
+    render: Callable[..., str]
+
+
+def show(arguments: argparse.Namespace, view: Callable[[Report], View]) -> None:
+    """Plan the command's target and print a view of each plan, under why its graph was traced."""
+    check(arguments)
+    reports = reports_of(arguments)
+    print_views(arguments, list(map(view, reports)), [report.trigger for report in reports])
     write_page(arguments, reports)
 
 
-def print_views(
-    arguments: argparse.Namespace,
-    views: Sequence[Callable[[Screen], str]],
-    data: Callable[[], object],
-    triggers: Sequence[str] = (),
-) -> None:
+def print_views(arguments: argparse.Namespace, views: Sequence[View], triggers: Sequence[str] = ()) -> None:
     """Print a text for each plan, or the data, to where the command says.
 
     ``triggers`` say why each graph was traced, where a model is traced several times.
-
-    Raises
-    ------
-    CommandError
-        The file cannot be written.
     """
+
+    def text(on: Screen) -> str:
+        texts = [view.render(width=on.width, color=on.color) for view in views]
+        return _numbered(texts, triggers or [""] * len(views))
+
+    write(arguments, lambda: [view.data() for view in views], text)
+
+
+def write(arguments: argparse.Namespace, data: Callable[[], object], text: Callable[[Screen], str]) -> None:
+    """Print the text, or the data with ``--json``, to where the command says."""
     if arguments.json:
-        text = json.dumps(data()) + "\n"
+        shown = json.dumps(data()) + "\n"
     else:
-        on = screen(to_file=arguments.output is not None)
-        text = _numbered([view(on) for view in views], triggers or [""] * len(views))
+        shown = text(screen(to_file=arguments.output is not None))
     if arguments.output is not None:
-        write_text(arguments.output, text, force=arguments.force)
+        write_text(arguments.output, shown, force=arguments.force)
     else:
-        sys.stdout.write(text)
+        sys.stdout.write(shown)
         sys.stdout.flush()
 
 
@@ -362,13 +311,7 @@ def _numbered(texts: Sequence[str], triggers: Sequence[str]) -> str:
 
 
 def write_page(arguments: argparse.Namespace, reports: Sequence[Report]) -> None:
-    """Write the page of all plans, if it is asked for.
-
-    Raises
-    ------
-    CommandError
-        The file cannot be written.
-    """
+    """Write the page of all plans, if it is asked for."""
     if arguments.html is None:
         return
     from dtr_fx.inspect.html import render

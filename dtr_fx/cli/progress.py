@@ -17,7 +17,7 @@ _INTERVAL = 0.1  # seconds between two pictures of the bar
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """Show how far a command has come, until the block ends.
 
-    Yields ``watch(done)``, to be called with how many of the ``total`` steps are done.
+    Yields ``advance(done)``, to be called with how many of the ``total`` steps are done.
     """
     if not sys.stderr.isatty():
         yield lambda done: None
@@ -25,16 +25,16 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     start = time.monotonic()
     shown = -_INTERVAL
 
-    def watch(done: int) -> None:
+    def advance(done: int) -> None:
         nonlocal shown
         seconds = time.monotonic() - start
         if seconds - shown >= _INTERVAL:
             shown = seconds
             print(_CLEAR + _bar(label, done, total, seconds), end="", file=sys.stderr, flush=True)
 
-    watch(0)
+    advance(0)
     try:
-        yield watch
+        yield advance
     finally:
         print(_CLEAR, end="", file=sys.stderr, flush=True)
 

@@ -41,13 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command.
-
-    Raises
-    ------
-    DTRError
-        A user's error: in the target, its model, the device, or the output file.
-    """
+    """Carry out the command; a user's error is a ``DTRError``."""
     import torch
 
     from dtr_fx.lab.record import record_log

@@ -22,36 +22,24 @@ from functools import partial
 
 from dtr_fx.cli import plans
 from dtr_fx.cli.arguments import positive
-from dtr_fx.cli.output import Screen
-from dtr_fx.inspect.overview import Overview, overview
-from dtr_fx.inspect.show import render_overview
-from dtr_fx.report import Report
+from dtr_fx.cli.plans import View
+from dtr_fx.inspect.overview import overview, render_overview
+from dtr_fx.inspect.views import Report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    plans.add_target(parser)
-    plans.add_plan_options(parser)
+    plans.add_arguments(parser)
     parser.add_argument("--top", type=positive, default=5, metavar="N", help="values in a table (default: 5)")
     parser.add_argument(
         "--depth", type=positive, default=2, metavar="N", help="names in a module's path (default: 2)"
     )
-    plans.add_printing(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command.
+    """Carry out the command; a user's error is a ``DTRError``."""
 
-    Raises
-    ------
-    DTRError
-        A user's error: in an option, the target, the output file, or a budget that no plan fits.
-    """
-    plans.check(arguments)
-    reports = plans.reports_of(arguments)
-    found = [overview(report, top=arguments.top, depth=arguments.depth) for report in reports]
-    views = [partial(_text, report, each) for report, each in zip(reports, found)]
-    plans.print_plans(arguments, reports, views, lambda: list(map(asdict, found)))
+    def view(report: Report) -> View:
+        found = overview(report, top=arguments.top, depth=arguments.depth)
+        return View(partial(asdict, found), partial(render_overview, report, found))
 
-
-def _text(report: Report, found: Overview, on: Screen) -> str:
-    return render_overview(report, found, width=on.width, color=on.color)
+    plans.show(arguments, view)

@@ -19,8 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from tabulate import tabulate
-
 from dtr_fx.cli.arguments import (
     add_heuristics,
     add_jobs,
@@ -30,9 +28,10 @@ from dtr_fx.cli.arguments import (
     read,
     slowdown,
 )
-from dtr_fx.cli.output import check_output, write_picture, write_text
+from dtr_fx.cli.output import check_outputs, write_picture, write_text
 from dtr_fx.cli.progress import progress
 from dtr_fx.errors import CommandError
+from dtr_fx.inspect.table import table
 from dtr_fx.lab.figures.slowdowns import plot_slowdowns
 from dtr_fx.lab.figures.style import require_matplotlib
 from dtr_fx.lab.replay import Replay
@@ -83,13 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command.
-
-    Raises
-    ------
-    DTRError
-        A user's error: in a log, an option or an output file.
-    """
+    """Carry out the command; a user's error is a ``DTRError``."""
     _check_outputs(arguments)
     programs = [read(path, simrd=arguments.simrd) for path in arguments.logs]
     if any(path.suffix in _PICTURES for path in arguments.output):
@@ -101,8 +94,8 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.deallocation,
         max_slowdown=arguments.max_slowdown,
     )
-    with progress("replays", len(sweep)) as watch:
-        results = sweep.run(processes=arguments.jobs, watch=watch)
+    with progress("replays", len(sweep)) as advance:
+        results = sweep.run(processes=arguments.jobs, watch=advance)
     if arguments.json:
         sys.stdout.write(to_json(results))
     else:
@@ -121,15 +114,9 @@ def _print_tables(sweep: Sweep, results: Sequence[Replay]) -> None:
 def _check_outputs(arguments: argparse.Namespace) -> None:
     if arguments.simrd and arguments.deallocation != ["eager"]:
         raise CommandError("--simrd: the original simulator's rules are for --deallocation eager")
-    if arguments.json and arguments.output:
-        raise CommandError("give --json, which prints, or -o FILE.json, which writes, not both")
-    for path in arguments.output:
-        check_output(path, force=arguments.force)
-        known = (*_TABLES, *_PICTURES)
-        if path.suffix not in known:
-            raise CommandError(f"{path}: name the file by what it is to be: {', '.join(known)}")
-        if path.suffix in _PICTURES:
-            require_matplotlib()
+    check_outputs(arguments, (*_TABLES, *_PICTURES))
+    if any(path.suffix in _PICTURES for path in arguments.output):
+        require_matplotlib()
 
 
 def _title(program: Program) -> str:
@@ -153,8 +140,7 @@ def _table(results: Sequence[Replay]) -> str:
         }
         for result in results
     ]
-    alignment = ["left", "left", *["right"] * (len(rows[0]) - 2)]
-    return tabulate(rows, headers="keys", disable_numparse=True, colalign=alignment)
+    return table(rows, ["deallocation"])
 
 
 def _write(path: Path, sweep: Sweep, results: Sequence[Replay], *, force: bool) -> None:

@@ -15,17 +15,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dtr_fx.cli import plans
 from dtr_fx.cli.arguments import read, seconds
-from dtr_fx.cli.output import Screen, check_output
+from dtr_fx.cli.output import check_output
 from dtr_fx.cli.progress import waiting
 from dtr_fx.errors import CommandError
+from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
-from dtr_fx.report import Report
 from dtr_fx.units import format_bytes, format_percent
 
 
@@ -37,18 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command.
-
-    Raises
-    ------
-    DTRError
-        A user's error: in an option, the target or the output file.
-    """
+    """Carry out the command; a user's error is a ``DTRError``."""
     check_output(arguments.output, force=arguments.force)
     options = Options(max_overhead=arguments.max_overhead, plan_seconds=arguments.plan_seconds)
     with waiting(f"smallest budget of {arguments.target}"):
         report = _smallest(arguments.target, dict(arguments.arg), options)
-    plans.print_views(arguments, [partial(_text, arguments.target, report)], lambda: _data(report))
+    plans.write(arguments, lambda: _data(report), lambda on: _text(arguments.target, report))
 
 
 def _smallest(target: str, settings: Mapping[str, Any], options: Options) -> Report:
@@ -73,11 +66,11 @@ def _smallest_of_log(path: Path, options: Options) -> Report:
     if options.max_overhead is not None:
         raise CommandError("--max-overhead is for models; dtr-fx simulate has the slowdowns of logs")
     program = read(path)
-    budget = min(LogPlanning(program, options).planner.smallest.runtime.peak, program.peak)
+    budget = min(LogPlanning(program, options).planner.smallest.peak, program.peak)
     return LogPlanning(program, replace(options, budget=budget)).report()
 
 
-def _text(target: str, report: Report, on: Screen) -> str:
+def _text(target: str, report: Report) -> str:
     budget = f"{report.budget} bytes = {format_bytes(report.budget)}"
     share = format_percent(report.budget / report.baseline_peak)
     return (
@@ -88,10 +81,5 @@ def _text(target: str, report: Report, on: Screen) -> str:
 
 
 def _data(report: Report) -> dict[str, object]:
-    return {
-        "budget": report.budget,
-        "baseline_peak": report.baseline_peak,
-        "planned_peak": report.planned_peak,
-        "lower_bound": report.lower_bound,
-        "overhead": report.overhead,
-    }
+    figures = ("budget", "baseline_peak", "planned_peak", "lower_bound", "overhead")
+    return {name: getattr(report, name) for name in figures}

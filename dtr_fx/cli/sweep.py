@@ -17,25 +17,26 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tabulate import tabulate
 from torch.fx import GraphModule
 
 from dtr_fx.cli import plans
 from dtr_fx.cli.arguments import add_outputs, seconds
-from dtr_fx.cli.output import check_output, screen, write_text
+from dtr_fx.cli.output import check_outputs, screen, write_text
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import Inputs, load_target
-from dtr_fx.errors import CommandError
-from dtr_fx.inspect import Comparison, Mark, curve_page, render_curve
-from dtr_fx.inspect.comparison import to_csv, to_json
-from dtr_fx.planning.curve import PERCENTS, Curve, sweep
+from dtr_fx.inspect.comparison import Comparison, Mark, to_csv, to_json
+from dtr_fx.inspect.curve import render_curve
+from dtr_fx.inspect.curve_page import curve_page
+from dtr_fx.inspect.table import table
+from dtr_fx.planning.curve import PERCENTS, sweep
 from dtr_fx.planning.judge import Judgement, judge
 from dtr_fx.planning.options import Options, parse_budget
+from dtr_fx.report.curve import Curve
 from dtr_fx.units import format_bytes, format_percent
 
 if TYPE_CHECKING:
@@ -80,37 +81,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command.
-
-    Raises
-    ------
-    DTRError
-        A user's error: in an option, the target or an output file.
-    """
+    """Carry out the command; a user's error is a ``DTRError``."""
     _check(arguments)
-    found = compare(
-        arguments.target,
-        arguments.budgets,
-        settings=dict(arguments.arg),
-        plan_seconds=arguments.plan_seconds,
-        with_rivals=not arguments.no_rivals,
-        optimum_seconds=arguments.optimum,
-    )
+    found = _compare(arguments)
     sys.stdout.write(to_json(found) if arguments.json else _as_text(found))
     for path in arguments.output:
         write_text(path, _FILES[path.suffix](found), force=arguments.force)
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """What can be wrong on the command line is said before a model is built and traced."""
+    """Refuse what is wrong on the command line before a model is built and traced."""
     for budget in arguments.budgets:
         parse_budget(budget)
-    for path in arguments.output:
-        if path.suffix not in _FILES:
-            raise CommandError(f"{path}: name the file by what it is to be: {', '.join(_FILES)}")
-        check_output(path, force=arguments.force)
-    if arguments.json and arguments.output:
-        raise CommandError("give --json, which prints, or -o FILE.json, which writes, not both")
+    check_outputs(arguments, _FILES)
     if arguments.optimum is not None:
         from dtr_fx.lab.planners.moccasin import require_ortools
 
@@ -120,42 +103,28 @@ def _check(arguments: argparse.Namespace) -> None:
 # --- the comparison ----------------------------------------------------------------------------------------
 
 
-def compare(
-    target: str,
-    budgets: Sequence[str],
-    *,
-    settings: Mapping[str, Any] | None = None,
-    plan_seconds: float | None = None,
-    with_rivals: bool = True,
-    optimum_seconds: float | None = None,
-) -> Comparison:
-    """Plan a target's training step for every budget, and judge its rivals.
-
-    Raises
-    ------
-    DTRError
-        The target cannot be loaded or traced.
-    """
+def _compare(arguments: argparse.Namespace) -> Comparison:
+    """Plan the target's training step for every budget, and judge other ways to run it."""
     # Compilation machinery takes seconds to import, which --help need not wait for.
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from dtr_fx.lab import baselines as rivals
+    from dtr_fx.lab import baselines
 
-    name = target.rpartition(":")[2]
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model, inputs = load_target(target, **(settings or {}))
-        joint = rivals.trace(model, inputs)
-        eager = judge(*rivals.eager(joint))
+        model, inputs = load_target(arguments.target, **dict(arguments.arg))
+        joint = baselines.trace(model, inputs)
+        eager = judge(*baselines.eager(joint))
         marks = [Mark("eager", "", eager.peak, 0.0)]
-        notes = list(_checkpoint(model, inputs, eager, marks)) if with_rivals else []
-    if with_rivals:
+        notes = [] if arguments.no_rivals else list(_checkpoint(model, inputs, eager, marks))
+    if not arguments.no_rivals:
         marks += _partitioner(joint, eager)
     # At its own peak the graph is only put into the order in which it runs.
-    graph, _ = rivals.plan(joint, Options())
-    curve = _curve(graph, [*budgets, *(mark.peak for mark in marks)], plan_seconds)
-    if optimum_seconds is not None:
-        notes += _optimum(graph, curve, optimum_seconds, marks)
+    graph, _ = baselines.plan(joint, Options())
+    curve = _curve(graph, [*arguments.budgets, *(mark.peak for mark in marks)], arguments.plan_seconds)
+    if arguments.optimum is not None:
+        notes += _optimum(graph, curve, arguments.optimum, marks)
     operators = sum(node.op.startswith("call") for node in joint.graph.graph.nodes)
+    name = arguments.target.rpartition(":")[2]
     return Comparison(name, operators, curve, tuple(marks), tuple(notes))
 
 
@@ -163,31 +132,31 @@ def _checkpoint(
     model: Callable[..., Any], inputs: Inputs, eager: Judgement, marks: list[Mark]
 ) -> Iterator[str]:
     """Add the checkpointed step, or say why there is none."""
-    from dtr_fx.lab import baselines as rivals
+    from dtr_fx.lab import baselines
 
     if not isinstance(model, torch.nn.Module):
         yield "no checkpointing: a function has no blocks"
-    elif not rivals.blocks_of(model):
+    elif not baselines.blocks_of(model):
         yield "no checkpointing: the model has no ModuleList or Sequential, nor blocks_to_checkpoint()"
     else:
-        found = judge(*rivals.checkpointed(model, inputs))
+        found = judge(*baselines.checkpointed(model, inputs))
         marks.append(Mark("checkpoint", "", found.peak, found.overhead(eager)))
 
 
 def _partitioner(joint: Joint, eager: Judgement) -> Iterator[Mark]:
-    from dtr_fx.lab import baselines as rivals
+    from dtr_fx.lab import baselines
 
-    with progress("PyTorch's partitioner", len(_PARTITIONER)) as watch:
+    with progress("PyTorch's partitioner", len(_PARTITIONER)) as advance:
         for number, budget in enumerate(_PARTITIONER, 1):
-            found = judge(*rivals.min_cut(joint, budget))
-            watch(number)
+            found = judge(*baselines.min_cut(joint, budget))
+            advance(number)
             yield Mark("partitioner", f"{budget:.1f}", found.peak, found.overhead(eager))
 
 
 def _curve(graph: GraphModule, budgets: Sequence[int | str], plan_seconds: float | None) -> Curve:
-    with progress("plans", len(budgets)) as watch:
+    with progress("plans", len(budgets)) as advance:
         return sweep(
-            graph, budgets, options={"plan_seconds": plan_seconds}, watch=lambda done, of: watch(done)
+            graph, budgets, options={"plan_seconds": plan_seconds}, watch=lambda done, of: advance(done)
         )
 
 
@@ -231,9 +200,9 @@ def _solutions(operators: OperatorGraph, curve: Curve, limit: float) -> Iterator
 
     whole = operators.peak + operators.constants
     shares = [point.budget / whole for point in curve.points[1:]]
-    with progress("optimum", len(shares)) as watch:
+    with progress("optimum", len(shares)) as advance:
         for number, gap in enumerate(gaps([operators], shares, (), limit), 1):
-            watch(number)
+            advance(number)
             yield gap
 
 
@@ -260,7 +229,7 @@ def _curve_table(found: Comparison) -> str:
         }
         for point in found.curve.points
     ]
-    return _table(rows, ["right"] * 5)
+    return table(rows, starts_with="numbers")
 
 
 def _mark_table(found: Comparison) -> str:
@@ -274,14 +243,10 @@ def _mark_table(found: Comparison) -> str:
         }
         for mark in found.marks
     ]
-    return _table(rows, ["left", *["right"] * 4])
+    return table(rows)
 
 
 def _ours(curve: Curve, mark: Mark) -> str:
     """The least overhead of the curve's plans that need no more than a mark's peak."""
     fitting = [point.overhead for point in curve.points if point.peak <= mark.peak]
     return format_percent(min(fitting)) if fitting else "no plan"
-
-
-def _table(rows: Sequence[dict[str, str]], alignment: Sequence[str]) -> str:
-    return tabulate(rows, headers="keys", disable_numparse=True, colalign=alignment)

@@ -38,11 +38,6 @@ def load_target(target: str, **settings: Any) -> tuple[Callable[..., Any], Input
     -------
     tuple
         The model, and its example inputs: a tuple of positional or a dict of keyword arguments.
-
-    Raises
-    ------
-    CommandError
-        There is no such factory, it fails, or it returns something else.
     """
     place, colon, name = target.rpartition(":")
     if not (place and colon and name):
@@ -60,13 +55,7 @@ def load_target(target: str, **settings: Any) -> tuple[Callable[..., Any], Input
 
 
 def load_trainee(target: str, **settings: Any) -> Trainee:
-    """A target's model and inputs, drawn from seed 0, as what can be trained step by step.
-
-    Raises
-    ------
-    CommandError
-        As ``load_target`` does, or the model is no module.
-    """
+    """A target's model and inputs, drawn from seed 0, as what can be trained step by step."""
     # Compilation machinery takes seconds to import, which --help need not wait for.
     from dtr_fx.lab.trainee import Trainee
 
@@ -117,13 +106,7 @@ def _importable(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def one_line(what: str) -> Iterator[None]:
-    """Turn whatever the user's code raises, an exit included, into one line that says where.
-
-    Raises
-    ------
-    DTRError
-        See above; errors of dtr_fx are passed on as they are.
-    """
+    """Turn whatever the user's code raises, an exit included, into one line that says where."""
     try:
         yield
     except DTRError:

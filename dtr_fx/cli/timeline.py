@@ -24,33 +24,17 @@ from functools import partial
 from typing import Any
 
 from dtr_fx.cli import plans
-from dtr_fx.cli.output import Screen
+from dtr_fx.cli.plans import View
 from dtr_fx.inspect.timeline import render_timeline
-from dtr_fx.report import KINDS, Report
+from dtr_fx.inspect.views import Report
+from dtr_fx.report import KINDS
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    plans.add_target(parser)
-    plans.add_plan_options(parser)
-    plans.add_printing(parser)
+add_arguments = plans.add_arguments
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command.
-
-    Raises
-    ------
-    DTRError
-        A user's error: in an option, the target, the output file, or a budget that no plan fits.
-    """
-    plans.check(arguments)
-    reports = plans.reports_of(arguments)
-    views = [partial(_text, report) for report in reports]
-    plans.print_plans(arguments, reports, views, lambda: list(map(_data, reports)))
-
-
-def _text(report: Report, on: Screen) -> str:
-    return render_timeline(report, width=on.width, color=on.color)
+    """Carry out the command; a user's error is a ``DTRError``."""
+    plans.show(arguments, lambda report: View(partial(_data, report), partial(render_timeline, report)))
 
 
 def _data(report: Report) -> dict[str, Any]:

@@ -11,7 +11,7 @@ VALUE is a name that dtr-fx diff prints. The numbers are positions in the plan:
       53  forward   computed    native_dropout_1; 11.9 MiB live
       56  forward   read        by expand_2; 10.7 MiB live
       62  forward   read        by bmm_1; 10.5 MiB live
-      64  forward   dropped     budget, score 3.13e-08; 9.74 MiB live
+      64  forward   dropped     budget, score 3.13e-08, 41.3 µs again, away 58.2 ms; 9.74 MiB live
                                 gone for 1779 operators, 58.2 ms; kept: 28.5 MiB live at most
      329  forward   weighed     for gelu_3: score 3.13e-08, 3 of 76; getitem_12 went, 1.51e-08
      329  forward   weighed     for gelu_3: score 3.13e-08, 2 of 75; getitem_27 went, 2.19e-08
@@ -21,8 +21,9 @@ VALUE is a name that dtr-fx diff prints. The numbers are positions in the plan:
 
 "weighed" is each time that room was made and the value could have gone: its score, its place among the
 candidates (1 goes), and what went instead, with its score. A drop stands where the value was read last, which
-may be before it was chosen. Only a heuristic scores. A search (the default planner) weighs whole plans;
-"kept" says what it spared: the memory that the step would take in the meantime, if nothing else changed.
+may be before it was chosen: "again" is the time to make the value again, "away" the compute until then. Only
+a heuristic scores. A search (the default planner) weighs whole plans; "kept" says what it spared: the memory
+that the step would take in the meantime, if nothing else changed.
 """
 
 from __future__ import annotations
@@ -33,32 +34,22 @@ from dataclasses import asdict
 from functools import partial
 
 from dtr_fx.cli import plans
-from dtr_fx.cli.output import Screen
+from dtr_fx.cli.plans import View
 from dtr_fx.errors import CommandError
-from dtr_fx.inspect.life import Life, life_of
-from dtr_fx.inspect.why import render_life
-from dtr_fx.report import Report
+from dtr_fx.inspect.life import Life, life_of, render_life
+from dtr_fx.inspect.views import Report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    plans.add_target(parser)
+    plans.add_arguments(parser, html=False)
     parser.add_argument("value", metavar="VALUE", help="a name that dtr-fx diff prints")
-    plans.add_plan_options(parser)
-    plans.add_printing(parser, html=False)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command.
-
-    Raises
-    ------
-    DTRError
-        A user's error: in an option, the target, the output file, a budget that no plan fits, or a value that
-        there is not.
-    """
+    """Carry out the command; a user's error is a ``DTRError``."""
     plans.check(arguments)
     lives = _lives(plans.reports_of(arguments, watch=arguments.value), arguments.value)
-    plans.print_views(arguments, [partial(_text, life) for life in lives], lambda: list(map(asdict, lives)))
+    plans.print_views(arguments, [View(partial(asdict, life), partial(render_life, life)) for life in lives])
 
 
 def _lives(reports: Sequence[Report], name: str) -> list[Life]:
@@ -72,7 +63,3 @@ def _lives(reports: Sequence[Report], name: str) -> list[Life]:
     if missing is not None and not lives:
         raise missing
     return lives
-
-
-def _text(life: Life, on: Screen) -> str:
-    return render_life(life, width=on.width, color=on.color)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from html import escape
+from collections.abc import Callable
 from typing import Any
 
+from dtr_fx.inspect.views import Report, in_notebook
 from dtr_fx.planning.inputs import Inputs
 from dtr_fx.planning.options import Options
-from dtr_fx.report import Report
-
-_HEIGHT = 860  # pixels of the page in a notebook
 
 
 class Reports(tuple[Report, ...]):
@@ -73,13 +70,3 @@ def explain(
     from dtr_fx.compiler.backend import plan_step
 
     return Reports(plan_step(model, inputs, Options.from_mapping({"budget": budget, **options})))
-
-
-def in_notebook(reports: Sequence[Report]) -> str:
-    """The page in a frame: the styles of page and notebook stay apart."""
-    from dtr_fx.inspect.html import render
-
-    if not reports:
-        return "<p>no graph was traced</p>"
-    frame = f'style="width: 100%; height: {_HEIGHT}px; border: 0" title="dtr_fx report"'
-    return f'<iframe srcdoc="{escape(render(reports))}" {frame}></iframe>'

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from torch._logging import trace_structured
 
+from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
-from dtr_fx.report import Report
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dtr_fx.errors import DTRError
-from dtr_fx.report import Report
+from dtr_fx.inspect.views import Report
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from dtr_fx.compiler.publish import publish
 from dtr_fx.compiler.registry import LivePlan
 from dtr_fx.compiler.tracing import forget_with, stores_watched, tracing_again
 from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
+from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import BudgetSpec, Options, parse_budget
-from dtr_fx.report import Report
 
 Sizes = tuple[Any, ...]
 Compile = Callable[[GraphModule, Sequence[Any], Options], Callable[..., Any]]

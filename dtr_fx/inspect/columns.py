@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
-from dtr_fx.inspect.diff import circumstances
+from dtr_fx.inspect.diff import circumstances, why
 from dtr_fx.inspect.timeline import peak_at, sources_by_name
 from dtr_fx.report import KINDS, Event, Point, Report, StorageStats
 
@@ -48,16 +48,8 @@ def _report(report: Report, intern: _Intern) -> dict[str, Any]:
 
 def _events(events: Sequence[Event], intern: _Intern) -> Columns:
     return {
-        "kind": intern(event.kind for event in events),
-        "name": intern(event.name for event in events),
-        "origin": intern(event.origin for event in events),
-        "phase": intern(event.phase for event in events),
-        "nbytes": _differences(event.nbytes for event in events),
-        "cost": intern(event.cost for event in events),
-        "live": _differences(event.live for event in events),
-        "reason": intern(event.reason for event in events),
-        "score": intern(event.score for event in events),
-        "source": intern(event.source for event in events),
+        **_fields(events, intern, ("kind", "name", "origin", "phase", "cost", "source"), ("nbytes", "live")),
+        "why": intern(why(event) for event in events),
         "count": _differences(len(event.storages) for event in events),
         "storages": _differences(chain.from_iterable(event.storages for event in events)),
     }
@@ -74,13 +66,15 @@ def _points(points: Sequence[Point], intern: _Intern) -> Columns:
 
 
 def _storages(storages: Sequence[StorageStats], intern: _Intern) -> Columns:
+    counts = ("nbytes", "drops", "recomputes")
+    return _fields(storages, intern, ("name", "kind", "recompute_cost"), counts)
+
+
+def _fields(items: Sequence[Any], intern: _Intern, interned: Iterable[str], whole: Iterable[str]) -> Columns:
+    """The fields of many items: those to intern, and those of whole numbers."""
     return {
-        "name": intern(storage.name for storage in storages),
-        "kind": intern(storage.kind for storage in storages),
-        "nbytes": _differences(storage.nbytes for storage in storages),
-        "drops": _differences(storage.drops for storage in storages),
-        "recomputes": _differences(storage.recomputes for storage in storages),
-        "cost": intern(storage.recompute_cost for storage in storages),
+        **{name: intern(getattr(item, name) for item in items) for name in interned},
+        **{name: _differences(getattr(item, name) for item in items) for name in whole},
     }
 
 

@@ -7,20 +7,23 @@ import io
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
+from dtr_fx.report.curve import Curve
 from dtr_fx.units import format_bytes, format_seconds
 
-if TYPE_CHECKING:
-    from dtr_fx.planning.curve import Curve
+NAMES = {
+    "eager": "eager",
+    "checkpoint": "checkpoint per block",
+    "partitioner": "PyTorch's partitioner",
+    "optimum": "optimum",
+}
 
 
 @dataclass(frozen=True)
 class Mark:
     """Another way to run the step, at the peak in bytes that it reaches, and its overhead.
 
-    ``kind`` is ``"eager"``, ``"checkpoint"``, ``"partitioner"`` or ``"optimum"``; ``setting`` tells those of
-    a kind apart.
+    ``kind`` is a key of ``NAMES``; ``setting`` tells those of a kind apart.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""A comparison as text: the curve as bars over the budget, and its rivals as letters above it."""
+"""A comparison as text: the curve as bars over the budget, other ways to run the step as letters above it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,11 @@ import math
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 
-from dtr_fx.inspect.comparison import Comparison, legs
+from dtr_fx.inspect.comparison import NAMES, Comparison, legs
 from dtr_fx.inspect.text import BLOCKS, BOLD, DIM, YELLOW, Ink
 from dtr_fx.units import format_bytes, format_percent
 
 _LETTERS = {"eager": "E", "checkpoint": "C", "partitioner": "P", "optimum": "o"}
-_NAMES = {
-    "eager": "eager",
-    "checkpoint": "checkpoint per block",
-    "partitioner": "PyTorch's partitioner",
-    "optimum": "optimum",
-}
 _ABOVE = "▲"
 _OVER = frozenset((*_LETTERS.values(), _ABOVE))  # what is drawn over the bars
 _ROWS = 12
@@ -34,7 +28,7 @@ def render_curve(comparison: Comparison, *, width: int = 100, color: bool = Fals
     width:
         Columns to fill; 60 to 110 are taken.
     color:
-        Whether to use the terminal's escape sequences.
+        True to use the terminal's escape sequences.
     """
     ink = Ink(color)
     columns = min(max(width, _NARROWEST), _WIDEST) - _MARGIN - len("00%")
@@ -109,7 +103,7 @@ def _axis(columns: int) -> str:
 def _key(comparison: Comparison) -> str:
     curve = comparison.curve
     low = curve.points[-1]
-    letters = [f"{_LETTERS[kind]} {_NAMES[kind]}" for kind in comparison.kinds]
+    letters = [f"{_LETTERS[kind]} {NAMES[kind]}" for kind in comparison.kinds]
     beyond = [f"{_ABOVE} above the picture"] if low.overhead > comparison.top else []
     smallest = f"{format_bytes(low.budget)} = {format_percent(comparison.share(low.budget))}"
     whole = format_bytes(curve.baseline_peak)

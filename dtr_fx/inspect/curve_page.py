@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
-from dtr_fx.inspect.comparison import Comparison, Mark, legs
+from dtr_fx.inspect.comparison import NAMES, Comparison, Mark, legs
 from dtr_fx.inspect.page import document, row
 from dtr_fx.units import format_bytes, format_percent
 
 # Colours of Okabe and Ito, which colour-blind people can tell apart; each mark has a shape of its own.
 _LOOKS = {
-    "eager": ("eager", "#777777", "M-5,-5H5V5H-5Z"),
-    "checkpoint": ("checkpoint per block", "#D55E00", "M0,-7L6,4.5H-6Z"),
-    "partitioner": ("PyTorch's partitioner", "#009E73", "M0,-6.5L6.5,0L0,6.5L-6.5,0Z"),
-    "optimum": ("optimum", "#CC79A7", "M-5,0H5M0,-5V5M-4,-4L4,4M-4,4L4,-4"),
+    "eager": ("#777777", "M-5,-5H5V5H-5Z"),
+    "checkpoint": ("#D55E00", "M0,-7L6,4.5H-6Z"),
+    "partitioner": ("#009E73", "M0,-6.5L6.5,0L0,6.5L-6.5,0Z"),
+    "optimum": ("#CC79A7", "M-5,0H5M0,-5V5M-4,-4L4,4M-4,4L4,-4"),
 }
 _OURS = "#0072B2"
 _WIDTH, _HEIGHT = 860, 460
@@ -116,8 +116,8 @@ def _curve(comparison: Comparison, scale: _Scale) -> Iterator[str]:
 
 
 def _mark(comparison: Comparison, mark: Mark, scale: _Scale) -> str:
-    name, color, shape = _LOOKS[mark.kind]
-    title = _title(f"{name} {mark.setting}".strip(), comparison, mark.peak, mark.overhead)
+    color, shape = _LOOKS[mark.kind]
+    title = _title(_name(mark), comparison, mark.peak, mark.overhead)
     x, y = scale.x(comparison.share(mark.peak)), scale.y(mark.overhead)
     place = f'transform="translate({x} {y})" fill="{color}" stroke="{color}" fill-opacity="0.75"'
     return f'<path d="{shape}" {place}><title>{title}</title></path>'
@@ -134,10 +134,10 @@ def _legend(comparison: Comparison) -> Iterator[str]:
     yield f'<path d="M{x - 12},{y}H{x + 12}" stroke="{_OURS}" stroke-width="2.5"/>'
     yield _text(x + 20, y + 4, "dtr", "start")
     for number, kind in enumerate(comparison.kinds, 1):
-        name, color, shape = _LOOKS[kind]
+        color, shape = _LOOKS[kind]
         at = y + 20 * number
         yield f'<path d="{shape}" transform="translate({x} {at})" fill="{color}" stroke="{color}"/>'
-        yield _text(x + 20, at + 4, name, "start")
+        yield _text(x + 20, at + 4, NAMES[kind], "start")
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
@@ -151,9 +151,12 @@ def _table(comparison: Comparison) -> Iterator[str]:
         numbers = _numbers(comparison, point.peak, point.overhead)
         yield row("td", ("dtr", format_bytes(point.budget), *numbers))
     for mark in comparison.marks:
-        name = f"{_LOOKS[mark.kind][0]} {mark.setting}".strip()
-        yield row("td", (name, "", *_numbers(comparison, mark.peak, mark.overhead)))
+        yield row("td", (_name(mark), "", *_numbers(comparison, mark.peak, mark.overhead)))
     yield "</table>"
+
+
+def _name(mark: Mark) -> str:
+    return f"{NAMES[mark.kind]} {mark.setting}".strip()
 
 
 def _numbers(comparison: Comparison, peak: int, overhead: float) -> tuple[str, str, str]:

@@ -1,7 +1,7 @@
 """A report as text: the verdict, memory over time before and after, and the folded diff.
 
     render_diff
-    ├── Report.summary      did it fit, and what did that cost
+    ├── Report.summary      the verdict, and what the plan costs
     ├── timelines           memory over operators as block characters, one scale, the budget as a line
     └── _sections           one per phase, in execution order
         └── _fold           which events are shown, and how many operators lie between
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from dtr_fx.inspect.text import BOLD, DIM, GREEN, RED, Ink, clip, without_folder
+from dtr_fx.inspect.text import BOLD, DIM, GREEN, RED, Ink, clip, price_of, without_folder
 from dtr_fx.inspect.timeline import timelines
 from dtr_fx.report import Event, Report
 from dtr_fx.units import format_bytes, format_count, format_seconds
@@ -26,7 +26,7 @@ MARKS = {"drop": ("-", RED), "recompute": ("+", GREEN)}
 
 
 def render_diff(report: Report, *, width: int = 100, color: bool = False) -> str:
-    """What a plan did to a graph, for people to read.
+    """A plan's changes to a graph, for people to read.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ def render_diff(report: Report, *, width: int = 100, color: bool = False) -> str
     width:
         Columns to fill; at least 72 are taken.
     color:
-        Whether to use the terminal's escape sequences.
+        True to use the terminal's escape sequences.
     """
     ink = Ink(color)
     width = max(width, _NARROWEST)
@@ -46,19 +46,22 @@ def render_diff(report: Report, *, width: int = 100, color: bool = False) -> str
 
 
 def _verdict_color(report: Report) -> str:
-    return BOLD if report.planned_peak <= report.budget else f"{BOLD};{RED}"
+    return BOLD if report.verdict == "fits" else f"{BOLD};{RED}"
 
 
 def circumstances(report: Report) -> str:
     """One line: who decided, the device, compute before and after, the lower bound."""
     decided = _DECIDED.get(report.heuristic, report.heuristic)
-    return (
-        f"{decided} on {report.device}; compute {format_seconds(report.base_cost)} → "
-        f"{format_seconds(report.total_cost)}; lower bound of any plan {format_bytes(report.lower_bound)}"
+    refused = [f"{format_count(report.refused, 'order')} refused"] if report.refused else []
+    facts = (
+        f"{decided} on {report.device}",
+        f"compute {format_seconds(report.base_cost)} → {format_seconds(report.total_cost)}",
+        f"lower bound of any plan {format_bytes(report.lower_bound)}",
     )
+    return "; ".join((*facts, *refused))
 
 
-_DECIDED = {"search": "found by search", "none": "as it was"}
+_DECIDED = {"search": "search decided, runtime checked", "none": "as it was"}
 
 
 # The folded diff
@@ -115,17 +118,18 @@ def _fold(events: Sequence[Event]) -> list[Event | _Fold]:
 def _columns(rows: Sequence[Event], width: int) -> _Columns:
     room = width - len(_row("", "", "", "", "", "", _Columns(0, 0, 0)))
     name = min(max((len(name_of(event)) for event in rows), default=0), room * 2 // 5)
-    why = min(max((len(reason_of(event)) for event in rows), default=0), (room - name) // 2)
-    return _Columns(name, why, room - name - why)
+    most = (room - name) * 2 // 3
+    reasons = max((len(why(event, most)) for event in rows), default=0)
+    return _Columns(name, reasons, room - name - reasons)
 
 
-def _row(mark: str, verb: str, name: str, size: str, why: str, source: str, columns: _Columns) -> str:
+def _row(mark: str, verb: str, name: str, size: str, reason: str, source: str, columns: _Columns) -> str:
     """All columns but the last, which is the live bytes."""
     cells = (
         f"{mark:1} {verb:9}",
         f"{_shorten(name, columns.name):{columns.name}}",
         f"{size:>9}",
-        f"{clip(why, columns.why):{columns.why}}",
+        f"{clip(reason, columns.why):{columns.why}}",
         f"{_clip_source(source, columns.source):{columns.source}}",
     )
     return "  ".join(cells) + f"{'':11}"
@@ -153,9 +157,8 @@ def _fold_line(fold: _Fold, width: int) -> str:
 def _event_line(event: Event, columns: _Columns) -> str:
     mark, _ = MARKS.get(event.kind, (" ", ""))
     verb = event.kind if event.kind in MARKS else ""
-    # Half a score says nothing: where it does not fit, the reason stands alone.
-    why = reason_of(event) if len(reason_of(event)) <= columns.why else event.reason
-    row = _row(mark, verb, name_of(event), format_bytes(event.nbytes), why, event.source, columns)
+    reason = why(event, columns.why)
+    row = _row(mark, verb, name_of(event), format_bytes(event.nbytes), reason, event.source, columns)
     return _with_live(row, format_bytes(event.live))
 
 
@@ -168,9 +171,24 @@ def name_of(event: Event) -> str:
     return event.origin or event.name
 
 
-def reason_of(event: Event) -> str:
+def why(event: Event, width: int | None = None) -> str:
+    """Why a step is there, in the longest of its forms that a width has room for."""
+    forms = _reasons(event)
+    if width is None:
+        return forms[0]
+    return next((form for form in forms if len(form) <= width), clip(forms[-1], width))
+
+
+def _reasons(event: Event) -> tuple[str, ...]:
+    """From the longest to the shortest; a search has no scores, and its reason is the price."""
     score = "" if event.score is None else f"({event.score:.2g})"
-    return f"{event.reason} {score}".strip()
+    stated = f"{event.reason} {score}".strip()
+    price, again = price_of(event.again, event.away), price_of(event.again, None)
+    if not price:
+        return stated, event.reason
+    if event.reason == "planned":
+        return price, again
+    return f"{stated}, {price}", f"{stated}, {again}", stated, event.reason
 
 
 def _shorten(text: str, width: int) -> str:

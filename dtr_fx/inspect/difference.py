@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from dtr_fx.errors import CommandError
-from dtr_fx.inspect.diff import MARKS, name_of, reason_of
+from dtr_fx.inspect.diff import MARKS, name_of, why
 from dtr_fx.inspect.text import BOLD, DIM, YELLOW, Ink, clip
 from dtr_fx.report import Event, Report
 from dtr_fx.units import format_bytes, format_count, format_percent
@@ -39,13 +39,7 @@ class Difference:
 
 
 def difference(first: Report, second: Report) -> Difference:
-    """What one plan does that the other does not.
-
-    Raises
-    ------
-    CommandError
-        They are plans of different graphs.
-    """
+    """The steps that only one of two plans of one graph has."""
     operators = [[point.name for point in report.before] for report in (first, second)]
     if operators[0] != operators[1]:
         raise CommandError(f"these are plans of different graphs: {_first_difference(*operators)}")
@@ -102,7 +96,8 @@ def render_difference(found: Difference, *, width: int = 100, color: bool = Fals
     ]
     lines.append(_counts(found))
     if found.changes:
-        lines += ["", ink(DIM, _row("", "operator", "bytes", "why (score)", "before", "live", width))]
+        heads = ("", "operator", "bytes", "why (score)", "before", "live")
+        lines += ["", ink(DIM, _Columns.of(width).row(*heads))]
     lines += [ink(_MARKS[change.event.kind][1], _line(change, width)) for change in found.changes]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
@@ -128,18 +123,29 @@ def _line(change: Change, width: int) -> str:
     event = change.event
     mark, _ = _MARKS[event.kind]
     verb = "late" if event.kind == "compute" else event.kind
-    return _row(
+    columns = _Columns.of(width)
+    return columns.row(
         f"{'AB'[change.only_in]} {mark} {verb}",
         name_of(event),
         format_bytes(event.nbytes),
-        reason_of(event),
+        why(event, columns.why),
         change.before or "(the end)",
         format_bytes(event.live),
-        width,
     )
 
 
-def _row(verb: str, name: str, size: str, why: str, before: str, live: str, width: int) -> str:
-    room = max(width - 40, 30) // 3
-    cells = f"{clip(name, room):{room}}  {size:>9}  {clip(why, room):{room}}  {clip(before, room):{room}}"
-    return f"{verb:13}  {cells}  {live:>9}"
+@dataclass(frozen=True)
+class _Columns:
+    """Widths of the columns that give way when the line is narrow."""
+
+    name: int
+    why: int
+
+    @classmethod
+    def of(cls, width: int) -> _Columns:
+        room = max(width - 41, 30)
+        return cls(name=room // 4, why=room // 2)
+
+    def row(self, verb: str, name: str, size: str, reason: str, before: str, live: str) -> str:
+        name, before = (f"{clip(text, self.name):{self.name}}" for text in (name, before))
+        return f"{verb:13}  {name}  {size:>9}  {reason:{self.why}}  {before}  {live:>9}"

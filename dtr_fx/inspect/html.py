@@ -60,7 +60,7 @@ def _traces(reports: Sequence[Report]) -> Iterator[str]:
         cells = (
             report.trigger,
             f"{format_bytes(report.baseline_peak)} → {format_bytes(report.planned_peak)}",
-            format_bytes(report.budget),
+            report.budget_text,
             str(report.drops),
             str(report.recomputes),
             format_percent(report.overhead),

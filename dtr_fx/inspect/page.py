@@ -1,4 +1,4 @@
-"""What HTML pages are made of: one file, complete in itself; nothing is loaded from elsewhere."""
+"""The parts of HTML pages: one file, complete in itself; nothing is loaded from elsewhere."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
 
 from tabulate import tabulate
 
@@ -11,10 +12,13 @@ def table(
     rows: Sequence[Mapping[str, object]],
     text: Collection[str] = (),
     widths: Sequence[int | None] | None = None,
+    *,
+    starts_with: Literal["words", "numbers"] = "words",
 ) -> str:
     """A row for each mapping, whose keys are the heads of the columns.
 
-    The first column, and those named in ``text``, are words; all others are numbers, which end at one edge.
+    The first column, unless it ``starts_with`` numbers, and those named in ``text`` are words; all others are
+    numbers, which end at one edge.
     Words wider than their column's ``widths`` go on in the next line.
 
     Examples
@@ -27,8 +31,9 @@ def table(
     """
     if not rows:
         return ""
-    _, *others = rows[0]
-    alignment = ["left", *("left" if name in text else "right" for name in others)]
+    first, *_ = rows[0]
+    words = {*text, first} if starts_with == "words" else set(text)
+    alignment = ["left" if name in words else "right" for name in rows[0]]
     drawn: str = tabulate(
         rows, headers="keys", disable_numparse=True, colalign=alignment, maxcolwidths=widths
     )

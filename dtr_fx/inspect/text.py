@@ -1,9 +1,11 @@
-"""What terminal pictures are made of: eighths of a block, colour, and text that fits."""
+"""The parts of terminal views: eighths of a block, colour, tables, and text that fits."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
+from dtr_fx.units import format_seconds
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 BOLD, DIM, RED, GREEN, YELLOW = "1", "2", "31", "32", "33"
@@ -22,6 +24,13 @@ class Ink:
 def clip(text: str, width: int) -> str:
     """The text in at most ``width`` columns."""
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
+
+
+def price_of(again: float | None, away: float | None) -> str:
+    """A drop in numbers: ``1.20 ms again, away 58.2 ms``."""
+    again_text = "" if again is None else f"{format_seconds(again)} again"
+    away_text = "" if away is None else f"away {format_seconds(away)}"
+    return ", ".join(filter(None, (again_text, away_text)))
 
 
 def without_folder(source: str) -> str:

@@ -6,40 +6,35 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from tabulate import tabulate
-
+from dtr_fx.inspect.table import table
 from dtr_fx.inspect.text import BLOCKS, BOLD, RED, YELLOW, Ink, clip, without_folder
 from dtr_fx.report import KINDS, Point, Report
 from dtr_fx.units import format_bytes
 
 _LINE = "▔"
 _NARROWEST = 72
-
-
 _TALL = 12  # rows of a chart that stands alone
 
 
 def render_timeline(report: Report, *, width: int = 100, color: bool = False) -> str:
-    """Both charts, and what is live at their peaks, by kind."""
+    """Both charts, and the live bytes at their peaks, by kind."""
     ink = Ink(color)
     lines = [ink(BOLD, report.summary()), "", *timelines(report, max(width, _NARROWEST), ink, _TALL)]
     return "\n".join([*(line.rstrip() for line in lines), _parts_table(report)]) + "\n"
 
 
 def _parts_table(report: Report) -> str:
-    """What is live at the two peaks, by kind."""
+    """The bytes that are live at the two peaks, by kind."""
     if not (report.before and report.after):
         return ""
     peaks = [max(points, key=lambda point: point.live) for points in (report.before, report.after)]
-    rows = [["operator", *(point.name for point in peaks)]]
-    rows += [
-        [kind, *map(format_bytes, parts)]
-        for kind, *parts in zip(KINDS, *(point.parts for point in peaks))
-        if any(parts)
+    kinds = zip(KINDS, *(point.parts for point in peaks))
+    rows = [
+        ("operator", *(point.name for point in peaks)),
+        *((kind, *map(format_bytes, parts)) for kind, *parts in kinds if any(parts)),
+        ("live", *(format_bytes(point.live) for point in peaks)),
     ]
-    rows.append(["live", *(format_bytes(point.live) for point in peaks)])
-    headers = ("at the peak", "before", "after")
-    return tabulate(rows, headers, disable_numparse=True, colalign=("left", "right", "right"))
+    return table([dict(zip(("at the peak", "before", "after"), row)) for row in rows])
 
 
 @dataclass(frozen=True)

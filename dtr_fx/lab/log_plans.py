@@ -10,11 +10,12 @@ from dataclasses import replace
 import torch
 
 from dtr_fx.errors import InfeasibleBudgetError, OptionError
+from dtr_fx.inspect.views import Report
 from dtr_fx.planning.choices import choices
 from dtr_fx.planning.options import Options, parse_budget, resolve_budget
 from dtr_fx.planning.planner import Infeasible, Planner
 from dtr_fx.planning.reporting import make_report, storage_stats
-from dtr_fx.report import KINDS, Event, Point, Report, StorageStats
+from dtr_fx.report import KINDS, Event, Point, StorageStats
 from dtr_fx.runtime import Plan, Program, Step, resolve
 from dtr_fx.runtime import steps as kinds
 from dtr_fx.runtime.program import Constant, Keep

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from dtr_fx.compiler.backend import dtr, plan_step
 from dtr_fx.costs.measure import measure_peak
 from dtr_fx.errors import GraphError, InfeasibleBudgetError
+from dtr_fx.inspect.views import Report
 from dtr_fx.planning.loss import loss_of
 from dtr_fx.planning.options import Options
-from dtr_fx.report import Report
 
 SMALLEST = "smallest"
 """Among budgets: the smallest that works."""

@@ -1,9 +1,8 @@
-"""What a graph costs in how much memory: the smallest budget, and the whole curve of budget and overhead."""
+"""The extra compute of a graph in less memory: the smallest budget, and the curve of budget and overhead."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import GraphModule
@@ -12,44 +11,10 @@ from dtr_fx.errors import OptionError
 from dtr_fx.planning.options import BudgetSpec, Options, parse_budget, resolve_budget
 from dtr_fx.planning.planning import Planning
 from dtr_fx.planning.transform import readable_copy, without_guards
+from dtr_fx.report.curve import Curve, CurvePoint
 from dtr_fx.runtime import Plan, collector_paused
 
 PERCENTS = tuple(f"{percent}%" for percent in range(95, 0, -5))
-
-
-@dataclass(frozen=True)
-class CurvePoint:
-    """A plan: the budget it was made for and the peak that it reaches, in bytes, and its extra compute.
-
-    ``overhead`` is a share of the graph's own compute: 0.1 is 10% more.
-    """
-
-    budget: int
-    peak: int
-    overhead: float
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The plans of one graph, from the largest budget down.
-
-    ``baseline_peak`` is the peak of the graph as it is, ``constants`` its inputs and parameters and
-    ``lower_bound`` what no plan can do without, all in bytes; ``base_cost`` are the seconds of the graph.
-    A larger budget never costs more.
-    """
-
-    points: tuple[CurvePoint, ...]
-    baseline_peak: int
-    constants: int
-    lower_bound: int
-    base_cost: float
-
-    def within(self, max_overhead: float) -> CurvePoint:
-        """The point of the lowest peak whose overhead is not above ``max_overhead``, 0 or more."""
-        if not max_overhead >= 0:
-            raise OptionError(f"max_overhead={max_overhead!r}: write a share of the graph's own compute, 0.1")
-        points = (point for point in self.points if point.overhead <= max_overhead)
-        return min(points, key=lambda point: point.peak)
 
 
 def sweep(
@@ -93,7 +58,7 @@ def sweep(
     with collector_paused(), without_guards(graph):
         planning = Planning(graph, chosen)
         wanted = sorted({_bytes(planning, spec) for spec in specs}, reverse=True)
-        runs = _runs(planning, wanted, watch or _nobody)
+        runs = _runs(planning, wanted, watch or (lambda done, of: None))
     return Curve(
         points=tuple(_points(planning, runs)),
         baseline_peak=planning.baseline_peak,
@@ -154,17 +119,16 @@ def _bytes(planning: Planning, spec: BudgetSpec) -> int:
     return resolve_budget(spec, planning.baseline_peak, program.device, already_held=program.constant_bytes)
 
 
-def _nobody(done: int, of: int) -> None: ...
-
-
-def _runs(planning: Planning, wanted: Sequence[int], watch: Callable[[int, int], None]) -> dict[int, Plan]:
+def _runs(
+    planning: Planning, wanted: Sequence[int], on_progress: Callable[[int, int], None]
+) -> dict[int, Plan]:
     """Plans by their budgets, that of the smallest budget among them."""
     lowest = planning.planner.smallest
     runs = {lowest.peak: lowest}
     for number, budget in enumerate(wanted, 1):
         if lowest.peak < budget < planning.baseline_peak:
             runs[budget] = planning.planner.plan(budget)
-        watch(number, len(wanted))
+        on_progress(number, len(wanted))
     return {budget: run for budget, run in runs.items() if budget < planning.baseline_peak}
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
+from dtr_fx.inspect.views import Report
 from dtr_fx.passes import rng
 from dtr_fx.passes.roles import KEEP, SAVE_RNG
 from dtr_fx.passes.storages import GraphProgram, NodeCall
@@ -26,7 +27,6 @@ from dtr_fx.passes.tensors import is_selection
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Planning
 from dtr_fx.planning.transform import Laps, carry_out, readable_copy
-from dtr_fx.report import Report
 from dtr_fx.runtime import Heuristic, OutOfBudget, Plan, Runtime
 from dtr_fx.runtime.driver import drive
 from dtr_fx.runtime.graph import Operator

@@ -15,7 +15,7 @@ import torch
 
 from dtr_fx.costs.measure import free_memory
 from dtr_fx.errors import OptionError, did_you_mean
-from dtr_fx.report import Report
+from dtr_fx.inspect.views import Report
 from dtr_fx.runtime.heuristics import HEURISTICS, resolve
 from dtr_fx.units import parse_bytes, parse_percent
 

@@ -11,10 +11,11 @@ from typing import cast
 import torch
 from torch.fx import GraphModule, Node
 
+from dtr_fx.inspect.views import Report
 from dtr_fx.passes.roles import KEEP, SAVE_RNG, facts, origin_name, role
 from dtr_fx.passes.storages import GraphProgram, Value
 from dtr_fx.passes.tensors import is_selection
-from dtr_fx.report import Event, Point, Report, StorageStats
+from dtr_fx.report import Event, Point, StorageStats
 from dtr_fx.runtime import Plan
 from dtr_fx.runtime import steps as kinds
 from dtr_fx.runtime.steps import COMPUTE

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 
 from dtr_fx.costs import roofline as cost_model
+from dtr_fx.inspect.views import Report
 from dtr_fx.passes.contract import ORDER, VALUES, Pipeline
 from dtr_fx.passes.drops import ForgetPlan
 from dtr_fx.passes.liveness import liveness
@@ -26,7 +27,7 @@ from dtr_fx.planning.options import Options
 from dtr_fx.planning.planner import Infeasible
 from dtr_fx.planning.planning import Planning
 from dtr_fx.planning.reporting import names_of, report_graph
-from dtr_fx.report import Choice, Report
+from dtr_fx.report import Choice
 from dtr_fx.runtime import Heuristic, Plan, collector_paused
 from dtr_fx.runtime.heuristics import Score
 from dtr_fx.runtime.steps import COMPUTE

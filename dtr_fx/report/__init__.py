@@ -1,4 +1,4 @@
-"""What a plan did, as data."""
+"""A plan's outcome, as data."""
 
 from .report import KINDS, Choice, Event, Point, Report, StorageStats
 

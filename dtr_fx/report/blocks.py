@@ -64,7 +64,7 @@ def blocks(report: Report) -> list[Block]:
 
 
 def _given(report: Report) -> Iterator[_Opened]:
-    """What no operator makes: inputs and parameters, and the gradients that come with the backward pass."""
+    """The blocks that no operator makes: inputs, parameters, gradients that come with the backward pass."""
     made = {storage for event in report.events if event.kind == "compute" for storage in event.storages}
     used = {storage for event in report.events for storage in event.uses}
     backward = next((at for at, event in enumerate(report.events) if event.phase == "backward"), -1)

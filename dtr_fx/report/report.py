@@ -1,15 +1,14 @@
-"""What a plan did, as data: the one thing that logs, the command line and pictures are views of."""
+"""The outcome of a plan, as data: the one thing that logs, the command line and pictures are views of."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
-from dtr_fx.units import format_bytes, format_count, format_percent
+from dtr_fx.units import format_bytes, format_count, format_percent, parse_bytes
 
-if TYPE_CHECKING:
-    import networkx as nx
+_Self = TypeVar("_Self", bound="Report")
 
 # What live bytes are.  Activations are made by the forward pass, gradients by the backward pass, if they are
 # not recomputed; outputs are what the forward pass returns; what an operator takes for itself is temporary.
@@ -25,10 +24,10 @@ class Event:
     the bytes that the step allocates (compute, recompute) or frees (drop, banish), ``cost`` its
     seconds, ``live`` the bytes live while it runs.  ``reason`` says why a drop or a recompute
     happened, ``score`` is the heuristic's score of the dropped storage, ``source`` the user's line.
+    Of a drop, ``again`` are the seconds to make the storage again, ``away`` those of compute until then.
     ``storages`` are the positions, in ``Report.storages``, of what the step makes or frees, ``uses`` those of
     what it reads; ``reads`` names the events and inputs that this comes from.  ``target`` is the operator
-    (``aten.mm.default``), ``module`` the path of the module that called it.  Of a drop, ``again`` are the
-    seconds to make the storage again, and ``away`` the seconds of compute until that is done.
+    (``aten.mm.default``), ``module`` the path of the module that called it.
     """
 
     kind: str
@@ -64,7 +63,7 @@ class Point:
 
 @dataclass(frozen=True)
 class StorageStats:
-    """What happened to one storage, named after the node that its drops name.
+    """The drops and recomputes of one storage, named after the node that its drops name.
 
     ``kind`` is input, parameter, unused (an input that nothing reads, and that is not counted), activation,
     output, rng state or kept copy.
@@ -104,8 +103,9 @@ class Report:
     is the largest, over operators, of constants + outputs pinned by then + the operator's own inputs
     and outputs: no plan can do with less.  ``trigger`` says why the graph was traced, where a model is traced
     several times: the shape or guard that changed.  ``heuristic`` names who chose what to drop: a heuristic,
-    ``"search"``, or ``"none"`` where the graph fits as it is.  ``choices`` are those that concerned the value
-    named by the option ``watch``.
+    ``"search"``, or ``"none"`` where the graph is left as it is.  ``choices`` are those that concerned the
+    value named by the option ``watch``.  ``budget`` is the one in force, ``asked`` what the user wrote for it
+    (``"60%"``).  ``refused`` counts the orders of the search that the runtime could not carry out.
     """
 
     budget: int
@@ -124,6 +124,24 @@ class Report:
     seconds: dict[str, float]
     trigger: str = ""
     choices: tuple[Choice, ...] = ()
+    asked: str = ""
+    refused: int = 0
+
+    @property
+    def verdict(self) -> str:
+        """``"fits"``, ``"over budget"``, or ``"left as it is"`` where no plan reaches the budget."""
+        if self.planned_peak <= self.budget:
+            return "fits"
+        return "left as it is" if self.heuristic == "none" else "over budget"
+
+    @property
+    def budget_text(self) -> str:
+        """The budget in force, beside what was asked for where that is no such number of bytes."""
+        in_force = format_bytes(self.budget)
+        asked = _bytes_in(self.asked)
+        if not self.asked or asked == self.budget:
+            return in_force
+        return f"{self.asked} = {in_force}" if asked is None else f"{in_force} of {self.asked}"
 
     @property
     def overhead(self) -> float:
@@ -139,44 +157,27 @@ class Report:
         return sum(event.kind == "recompute" for event in self.events)
 
     def summary(self) -> str:
-        """One line: whether the plan fits, peak before and after, budget, drops, recomputes, overhead."""
-        excess = self.planned_peak - self.budget
-        fits = "fits" if excess <= 0 else f"OVER BUDGET by {format_bytes(excess)}"
+        """One line: the verdict, peak before and after, budget, drops, recomputes, overhead."""
+        verdict = self.verdict
+        if verdict == "left as it is":
+            return f"{verdict}: peak {format_bytes(self.baseline_peak)}, no plan reaches {self.budget_text}"
+        if verdict == "over budget":
+            verdict = f"OVER BUDGET by {format_bytes(self.planned_peak - self.budget)}"
         return (
-            f"{fits}: peak {format_bytes(self.baseline_peak)} → {format_bytes(self.planned_peak)}, "
-            f"budget {format_bytes(self.budget)}, {format_count(self.drops, 'drop')}, "
+            f"{verdict}: peak {format_bytes(self.baseline_peak)} → {format_bytes(self.planned_peak)}, "
+            f"budget {self.budget_text}, {format_count(self.drops, 'drop')}, "
             f"{format_count(self.recomputes, 'recompute')}, overhead {format_percent(self.overhead)}"
         )
 
-    def _repr_html_(self) -> str:
-        """The page of the report, for a notebook."""
-        from dtr_fx.compiler.explain import in_notebook
-
-        return in_notebook([self])
-
-    def to_networkx(self) -> nx.DiGraph:
-        """The graph as it was, with drops and recomputes; see ``dtr_fx.inspect.exports``."""
-        from dtr_fx.inspect.exports import to_networkx
-
-        return to_networkx(self)
-
-    def to_chrome_trace(self) -> str:
-        """The step as planned, for Perfetto; see ``dtr_fx.inspect.exports``."""
-        from dtr_fx.inspect.exports import to_chrome_trace
-
-        return to_chrome_trace(self)
-
-    def to_memory_snapshot(self) -> dict[str, Any]:
-        """The plan's blocks, for PyTorch's memory viewer; see ``dtr_fx.inspect.exports``."""
-        from dtr_fx.inspect.exports import to_memory_snapshot
-
-        return to_memory_snapshot(self)
+    def to_data(self) -> dict[str, Any]:
+        """All fields and the verdict, for ``json.dumps``."""
+        return {**asdict(self), "verdict": self.verdict}
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        return json.dumps(self.to_data())
 
     @classmethod
-    def from_json(cls, text: str) -> Report:
+    def from_json(cls: type[_Self], text: str) -> _Self:
         """The report that ``to_json`` wrote.
 
         Raises
@@ -188,12 +189,21 @@ class Report:
         try:
             for key, item in _PARTS.items():
                 fields[key] = tuple(item(**_with_tuples(entry)) for entry in fields[key])
+            fields.pop("verdict", None)  # follows from the others
             return cls(**fields)
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"no report of this version of dtr_fx: {error}") from None
 
 
 _PARTS = {"events": Event, "before": Point, "after": Point, "storages": StorageStats, "choices": Choice}
+
+
+def _bytes_in(asked: str) -> int | None:
+    """The bytes that a user wrote; None for a share or ``"auto"``."""
+    try:
+        return int(asked) if asked.isdecimal() else parse_bytes(asked)
+    except ValueError:
+        return None
 
 
 def _with_tuples(entry: dict[str, Any]) -> dict[str, Any]:

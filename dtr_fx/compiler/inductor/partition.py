@@ -20,6 +20,7 @@ import dtr_fx.passes
 from dtr_fx.compiler.publish import publish
 from dtr_fx.costs.workspaces import workspaces
 from dtr_fx.errors import OptionError
+from dtr_fx.inspect.views import Report
 from dtr_fx.lab.baselines import activation_memory_budget
 from dtr_fx.passes import kernels
 from dtr_fx.passes.contract import KERNELS, VALUES, Pipeline
@@ -33,7 +34,6 @@ from dtr_fx.passes.tensors import graph_device, is_tangent, storage_bytes, stora
 from dtr_fx.planning.judge import join
 from dtr_fx.planning.options import BudgetSpec, Options, parse_budget, resolve_budget
 from dtr_fx.planning.transform import copy_of, rewrite
-from dtr_fx.report import Report
 
 # Stands for every step of a plan.
 _ANY = ""

@@ -21,8 +21,8 @@ function integers(differences) {
 }
 
 function readEvents(columns, texts) {
-  const [kind, name, origin, phase, cost, reason, score, source] = [
-    "kind", "name", "origin", "phase", "cost", "reason", "score", "source",
+  const [kind, name, origin, phase, cost, why, source] = [
+    "kind", "name", "origin", "phase", "cost", "why", "source",
   ].map((key) => texts(columns[key]));
   const nbytes = integers(columns.nbytes);
   const live = integers(columns.live);
@@ -35,7 +35,7 @@ function readEvents(columns, texts) {
     const at = kind[i] === "drop" ? operators - 0.5 : operators++;
     return {
       kind: kind[i], name: name[i], origin: origin[i] || name[i], phase: phase[i], nbytes: nbytes[i],
-      cost: cost[i], live: live[i], reason: reason[i], score: score[i], source: source[i],
+      cost: cost[i], live: live[i], why: why[i], source: source[i],
       storages: made, at, pairs: [],
     };
   }).filter((event) => event.kind !== "banish");
@@ -50,7 +50,7 @@ function readPoints(columns, kinds, texts) {
 
 // Also ties each drop to the recompute that undoes it.
 function readStorages(columns, events, texts) {
-  const [name, kind, cost] = ["name", "kind", "cost"].map((key) => texts(columns[key]));
+  const [name, kind, cost] = ["name", "kind", "recompute_cost"].map((key) => texts(columns[key]));
   const [nbytes, drops, recomputes] = ["nbytes", "drops", "recomputes"].map((key) => integers(columns[key]));
   const storages = name.map((_, i) => ({
     name: name[i], kind: kind[i], nbytes: nbytes[i], drops: drops[i], recomputes: recomputes[i], cost: cost[i], events: [],

@@ -33,7 +33,7 @@ class Diff {
     this.rows = foldedRows(report.events);
     this.folds = this.rows.filter((row) => row.fold);
     this.texts = report.events.map((event) =>
-      [event.kind, event.name, event.origin, event.reason, event.source, ...made(event, report)].join("\n").toLowerCase(),
+      [event.kind, event.name, event.origin, event.why, event.source, ...made(event, report)].join("\n").toLowerCase(),
     );
     this.search.value = "";
     this.tree.element.scrollTop = 0;
@@ -99,7 +99,7 @@ class Diff {
       element.className = `step ${event.kind}${this.lit.has(event) ? " lit" : ""}`;
       setCells(element, {
         mark: MARKS[event.kind] ?? "", verb: changed ? event.kind : "", name: event.origin,
-        bytes: formatBytes(event.nbytes), why: why(event), source: event.source, live: formatBytes(event.live),
+        bytes: formatBytes(event.nbytes), why: event.why, source: event.source, live: formatBytes(event.live),
       });
     } else {
       element.className = "phase";
@@ -117,12 +117,6 @@ function setCells(element, texts) {
       if (key === "source" || key === "name") cell.title = texts[key];
     }
   }
-}
-
-function why(event) {
-  if (event.score === null) return event.reason;
-  const score = String(Number(event.score.toPrecision(2))).replace(/e([+-])(\d)$/, "e$10$2");
-  return `${event.reason} (${score})`;
 }
 
 // The names of what an operator makes: where it makes several things, drops name these.

@@ -44,8 +44,8 @@ function sentence(event, report) {
     return `${event.origin}: computed in ${formatSeconds(event.cost)}, ${formatBytes(event.live)} live${place}`;
   }
   const parts = [];
-  if (drop) parts.push(`${formatBytes(drop.nbytes)} dropped (${why(drop)})`);
-  if (again) parts.push(`made again ${again.reason} in ${formatSeconds(again.cost)}`);
+  if (drop) parts.push(`${formatBytes(drop.nbytes)} dropped (${drop.why})`);
+  if (again) parts.push(`made again ${again.why} in ${formatSeconds(again.cost)}`);
   if (drop && again) parts.push(`away for ${formatCount(Math.round(again.at - drop.at - 0.5), "operator")}`);
   const source = drop?.source || again?.source;
   return `${name}: ${parts.join(", ")}${source ? ` · ${source}` : ""}`;

@@ -45,6 +45,7 @@ def _steps(report: Report) -> Iterator[dict[str, Any]]:
 
 
 _ARROW = {"name": "drop", "cat": "dtr"}
+_FACTS = ("target", "module", "source", "phase", "nbytes", "live", "reason", "score", "again", "away")
 
 
 def _at(event: Event, clock: float) -> dict[str, Any]:
@@ -66,5 +67,5 @@ def _operator(event: Event, parts: Sequence[int], clock: float) -> Iterator[dict
 
 
 def _args(event: Event) -> dict[str, Any]:
-    told = ("target", "module", "source", "phase", "nbytes", "live", "reason", "score")
-    return {name: getattr(event, name) for name in told if getattr(event, name) not in ("", None)}
+    facts = {name: getattr(event, name) for name in _FACTS}
+    return {name: value for name, value in facts.items() if value not in ("", None)}

@@ -90,7 +90,7 @@ class _Tracer:
         return self._report.storages[block.storage].nbytes
 
     def _temporary(self, event: Event, nbytes: int, clock: float) -> list[dict[str, Any]]:
-        """What an operator takes for itself: there while it runs."""
+        """The workspace of an operator: there while it runs."""
         if not nbytes:
             return []
         frames = _frames(f"{event.name} (temporary)", event.source)

@@ -1,0 +1,53 @@
+"""The report that people get: the data, with its views as methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from dtr_fx import report
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+_HEIGHT = 860  # pixels of the page in a notebook
+
+
+class Report(report.Report):
+    """The data of ``dtr_fx.report.Report`` with the views that notebooks and other tools ask for.
+
+    Each view is imported when it is asked for: most compilations look at no report.
+    """
+
+    def _repr_html_(self) -> str:
+        """The page of the report, for a notebook."""
+        return in_notebook([self])
+
+    def to_networkx(self) -> nx.DiGraph:
+        """The graph as it was, with drops and recomputes; see ``dtr_fx.inspect.exports``."""
+        from dtr_fx.inspect.exports import to_networkx
+
+        return to_networkx(self)
+
+    def to_chrome_trace(self) -> str:
+        """The step as planned, for Perfetto; see ``dtr_fx.inspect.exports``."""
+        from dtr_fx.inspect.exports import to_chrome_trace
+
+        return to_chrome_trace(self)
+
+    def to_memory_snapshot(self) -> dict[str, Any]:
+        """The plan's blocks, for PyTorch's memory viewer; see ``dtr_fx.inspect.exports``."""
+        from dtr_fx.inspect.exports import to_memory_snapshot
+
+        return to_memory_snapshot(self)
+
+
+def in_notebook(reports: Sequence[report.Report]) -> str:
+    """The page in a frame: the styles of page and notebook stay apart."""
+    from dtr_fx.inspect.html import render
+
+    if not reports:
+        return "<p>no graph was traced</p>"
+    frame = f'style="width: 100%; height: {_HEIGHT}px; border: 0" title="dtr_fx report"'
+    return f'<iframe srcdoc="{escape(render(reports))}" {frame}></iframe>'
