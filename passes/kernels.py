@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
-from torch._functorch.partitioners import get_default_op_list
-from torch._inductor import inductor_prims
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
@@ -34,13 +32,12 @@ from dtr_fx.passes.storages import (
     storage_keys,
     tensors_of,
 )
+from dtr_fx.torch_private import get_default_op_list, inductor_random, lookup_seed, low_memory_max_pool
 
-# Operators of Inductor's own (private; checked on torch 2.11 and 2.13).
-MAX_POOL = inductor_prims._low_memory_max_pool_with_offsets.overloadpacket
+# An operator of Inductor's own.
+MAX_POOL = low_memory_max_pool.overloadpacket
 # Code is generated for these, too, but PyTorch's list lacks them: each is a kernel of its own here.
-_ALONE = frozenset(
-    {MAX_POOL, inductor_prims.random.overloadpacket, inductor_prims.lookup_seed.overloadpacket}
-)
+_ALONE = frozenset({MAX_POOL, inductor_random.overloadpacket, lookup_seed.overloadpacket})
 
 
 class Kernel:
@@ -215,5 +212,5 @@ def _aten_target(node: Node) -> Any:
 
 @functools.cache
 def _fusible() -> frozenset[Any]:
-    """PyTorch's own list (private; checked on torch 2.11 and 2.13)."""
+    """PyTorch's own list."""
     return frozenset(get_default_op_list().fusible_ops)

@@ -27,10 +27,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves
 
 from dtr_fx.passes.storages import storage_bytes
 from dtr_fx.planning.options import BudgetSpec, Options, parse_budget
+from dtr_fx.torch_private import is_compiled_step, pytree, saved_tensors, top_saved_tensors_hooks
 
 _HALVINGS = 30
 _LONGEST = 256  # graphs in a course, after which it counts as ended
@@ -261,20 +261,17 @@ def _device_of(arguments: Iterable[Any]) -> torch.device:
     return next(accelerators, torch.device("cpu"))
 
 
-# What AOTAutograd's function keeps for the backward pass is private: checked on torch 2.11 and 2.13.
-
-
 def _are_saved_elsewhere() -> bool:
     """Whether hooks take what is saved: to look at it would make a checkpoint's region run again."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    return top_saved_tensors_hooks(True) is not None
 
 
 def _compiled_node(outputs: Any, arguments: Sequence[Any]) -> Any:
     """The node of a compiled step in autograd's graph; None where it has no backward pass."""
     earlier = {node for made in _made(arguments) for node in _ancestors(made)}
-    for made in _made(tree_leaves(outputs)):
+    for made in _made(pytree.tree_leaves(outputs)):
         for node in _ancestors(made):
-            if node not in earlier and hasattr(getattr(node, "_forward_cls", None), "_aot_id"):
+            if node not in earlier and is_compiled_step(node):
                 return node
     return None
 
@@ -295,6 +292,6 @@ def _ancestors(node: Any) -> Iterator[Any]:
 def _saved_by(node: Any) -> Sequence[Tensor]:
     """The tensors that wait for the backward pass of a node: none when it ran."""
     try:
-        return () if node is None else (*node.saved_tensors, *getattr(node, "_tensors_no_vc_check", ()))
+        return () if node is None else saved_tensors(node)
     except RuntimeError:  # they are freed
         return ()

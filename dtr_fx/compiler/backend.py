@@ -17,10 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import BackendCompilerFailed
 from torch.fx import GraphModule
-from torch.utils._triton import has_triton
 
 from dtr_fx.compiler.accounting import ledger_of
 from dtr_fx.compiler.dispatch import Dispatcher
@@ -35,6 +32,15 @@ from dtr_fx.planning.loss import loss_of
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.transform import rewrite
 from dtr_fx.report import Report
+from dtr_fx.torch_private import (
+    BackendCompilerFailed,
+    BoxedCodeGen,
+    aot_autograd,
+    dynamo_config,
+    has_triton,
+    mark_boxed,
+    reset_code,
+)
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +149,7 @@ def _forget(model: Callable[..., Any]) -> None:
     """Dynamo runs what it compiled eight times uncompiled: plans that are only looked at must not count."""
     function = type(model).forward if isinstance(model, torch.nn.Module) else model
     if hasattr(function, "__code__"):
-        torch._dynamo.reset_code(function.__code__)
+        reset_code(function.__code__)
 
 
 def _step(model: Callable[..., Any], inputs: Inputs) -> None:
@@ -177,24 +183,22 @@ def _numbers_left_alone() -> contextlib.AbstractContextManager[None]:
 
 def _compiled_as_often_as_asked() -> contextlib.AbstractContextManager[None]:
     """Each plan of one model is a compilation, and Dynamo runs what was compiled eight times uncompiled."""
-    return torch._dynamo.config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize)
+    patch: contextlib.AbstractContextManager[None] = dynamo_config.patch(
+        recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize
+    )
+    return patch
 
 
 def run_boxed(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
-    """A function that takes its arguments in a list and empties it, so that each can be freed in time.
-
-    ``_BoxedCodeGen`` is private; checked on torch 2.11 and 2.13.
-    """
-    from torch.fx.graph import _BoxedCodeGen
-
-    gm.graph.set_codegen(_BoxedCodeGen())
+    """A function that takes its arguments in a list and empties it, so that each can be freed in time."""
+    gm.graph.set_codegen(BoxedCodeGen())
     gm.recompile()
     forward = gm.forward
 
     def run(arguments: list[Any]) -> Any:
         return forward(arguments)
 
-    run._boxed_call = True  # type: ignore[attr-defined]
+    mark_boxed(run)
     return run
 
 

@@ -20,14 +20,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch._dynamo.convert_frame import compile_lock
-
 from dtr_fx.compiler.accounting import Books, Ledger
 from dtr_fx.compiler.dynamo import without_numbers
 from dtr_fx.compiler.registry import LivePlan, keep_in_sight
 from dtr_fx.compiler.retrace import Retracer, Sizes, Step
 from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
 from dtr_fx.planning.options import BudgetSpec
+from dtr_fx.torch_private import compile_lock
 from dtr_fx.units import format_bytes
 
 log = logging.getLogger(__name__)

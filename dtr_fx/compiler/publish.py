@@ -15,10 +15,9 @@ from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 
-from torch._logging import trace_structured
-
 from dtr_fx.planning.options import Options
 from dtr_fx.report import Report
+from dtr_fx.torch_private import trace_structured
 
 log = logging.getLogger(__name__)
 

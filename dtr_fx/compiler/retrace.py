@@ -10,8 +10,6 @@ from numbers import Number
 from typing import Any
 
 from torch import Tensor
-from torch._guards import CompileContext
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -31,6 +29,7 @@ from dtr_fx.compiler.tracing import forget_with, stores_watched, tracing_again
 from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
 from dtr_fx.planning.options import BudgetSpec, Options, parse_budget
 from dtr_fx.report import Report
+from dtr_fx.torch_private import CompileContext, FakeTensorMode
 
 Sizes = tuple[Any, ...]
 Compile = Callable[[GraphModule, Sequence[Any], Options], Callable[..., Any]]

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dtr_fx.costs.isolated import known, sizes
 from dtr_fx.passes import rng
 from dtr_fx.passes.storages import may_run_twice
 from dtr_fx.passes.subgraphs import is_higher_order
+from dtr_fx.torch_private import OpOverload, is_traceable_wrapper_subclass
 
 _PLAIN = (
     bool, int, float, complex, str, type(None), type(...),
@@ -80,7 +80,7 @@ def module_of(node: Node) -> nn.Module:
 def _name(node: Node, target: Any) -> str:
     if node.op == "call_module":
         return _describe_module(module_of(node))
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return str(target)
     name = rng.reference(node)
     if name is None:

@@ -31,6 +31,7 @@ from dtr_fx.passes.storages import (
 )
 from dtr_fx.passes.subgraphs import graphs_of, is_higher_order
 from dtr_fx.passes.verify import liveness
+from dtr_fx.torch_private import OpOverload, any_profiler_runs, schema_of
 
 log = logging.getLogger(__name__)
 aten = torch.ops.aten
@@ -45,7 +46,7 @@ def workspaces(nodes: Iterable[Node]) -> dict[Node, int]:
     """Hidden temporary bytes of each operator, those of other devices than the CPU taken as none."""
     known = {node: _inside(node) if is_higher_order(node) else _known(node) for node in nodes}
     unknown = [node for node, nbytes in known.items() if nbytes is None]
-    found = _guess(unknown) if _is_profiled() else _measure(unknown)
+    found = _guess(unknown) if any_profiler_runs() else _measure(unknown)
     return {node: found[node] if nbytes is None else nbytes for node, nbytes in known.items()}
 
 
@@ -63,11 +64,6 @@ def _peak_above_inputs(gm: GraphModule) -> int:
     inputs = {storage_key(tensor): tensor for node in read for tensor in _outputs(node)}
     given = sum(storage_bytes(tensor, device) for tensor in inputs.values())
     return max((point.live for point in timeline), default=given) - given
-
-
-def _is_profiled() -> bool:
-    """Whether a profiler runs, in this thread or another."""
-    return torch.autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled
 
 
 def _guess(nodes: Iterable[Node]) -> dict[Node, int]:
@@ -91,13 +87,13 @@ def _measure(nodes: Sequence[Node]) -> dict[Node, int]:
 
 def _known(node: Node) -> int | None:
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
         return 0  # a custom operator or a collective is not run for the sake of a figure
     if _device_type(node) != "cpu":
         return 0
     read = {held.storage for used in node.all_input_nodes for held in held_by(used)}
     if read.issuperset(storage_keys(node)):
-        return SCALARS if target._schema.is_mutable else 0
+        return SCALARS if schema_of(target).is_mutable else 0
     rule = _RULES.get(target.overloadpacket)
     answer = rule(node) if rule is not None else None
     return answer if answer is not None else _measured.get(_key(node))

@@ -17,9 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from torch._functorch import config as functorch_config
-from torch._inductor.compile_fx import compile_fx
-from torch._inductor.virtualized import V
 from torch.fx import GraphModule
 
 from dtr_fx.compiler.dynamo import copy_of_dynamos
@@ -27,6 +24,7 @@ from dtr_fx.compiler.inductor.partition import AsItIs, Partitioner, Planned, Too
 from dtr_fx.compiler.inductor.scheduling import Fusion, Scheduling, kernel_by_kernel
 from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
 from dtr_fx.planning.options import Options
+from dtr_fx.torch_private import V, compile_fx, functorch_config
 from dtr_fx.units import format_bytes
 
 __all__ = ["Partitioner", "compile_step"]

@@ -13,14 +13,12 @@ from uuid import uuid4
 
 import torch
 from functorch.compile import min_cut_rematerialization_partition
-from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 from torch.fx import GraphModule
 
 import dtr_fx.passes
 from dtr_fx.compiler.publish import publish
 from dtr_fx.costs.workspaces import workspaces
 from dtr_fx.errors import OptionError
-from dtr_fx.lab.baselines import activation_memory_budget
 from dtr_fx.passes import kernels, storages, verify
 from dtr_fx.passes.drops import lower_drops
 from dtr_fx.passes.propagate import fake_mode_of
@@ -30,12 +28,13 @@ from dtr_fx.planning.judge import join
 from dtr_fx.planning.options import BudgetSpec, Options, parse_budget, resolve_budget
 from dtr_fx.planning.transform import copy_of, rewrite
 from dtr_fx.report import Report
+from dtr_fx.torch_private import CustomPartitionerFn, functorch_config, get_hash_for_files
 
 # Stands for every step of a plan.
 _ANY = ""
 
 
-class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
+class Partitioner(CustomPartitionerFn):
     """Splits the joint graph for Inductor: as PyTorch does if that fits the budget, else by a plan.
 
     For those who stay with ``backend="inductor"``, whose options then have
@@ -114,7 +113,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         """The graphs of PyTorch's own partitioner, if they fit."""
         if self._options.max_overhead is not None or parse_budget(self._options.budget).saved is not None:
             return None
-        with torch.no_grad(), _mode_of(gm), activation_memory_budget(1.0):
+        with torch.no_grad(), _mode_of(gm), functorch_config.patch(activation_memory_budget=1.0):
             joint = copy_of(gm)
             pair: tuple[GraphModule, GraphModule] = min_cut_rematerialization_partition(
                 joint, joint_inputs, **facts
