@@ -33,7 +33,7 @@ from dtr_fx.lab.planners import (
     solve_moccasin,
     training_chain,
 )
-from dtr_fx.planning.options import BudgetSpec, Options
+from dtr_fx.planning.options import Budget, Options
 from dtr_fx.planning.planner import Infeasible as NoPlan
 from dtr_fx.planning.planning import Planning
 from dtr_fx.planning.transform import forget_earlier_rewrite, rewritten_copy
@@ -795,7 +795,7 @@ def test_to_save_less_costs_no_more_than_another_forward_pass(planner):
     forward = sum(step.cost for step in program.steps[: program.boundary]) / program.base_cost
     assert program.saved_bytes > 40_000
     for saved in (40_000, 10_000, 0):
-        options = Options(BudgetSpec("bytes", least, saved), planner=planner, plan_seconds=LITTLE)
+        options = Options(Budget("bytes", least, saved), planner=planner, plan_seconds=LITTLE)
         rewritten, report = rewritten_copy(gm, options)
         forget_earlier_rewrite(rewritten)
         assert Planning(rewritten, Options()).program.saved_bytes <= saved

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from dtr_fx.compiler.accounting import ledger_of
+from dtr_fx.compiler.accounting import shared_budget
 from dtr_fx.compiler.dispatch import Dispatcher
 from dtr_fx.compiler.dynamo import sized_inputs
 from dtr_fx.compiler.retrace import Retracer
@@ -71,7 +71,7 @@ def dtr(
         raise OptionError(f"mode={mode!r}: CUDA graphs keep memory that no budget counts; leave the mode out")
     chosen = Options.from_mapping(options)
     retracer = Retracer(gm, chosen, _COMPILE[chosen.executor or _default_executor(gm, example_inputs)])
-    return Dispatcher(retracer, chosen.plans_kept, ledger_of(options, chosen))
+    return Dispatcher(retracer, chosen.plans_kept, shared_budget(options, chosen))
 
 
 def _compile_eagerly(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
@@ -160,7 +160,7 @@ def _step(model: Callable[..., Any], inputs: Inputs) -> None:
 
 @contextlib.contextmanager
 def _left_alone(model: Callable[..., Any]) -> Iterator[None]:
-    """What a step changes of a model is put back."""
+    """Gradients and buffers are put back as they were."""
     module = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]

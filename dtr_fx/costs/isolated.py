@@ -1,4 +1,4 @@
-"""One operator run alone, on made-up tensors, whatever is being traced around it.
+"""An operator run in isolation, on made-up tensors, whatever is being traced around it.
 
 Floating-point tensors are random, since max pooling on equal numbers takes a third of its time.  Integers are
 zero, which is a valid index, and booleans true, which is the most that a mask can select.

@@ -3,7 +3,7 @@
     Profile(device, estimate)(node)
       ├─ signature      operator, layouts of what it reads and makes, other arguments: the key
       ├─ Timings        what was timed before, on disk
-      ├─ alone          the operator on made-up tensors, outside of any tracing
+      ├─ isolated       the operator on made-up tensors, outside of any tracing
       └─ estimate       for what cannot be run alone, scaled to what the graph's other operators take
 
 Inputs are in the cache when the operator is timed.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -111,7 +111,7 @@ def _outputs(node: Node) -> list[Tensor]:
 
 
 def _arg(node: Node, index: int) -> Tensor:
-    return node.args[index].meta["val"]  # type: ignore[union-attr]
+    return cast(Tensor, cast(Node, node.args[index]).meta["val"])
 
 
 def _device_type(node: Node) -> str:
@@ -188,7 +188,7 @@ def _matmul(node: Node) -> int | None:
 def _blas_reads(tensor: Tensor) -> bool:
     if tensor.dim() < 2:
         return True
-    _, shape, stride = _layout(tensor)
+    shape, stride = sizes(tensor)
     (rows, columns), (down, across) = shape[-2:], stride[-2:]
     return (
         (across == 1 and down >= max(1, columns))

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from dtr_fx.errors import OptionError
 from dtr_fx.passes.propagate import propagate
-from dtr_fx.planning.options import BudgetSpec, Options, parse_budget, resolve_budget
+from dtr_fx.planning.options import Budget, Options, parse_budget, resolve_budget
 from dtr_fx.planning.planning import Planning
 from dtr_fx.planning.transform import forget_earlier_rewrite, without_guards
 from dtr_fx.runtime import collector_paused
@@ -163,7 +163,7 @@ def _copy(gm: GraphModule, example_inputs: Sequence[Any] | None) -> GraphModule:
     return graph
 
 
-def _bytes(planning: Planning, spec: BudgetSpec) -> int:
+def _bytes(planning: Planning, spec: Budget) -> int:
     program = planning.program
     return resolve_budget(spec, planning.baseline_peak, program.device, already_held=program.constant_bytes)
 

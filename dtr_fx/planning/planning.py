@@ -5,10 +5,11 @@ from __future__ import annotations
 from torch.fx import GraphModule
 
 from dtr_fx.costs import roofline as cost_model
+from dtr_fx.costs.kernels import of_kernels
 from dtr_fx.costs.workspaces import workspaces
 from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.passes import storages, verify
-from dtr_fx.planning.options import BudgetSpec, Options, parse_budget, resolve_budget
+from dtr_fx.planning.options import Options, resolve_budget
 from dtr_fx.planning.planner import Planner, lower_bound
 from dtr_fx.planning.reporting import source_line
 from dtr_fx.runtime.events import RECOMPUTE
@@ -22,7 +23,7 @@ class Planning:
     """What is known of a graph before it is rewritten.
 
     ``before`` is its memory timeline as it is, ``need`` what no plan can do without.  What an executor has
-    found that a node needs besides, while it runs under a plan, stands in ``meta["dtr_besides"]``, in bytes.
+    found that a node needs for itself under a plan stands in ``meta["dtr_extra_workspace"]``, in bytes.
 
     Raises
     ------
@@ -39,9 +40,11 @@ class Planning:
         device = storages.graph_device(gm)
         cost = cost_model.resolve(options.costs, device)
         if options.executor == "inductor" and isinstance(options.costs, str):
-            cost = cost_model.of_kernels(cost, device)
+            cost = of_kernels(cost, device)
         temporary = workspaces(calls)
-        workspace = {node: nbytes + node.meta.get("dtr_besides", 0) for node, nbytes in temporary.items()}
+        workspace = {
+            node: nbytes + node.meta.get("dtr_extra_workspace", 0) for node, nbytes in temporary.items()
+        }
         self.options = options
         replays_randomness = options.executor != "inductor"
         self.program = storages.analyze(gm, device, cost, workspace, replays_randomness=replays_randomness)
@@ -53,15 +56,10 @@ class Planning:
         self.planner = Planner(self.program.program, options, self.need.nbytes)
 
     @property
-    def asked(self) -> BudgetSpec:
-        """The budget as the options give it."""
-        return parse_budget(self.options.budget)
-
-    @property
     def budget(self) -> int:
         """The budget of the options in bytes."""
         return resolve_budget(
-            self.asked,
+            self.options.budget,
             self.baseline_peak,
             self.program.device,
             already_held=self.program.constant_bytes,
@@ -75,7 +73,7 @@ class Planning:
         Infeasible
             None was found.
         """
-        program, saved = self.program, self.asked.saved
+        program, saved = self.program, self.options.budget.saved
         if program.boundary is None:
             saved = None
         if budget >= self.baseline_peak and (saved is None or program.saved_bytes <= saved):
@@ -103,7 +101,6 @@ class Planning:
     def keeps_overhead(self, run: Run) -> bool:
         """Whether a plan adds no more than the options' overhead."""
         limit = self.options.max_overhead
-        assert not isinstance(limit, str)
         return limit is None or self.extra(run) <= limit * self.program.base_cost
 
     def extra(self, run: Run) -> float:

@@ -209,7 +209,7 @@ def _plan(planning: Planning, *, saves_nothing: bool) -> tuple[int, Run | None]:
     try:
         return budget, planning.plan(budget)
     except Infeasible as infeasible:
-        if saves_nothing and planning.asked.kind == "fraction":
+        if saves_nothing and planning.options.budget.kind == "fraction":
             return planning.baseline_peak, None
         raise planning.error(budget, infeasible.smallest) from None
 

@@ -31,7 +31,8 @@ from tabulate import tabulate
 from dtr_fx.cli.bench.inductor import add_step_arguments, bytes_of
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import load_trainee
-from dtr_fx.costs.roofline import Cost, apart, of_kernels, roofline
+from dtr_fx.costs.kernels import apart, of_kernels
+from dtr_fx.costs.roofline import Cost, roofline
 from dtr_fx.errors import CommandError, OverBudgetError
 from dtr_fx.planning.options import Options
 from dtr_fx.runtime.events import DROP

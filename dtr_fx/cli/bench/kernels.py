@@ -21,7 +21,7 @@ from tabulate import tabulate
 from torch import Tensor
 
 from dtr_fx.cli.progress import progress
-from dtr_fx.costs.arithmetic import FUNCTION, SCALAR
+from dtr_fx.costs.roofline import FUNCTION, SCALAR
 
 _SHAPE = (64, 16, 32, 32)
 _ELEMENTS = 2**20

@@ -25,7 +25,7 @@ from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.split import prepare, split
 from dtr_fx.passes.storages import tensors_of
 from dtr_fx.planning.judge import join
-from dtr_fx.planning.options import BudgetSpec, Options, parse_budget, resolve_budget
+from dtr_fx.planning.options import Options, resolve_budget
 from dtr_fx.planning.transform import copy_of, rewrite
 from dtr_fx.report import Report
 from dtr_fx.torch_private import CustomPartitionerFn, functorch_config, get_hash_for_files
@@ -58,9 +58,9 @@ class Partitioner(CustomPartitionerFn):
             raise OptionError("a Partitioner is for Inductor: leave executor out")
         self._start(Options.from_mapping({"budget": budget, **options, "executor": "inductor"}))
 
-    def _start(self, options: Options, besides: Mapping[str, int] | None = None) -> None:
+    def _start(self, options: Options, extra_workspace: Mapping[str, int] | None = None) -> None:
         self._options = options
-        self._besides = dict(besides or {})
+        self._extra_workspace = dict(extra_workspace or {})
         self._step_of: dict[str, str] = {}
         self.budget = 0
         self.report: Report | None = None
@@ -74,7 +74,7 @@ class Partitioner(CustomPartitionerFn):
             publish(self.report, self._options)
         return pair
 
-    def tell(self) -> None:
+    def emit_report(self) -> None:
         """Hand the report on to whom the options name; a graph without a backward pass has none."""
         if self._options.on_report is not None and self.report is not None:
             self._options.on_report(self.report)
@@ -84,16 +84,16 @@ class Partitioner(CustomPartitionerFn):
         """At 100% of its peak a graph may be as it would be without a budget."""
         return not self._options.limits
 
-    def besides(self, operators: Iterable[str], live: int) -> dict[str, int]:
-        """What is to be planned for besides, where so many bytes are live while a kernel runs, by its steps.
+    def extra_workspace(self, operators: Iterable[str], live: int) -> dict[str, int]:
+        """Bytes to be planned for, by step, where so many are live while a kernel runs.
 
-        At first that is what is above the budget; a step that may have taken it from room to spare gets all
+        At first they are those above the budget; a step that may have taken it from room to spare gets all
         that it needs.  If the kernel's operators are unknown, it is any step.
         """
         assert self.report is not None
         assert self.room is not None
         steps = {self._step_of[name] for name in operators if name in self._step_of}
-        again = steps & self._besides.keys()
+        again = steps & self._extra_workspace.keys()
         planned = max(
             (event.live - self.report.constants for event in self.report.events if event.origin in again),
             default=self.room,
@@ -111,7 +111,7 @@ class Partitioner(CustomPartitionerFn):
         self, gm: GraphModule, joint_inputs: Sequence[object], facts: Mapping[str, Any]
     ) -> tuple[GraphModule, GraphModule] | None:
         """The graphs of PyTorch's own partitioner, if they fit."""
-        if self._options.max_overhead is not None or parse_budget(self._options.budget).saved is not None:
+        if self._options.max_overhead is not None or self._options.budget.saved is not None:
             return None
         with torch.no_grad(), _mode_of(gm), functorch_config.patch(activation_memory_budget=1.0):
             joint = copy_of(gm)
@@ -139,12 +139,13 @@ class Partitioner(CustomPartitionerFn):
             kernels.contract(gm.graph)
             options = self._options
             if options.max_overhead is None:
-                spec = parse_budget(options.budget)
-                options = replace(options, budget=BudgetSpec("bytes", self._budget_of(gm), spec.saved))
+                nbytes = self._budget_of(gm)
+                options = replace(options, budget=replace(options.budget, kind="bytes", value=nbytes))
             # A view runs nothing, whatever kernels name it among those that they come from.
             for node in itertools.filterfalse(kernels.is_view, gm.graph.nodes):
                 self._step_of.update(dict.fromkeys(kernels.members(node), node.name))
-                node.meta["dtr_besides"] = self._besides.get(node.name, 0) + self._besides.get(_ANY, 0)
+                extra = (self._extra_workspace.get(name, 0) for name in (node.name, _ANY))
+                node.meta["dtr_extra_workspace"] = sum(extra)
             self.report = rewrite(gm, options)
             self.budget = self.report.budget
             lower_drops(gm.graph)
@@ -155,8 +156,8 @@ class Partitioner(CustomPartitionerFn):
         return pair
 
     def _budget_of(self, gm: GraphModule) -> int:
-        """The budget in bytes, of a graph of kernels; a share is of its peak as it is."""
-        spec = parse_budget(self._options.budget)
+        """The budget in bytes, of a graph of kernels; a fraction is of its peak as it is."""
+        budget = self._options.budget
         device = storages.graph_device(gm)
         inputs = gm.graph.find_nodes(op="placeholder")
         held = sum(
@@ -165,19 +166,20 @@ class Partitioner(CustomPartitionerFn):
             if node.users and not storages.is_tangent(node)
             for tensor in tensors_of(node.meta.get("val"))
         )
-        return resolve_budget(spec, _peak(gm) if spec.kind == "fraction" else 0, device, already_held=held)
+        peak = _peak(gm) if budget.kind == "fraction" else 0
+        return resolve_budget(budget, peak, device, already_held=held)
 
     def uuid(self) -> Any | None:
-        """What a compiled graph depends on; None, so that nothing is cached, where that cannot be told."""
+        """The key of a compiled graph; None, so that nothing is cached, where that cannot be told."""
         options = replace(self._options, on_report=None)
-        if any(map(callable, vars(options).values())) or options.budget == "auto":
+        if any(map(callable, vars(options).values())) or options.budget.kind == "auto":
             return None
         return get_hash_for_files(
-            _sources(), extra=f"{type(self).__name__} {options} {sorted(self._besides.items())}"
+            _sources(), extra=f"{type(self).__name__} {options} {sorted(self._extra_workspace.items())}"
         )
 
     def __getstate__(self) -> Any:
-        """What the key of a cached graph is made from; where that cannot be told, never the same again."""
+        """Part of the key of a cached graph; where that cannot be told, never the same again."""
         return self.uuid() or uuid4().hex
 
     def __deepcopy__(self, memo: Any) -> Partitioner:
@@ -201,10 +203,10 @@ class AsItIs(Partitioner):
 
 
 class Planned(Partitioner):
-    """A plan in which some steps need some bytes ``besides``."""
+    """A plan in which some steps need extra workspace, in bytes."""
 
-    def __init__(self, options: Options, besides: Mapping[str, int]) -> None:
-        self._start(options, besides)
+    def __init__(self, options: Options, extra_workspace: Mapping[str, int]) -> None:
+        self._start(options, extra_workspace)
 
     def __call__(
         self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any
@@ -219,7 +221,7 @@ def _sources() -> tuple[str, ...]:
 
 
 def _reads_what_it_changes(forward: GraphModule) -> bool:
-    """Whether the backward graph is given an input that the forward graph changes.
+    """True if the backward graph is given an input that the forward graph changes.
 
     It would compute from the new value what the forward graph computed from the old one (pytorch#197039).
     """
@@ -256,10 +258,10 @@ def _peak(gm: GraphModule) -> int:
 class TooMuch(Exception):
     """Ends a compilation whose kernels need more than the budget.
 
-    ``excess`` is by how much, ``besides`` how much more than planned, at each step of the plan where that is.
+    ``excess`` is by how much; ``extra_workspace`` is how much more than planned, by step of the plan.
     """
 
-    def __init__(self, excess: int, besides: Mapping[str, int]) -> None:
-        super().__init__(excess, besides)
+    def __init__(self, excess: int, extra_workspace: Mapping[str, int]) -> None:
+        super().__init__(excess, extra_workspace)
         self.excess = excess
-        self.besides = besides
+        self.extra_workspace = extra_workspace

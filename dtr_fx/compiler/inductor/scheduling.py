@@ -71,16 +71,16 @@ class Scheduling(CustomSchedulerPass):
         order = min(estimate.orders(), key=estimate.peak)
         room = self._partitioner.room
         if room is not None:
-            besides: Counter[str] = Counter()
+            extra_workspace: Counter[str] = Counter()
             for node, live in zip(order, estimate.live(order)):
                 if live > room:
-                    besides |= Counter(self._partitioner.besides(_operators(node), live))
-            if besides:
-                raise TooMuch(estimate.peak(order) - room, besides)
+                    extra_workspace |= Counter(self._partitioner.extra_workspace(_operators(node), live))
+            if extra_workspace:
+                raise TooMuch(estimate.peak(order) - room, extra_workspace)
         return order
 
     def uuid(self) -> Any | None:
-        """What needed too much was not cached: what is cached fits into this room."""
+        """Graphs that needed too much were not cached: what is cached fits into this room."""
         key = self._partitioner.uuid()
         return None if key is None else (key, self._partitioner.room)
 
@@ -227,7 +227,7 @@ def _bytes_of_input(name: str) -> int:
 
 
 def _workspaces(nodes: Sequence[BaseSchedulerNode]) -> dict[BaseSchedulerNode, int]:
-    """What library calls take for themselves, with their operands laid out as Inductor does."""
+    """Bytes that library calls take for themselves, with their operands laid out as Inductor does."""
     calls: dict[BaseSchedulerNode, Node] = {}
     graph = Graph()
     for node in nodes:
