@@ -179,7 +179,7 @@ def _write(owner: Any, name: str, value: Any) -> None:
 
 
 def schema_of(operator: OpOverload) -> Any:
-    """What an operator takes and gives: the aliases and the mutations that it declares."""
+    """The arguments and results of an operator, with the aliases and mutations that it declares."""
     return read(operator, "_schema")
 
 
@@ -196,7 +196,7 @@ def copy_sources(gm: Any, copied: Any) -> None:
 
 
 def compilation_facts(metrics_context: Any) -> dict[str, Any]:
-    """What Dynamo measured of the compilation at hand."""
+    """Dynamo's measurements of the compilation at hand."""
     facts: dict[str, Any] = read(metrics_context, "_metrics")
     return facts
 

@@ -134,8 +134,14 @@ def plan_step(model: Callable[..., Any], inputs: Inputs, options: Options) -> li
     given = {**vars(options), "executor": options.executor or "eager", "on_report": reports.append}
     compiled = torch.compile(model, backend=functools.partial(dtr, options=given))
     try:
-        with _left_alone(model), _numbers_left_alone(), _compiled_as_often_as_asked():
-            _step(compiled, inputs)
+        with (
+            _left_alone(model),
+            # Each plan is a compilation, and Dynamo runs what was compiled eight times uncompiled.
+            dynamo_config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize),
+        ):
+            loss = loss_of(call(compiled, inputs))
+            if loss is not None:
+                loss.backward()
     except BackendCompilerFailed as error:
         if isinstance(error.inner_exception, DTRError):
             raise error.inner_exception from None
@@ -152,41 +158,24 @@ def _forget(model: Callable[..., Any]) -> None:
         reset_code(function.__code__)
 
 
-def _step(model: Callable[..., Any], inputs: Inputs) -> None:
-    loss = loss_of(call(model, inputs))
-    if loss is not None:
-        loss.backward()
-
-
 @contextlib.contextmanager
 def _left_alone(model: Callable[..., Any]) -> Iterator[None]:
-    """Gradients and buffers are put back as they were."""
+    """Gradients, buffers and random generators are put back as they were."""
     module = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     for parameter, _ in gradients:
         parameter.grad = None  # a backward pass adds to the one that is there
     try:
-        yield
+        # Named, devices raise no warning that they are many.
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
     finally:
         for parameter, gradient in gradients:
             parameter.grad = gradient
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
-
-
-def _numbers_left_alone() -> contextlib.AbstractContextManager[None]:
-    """Random generators are put back; named, devices raise no warning that they are many."""
-    return torch.random.fork_rng(devices=range(torch.cuda.device_count()))
-
-
-def _compiled_as_often_as_asked() -> contextlib.AbstractContextManager[None]:
-    """Each plan of one model is a compilation, and Dynamo runs what was compiled eight times uncompiled."""
-    patch: contextlib.AbstractContextManager[None] = dynamo_config.patch(
-        recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize
-    )
-    return patch
 
 
 def run_boxed(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:

@@ -1,4 +1,4 @@
-"""What Dynamo hands over: a graph whose sizes may be symbols, and why it was traced."""
+"""Dynamo's graphs, whose sizes may be symbols, and why each was traced."""
 
 from __future__ import annotations
 

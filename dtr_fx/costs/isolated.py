@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from dtr_fx.passes.storages import hint
+from dtr_fx.passes.storages import held_by, hint
 from dtr_fx.torch_private import disable_current_modes, no_python_dispatcher, pytree
 
 
@@ -78,6 +78,12 @@ class Maker:
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(0)
         return self._generators[device]
+
+
+def fresh_storages(node: Node) -> dict[int, int]:
+    """The storages that a node's operator makes, with their bytes; a view makes none."""
+    old = {held.storage for used in node.all_input_nodes for held in held_by(used)}
+    return {held.storage: held.nbytes for held in held_by(node) if held.storage not in old}
 
 
 def known(value: Any) -> Any:

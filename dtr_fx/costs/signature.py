@@ -1,4 +1,4 @@
-"""What decides the time of a node's operator, as text: operator, layouts of what it reads and makes, numbers.
+"""All that decides the time of a node's operator, as text: its name, layouts and numbers.
 
 Requires: ``meta["val"]`` on every node.
 """
@@ -28,7 +28,7 @@ class CannotRunAlone(Exception):
 
 
 def signature(node: Node, described: dict[Node, str] | None = None) -> str:
-    """What decides the time of a node's operator, as text.
+    """All that decides the time of a node's operator, as text.
 
     ``described`` takes what each node makes, in words, from one call to the next: as a rule several read it.
 

@@ -1,4 +1,4 @@
-"""What a user can ask for: the budget in its several forms, and the options of the backend."""
+"""The options of the backend, and the several forms of a budget."""
 
 from __future__ import annotations
 

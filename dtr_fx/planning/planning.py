@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch.fx import GraphModule
 
 from dtr_fx.costs import roofline as cost_model
-from dtr_fx.costs.kernels import of_kernels
 from dtr_fx.costs.workspaces import workspaces
 from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.passes import storages, verify
@@ -40,6 +39,9 @@ class Planning:
         device = storages.graph_device(gm)
         cost = cost_model.resolve(options.costs, device)
         if options.executor == "inductor" and isinstance(options.costs, str):
+            # Only here: Inductor takes seconds to import.
+            from dtr_fx.costs.kernels import of_kernels
+
             cost = of_kernels(cost, device)
         temporary = workspaces(calls)
         workspace = {

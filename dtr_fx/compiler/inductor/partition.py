@@ -17,9 +17,9 @@ from torch.fx import GraphModule
 
 import dtr_fx.passes
 from dtr_fx.compiler.publish import publish
-from dtr_fx.costs.workspaces import workspaces
+from dtr_fx.costs.workspaces import memory_timeline
 from dtr_fx.errors import OptionError
-from dtr_fx.passes import kernels, storages, verify
+from dtr_fx.passes import kernels, storages
 from dtr_fx.passes.drops import lower_drops
 from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.split import prepare, split
@@ -34,7 +34,21 @@ from dtr_fx.torch_private import CustomPartitionerFn, functorch_config, get_hash
 _ANY = ""
 
 
-class Partitioner(CustomPartitionerFn):
+class Setting:
+    """An object among Inductor's settings, which are copied and make the key of a cached graph."""
+
+    def uuid(self) -> Any | None:
+        raise NotImplementedError
+
+    def __getstate__(self) -> Any:
+        """Where the key cannot be told, never the same again."""
+        return self.uuid() or uuid4().hex
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+
+class Partitioner(Setting, CustomPartitionerFn):
     """Splits the joint graph for Inductor: as PyTorch does if that fits the budget, else by a plan.
 
     For those who stay with ``backend="inductor"``, whose options then have
@@ -178,14 +192,6 @@ class Partitioner(CustomPartitionerFn):
             _sources(), extra=f"{type(self).__name__} {options} {sorted(self._extra_workspace.items())}"
         )
 
-    def __getstate__(self) -> Any:
-        """Part of the key of a cached graph; where that cannot be told, never the same again."""
-        return self.uuid() or uuid4().hex
-
-    def __deepcopy__(self, memo: Any) -> Partitioner:
-        """Settings are copied with what is in them."""
-        return self
-
 
 class AsItIs(Partitioner):
     """PyTorch's own partition or, where that does not fit, none."""
@@ -250,9 +256,7 @@ def _mode_of(gm: GraphModule) -> contextlib.AbstractContextManager[Any]:
 
 def _peak(gm: GraphModule) -> int:
     """The peak of a graph of kernels as it is."""
-    workspace = workspaces(node for node in gm.graph.nodes if node.op.startswith("call"))
-    by_name = {node.name: nbytes for node, nbytes in workspace.items()}
-    return max(point.live for point in verify.liveness(gm, by_name, storages.graph_device(gm)))
+    return max(point.live for point in memory_timeline(gm))
 
 
 class TooMuch(Exception):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.fx import Graph, Node
 
-from dtr_fx.compiler.inductor.partition import Partitioner, TooMuch
+from dtr_fx.compiler.inductor.partition import Partitioner, Setting, TooMuch
 from dtr_fx.costs.workspaces import workspaces
 from dtr_fx.passes import storages
 from dtr_fx.passes.storages import tensors_of
@@ -58,7 +58,7 @@ def kernel_by_kernel() -> Iterator[None]:
         CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM = usual
 
 
-class Scheduling(CustomSchedulerPass):
+class Scheduling(Setting, CustomSchedulerPass):
     """Orders the kernels of a graph; ends the compilation if they exceed the partitioner's budget."""
 
     def __init__(self, partitioner: Partitioner) -> None:
@@ -83,12 +83,6 @@ class Scheduling(CustomSchedulerPass):
         """Graphs that needed too much were not cached: what is cached fits into this room."""
         key = self._partitioner.uuid()
         return None if key is None else (key, self._partitioner.room)
-
-    def __getstate__(self) -> Any:
-        return self._partitioner.__getstate__(), self._partitioner.room
-
-    def __deepcopy__(self, memo: Any) -> Scheduling:
-        return self
 
 
 class Fusion(InductorChoices):
