@@ -183,6 +183,23 @@ def schema_of(operator: OpOverload) -> Any:
     return read(operator, "_schema")
 
 
+def rename(node: Any, name: str) -> None:
+    """Give a node of a graph a name, made unique if there is such a node."""
+    read(node, "_rename")(name)
+
+
+def version_of(tensor: Any) -> int:
+    """How often the tensor was written to."""
+    version: int = read(tensor, "_version")
+    return version
+
+
+def storage_key(storage: Any) -> int:
+    """The same number for two storages if they are one: a fake one has no address."""
+    key: int = read(storage, "_cdata")
+    return key
+
+
 def dynamo_source(placeholder: Any) -> Any:
     """Where Dynamo found an input of a graph; None where DDP's splitting lost it."""
     return read(placeholder, "_dynamo_source")

@@ -32,7 +32,13 @@ from dtr_fx.passes.storages import (
     storage_keys,
     tensors_of,
 )
-from dtr_fx.torch_private import get_default_op_list, inductor_random, lookup_seed, low_memory_max_pool
+from dtr_fx.torch_private import (
+    get_default_op_list,
+    inductor_random,
+    lookup_seed,
+    low_memory_max_pool,
+    rename,
+)
 
 # An operator of Inductor's own.
 MAX_POOL = low_memory_max_pool.overloadpacket
@@ -181,7 +187,7 @@ def _inline(graph: Graph, kernel: Node, *, is_first: bool) -> None:
             if node.op == "call_function":
                 copy = copies[node] = graph.node_copy(node, copies.__getitem__)
                 if not is_first:
-                    copy._rename(f"{node.name}_recompute")
+                    rename(copy, f"{node.name}_recompute")
                     args, kwargs = map_arg((copy.args, copy.kwargs), lambda used: used.meta["val"])
                     copy.meta["val"] = cast(Callable[..., Any], copy.target)(*args, **kwargs)
                 for name in ("partitioner_tag", "dtr"):

@@ -20,7 +20,15 @@ from torch.utils.flop_counter import flop_registry
 from dtr_fx.errors import GraphError
 from dtr_fx.passes import rng
 from dtr_fx.passes.storages import is_selection, storage_key, tensors_of, undeclared_writes
-from dtr_fx.torch_private import FakeTensor, FakeTensorMode, OpOverload, TorchDispatchMode, pytree, schema_of
+from dtr_fx.torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    TorchDispatchMode,
+    pytree,
+    schema_of,
+    version_of,
+)
 
 
 @dataclass(frozen=True)
@@ -157,7 +165,7 @@ class _Recorder(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         args = [] if n.op == "output" else self._reachable_tensors(n)
-        versions = [tensor._version for tensor in args]
+        versions = list(map(version_of, args))
         with _Watch() as watch:
             value = super().run_node(n)
         n.meta["val"] = value
@@ -165,7 +173,7 @@ class _Recorder(Interpreter):
             watch.flops,
             watch.is_random,
             (
-                *(tensor for tensor, version in zip(args, versions) if tensor._version != version),
+                *(tensor for tensor, version in zip(args, versions) if version_of(tensor) != version),
                 *watch.undeclared_writes,
             ),
         )
