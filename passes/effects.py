@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch.fx import Graph, Node
+
+from dtr_fx.torch_private import OpOverload, pytree, schema_of
 
 from . import rng, subgraphs
 from .tensors import storage_key, tensors_of
@@ -38,7 +39,7 @@ def mutated_tensors(node: Node) -> list[torch.Tensor]:
     facts = node.meta.get("dtr_facts")
     if facts is not None:
         return list(facts.mutates)
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return []
     written = undeclared_writes(node.target, node.args, node.kwargs)
     for position, name in _declared_writes(node.target):
@@ -50,22 +51,20 @@ def mutated_tensors(node: Node) -> list[torch.Tensor]:
 
 
 @functools.cache
-def _declared_writes(target: torch._ops.OpOverload) -> tuple[tuple[int, str], ...]:
+def _declared_writes(target: OpOverload) -> tuple[tuple[int, str], ...]:
     """The arguments, by position and name, that an operator writes by its schema."""
     return tuple(
         (position, argument.name)
-        for position, argument in enumerate(target._schema.arguments)
+        for position, argument in enumerate(schema_of(target).arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
 
 
-def undeclared_writes(
-    target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[Any]:
+def undeclared_writes(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """The arguments that an operator writes although its schema does not say so."""
     if target.overloadpacket not in _BATCH_NORMS:
         return []
-    names = (argument.name for argument in target._schema.arguments)
+    names = (argument.name for argument in schema_of(target).arguments)
     given = {**dict(zip(names, args)), **kwargs}
     in_training = given.get("training", given.get("use_input_stats"))
     return [given.get("running_mean"), given.get("running_var")] if in_training else []
@@ -92,7 +91,7 @@ def may_run_twice(node: Node) -> bool:
     if node.op == "call_method":
         return True
     target = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         writes = bool(undeclared_writes(target, node.args, node.kwargs))
         return not (writes or target.namespace in _COLLECTIVES or _has_effect(node))
     if subgraphs.is_higher_order(node):

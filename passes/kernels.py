@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
-from torch._functorch.partitioners import get_default_op_list
-from torch._inductor import inductor_prims
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
@@ -28,13 +26,18 @@ from dtr_fx.passes import rng
 from dtr_fx.passes.contract import KERNELS, VALUES, Pass
 from dtr_fx.passes.effects import last_writes, may_run_twice
 from dtr_fx.passes.tensors import held_by, is_backward, is_selection, storage_keys, tensors_of
-
-# Operators of Inductor's own (private; checked on torch 2.11 and 2.13).
-MAX_POOL = inductor_prims._low_memory_max_pool_with_offsets.overloadpacket
-# Code is generated for these, too, but PyTorch's list lacks them: each is a kernel of its own here.
-_ALONE = frozenset(
-    {MAX_POOL, inductor_prims.random.overloadpacket, inductor_prims.lookup_seed.overloadpacket}
+from dtr_fx.torch_private import (
+    get_default_op_list,
+    inductor_random,
+    lookup_seed,
+    low_memory_max_pool,
+    rename,
 )
+
+# An operator of Inductor's own.
+MAX_POOL = low_memory_max_pool.overloadpacket
+# Code is generated for these, too, but PyTorch's list lacks them: each is a kernel of its own here.
+_ALONE = frozenset({MAX_POOL, inductor_random.overloadpacket, lookup_seed.overloadpacket})
 
 
 class Kernel:
@@ -192,7 +195,7 @@ def _inline(graph: Graph, kernel: Node, *, is_first: bool) -> None:
             if node.op == "call_function":
                 copy = copies[node] = graph.node_copy(node, copies.__getitem__)
                 if not is_first:
-                    copy._rename(f"{node.name}_recompute")
+                    rename(copy, f"{node.name}_recompute")
                     args, kwargs = map_arg((copy.args, copy.kwargs), lambda used: used.meta["val"])
                     copy.meta["val"] = cast(Callable[..., Any], copy.target)(*args, **kwargs)
                 for name in ("partitioner_tag", "dtr"):
@@ -223,5 +226,5 @@ def _aten_target(node: Node) -> Any:
 
 @functools.cache
 def _fusible() -> frozenset[Any]:
-    """PyTorch's own list (private; checked on torch 2.11 and 2.13)."""
+    """PyTorch's own list."""
     return frozenset(get_default_op_list().fusible_ops)

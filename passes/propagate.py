@@ -13,11 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from dtr_fx.errors import GraphError
@@ -25,6 +22,15 @@ from dtr_fx.passes import rng
 from dtr_fx.passes.contract import VALUES, Pass
 from dtr_fx.passes.effects import undeclared_writes
 from dtr_fx.passes.tensors import is_selection, storage_key, tensors_of
+from dtr_fx.torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    TorchDispatchMode,
+    pytree,
+    schema_of,
+    version_of,
+)
 
 
 @dataclass(frozen=True)
@@ -99,8 +105,8 @@ def _show_storages(gm: GraphModule) -> bool:
 
 
 def _declares_alias(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and any(
-        result.alias_info is not None for result in node.target._schema.returns
+    return isinstance(node.target, OpOverload) and any(
+        result.alias_info is not None for result in schema_of(node.target).returns
     )
 
 
@@ -175,7 +181,7 @@ class _Recorder(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         args = [] if n.op == "output" else self._reachable_tensors(n)
-        versions = [tensor._version for tensor in args]
+        versions = list(map(version_of, args))
         with _Watch() as watch:
             value = super().run_node(n)
         n.meta["val"] = value
@@ -183,7 +189,7 @@ class _Recorder(Interpreter):
             watch.flops,
             watch.is_random,
             (
-                *(tensor for tensor, version in zip(args, versions) if tensor._version != version),
+                *(tensor for tensor, version in zip(args, versions) if version_of(tensor) != version),
                 *watch.undeclared_writes,
             ),
         )
@@ -213,7 +219,7 @@ class _Watch(TorchDispatchMode):
         value = func(*args, **kwargs)
         self.undeclared_writes += tensors_of(undeclared_writes(func, args, kwargs))
         self.is_random |= rng.draws(func, args, kwargs)
-        formula = flop_registry.get(func._overloadpacket)
+        formula = flop_registry.get(func.overloadpacket)
         if formula is not None:
             self.flops += int(formula(*args, **kwargs, out_val=value))
         return value

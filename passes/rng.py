@@ -18,23 +18,25 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from dtr_fx.torch_private import OpOverload, schema_of
+
 
 def is_random(node: Node) -> bool:
     """Whether the node draws from a generator, or is a custom operator, which may draw without saying so."""
     target = node.target
-    if isinstance(target, torch._ops.OpOverload) and target.namespace not in _TAGGED:
+    if isinstance(target, OpOverload) and target.namespace not in _TAGGED:
         return True
     facts = node.meta.get("dtr_facts")
     if facts is not None:
         return bool(facts.is_random)
-    return isinstance(target, torch._ops.OpOverload) and draws(target, node.args, node.kwargs)
+    return isinstance(target, OpOverload) and draws(target, node.args, node.kwargs)
 
 
-def draws(operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def draws(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call draws from a generator: attention without dropout does not, whatever its tag says."""
     if torch.Tag.nondeterministic_seeded not in operator.tags:
         return False
-    names = [argument.name for argument in operator._schema.arguments]
+    names = [argument.name for argument in schema_of(operator).arguments]
     given = {"dropout_p": 0.0, **dict(zip(names, args)), **kwargs}
     return "dropout_p" not in names or given["dropout_p"] != 0
 
@@ -53,7 +55,7 @@ def can_replay(node: Node) -> bool:
 def reference(node: Node) -> Any:
     """The node's target as ``replay`` takes it: an operator, ``".method"``, or a function's full name."""
     target = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return target
     if node.op == "call_method":
         return f".{target}"

@@ -12,11 +12,11 @@ from typing import Any
 
 from functorch.compile import default_partition
 from torch.fx import GraphModule, Node
-from torch.fx.node import _side_effectful_functions
 
 from dtr_fx.passes import rng
 from dtr_fx.passes.contract import ORDER, VALUES, Pass, Pipeline
 from dtr_fx.passes.merge import MergeDuplicates
+from dtr_fx.torch_private import side_effectful_functions
 
 
 def prepare(joint: GraphModule, parameters: Iterable[int]) -> None:
@@ -94,13 +94,10 @@ def has_effects(node: Node) -> bool:
 
 @contextlib.contextmanager
 def _with_effects(targets: Iterable[Any]) -> Iterator[None]:
-    """Random operators count as having an effect: one whose result is only read from its replays still draws.
-
-    ``_side_effectful_functions`` is private; checked on torch 2.11 and 2.13.
-    """
-    added = {target for target in targets if target not in _side_effectful_functions}
-    _side_effectful_functions.update(added)
+    """Random operators have an effect here: one whose result is read from its replays only still draws."""
+    added = {target for target in targets if target not in side_effectful_functions}
+    side_effectful_functions.update(added)
     try:
         yield
     finally:
-        _side_effectful_functions.difference_update(added)
+        side_effectful_functions.difference_update(added)

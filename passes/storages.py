@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch.fx import GraphModule, Node
 
 from dtr_fx.passes import rng
@@ -31,6 +30,7 @@ from dtr_fx.passes.tensors import (
 )
 from dtr_fx.runtime.program import Call, Constant, Instruction, Keep, Output, Program, Release
 from dtr_fx.runtime.steps import COMPUTE
+from dtr_fx.torch_private import pytree
 
 
 @dataclass(frozen=True)

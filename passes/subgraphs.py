@@ -9,8 +9,9 @@ import functools
 from collections.abc import Callable
 
 import torch
-import torch.utils._pytree as pytree
 from torch.fx import GraphModule, Node
+
+from dtr_fx.torch_private import HigherOrderOperator, pytree
 
 # They do nothing but run their inner graphs.
 _PURE = ("cond", "while_loop", "scan", "associative_scan", "map_impl", "invoke_subgraph")
@@ -18,12 +19,12 @@ _PURE = ("cond", "while_loop", "scan", "associative_scan", "map_impl", "invoke_s
 
 def is_higher_order(node: Node) -> bool:
     """Whether the node's operator runs graphs of its own."""
-    return isinstance(node.target, torch._ops.HigherOrderOperator)
+    return isinstance(node.target, HigherOrderOperator)
 
 
 def is_pure(node: Node) -> bool:
     """Whether a higher-order operator does nothing but run its inner graphs."""
-    assert isinstance(node.target, torch._ops.HigherOrderOperator)
+    assert isinstance(node.target, HigherOrderOperator)
     return node.target.name() in _PURE
 
 

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.utils._pytree as pytree
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx import GraphModule, Node
+
+from dtr_fx.torch_private import FakeTensor, pytree, unset_fake_temporarily
+from dtr_fx.torch_private import storage_key as key_of
 
 
 def is_selection(node: Node) -> bool:
@@ -50,7 +51,7 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 def storage_key(tensor: torch.Tensor) -> int:
     """What two tensors share when they share memory; a tensor without a storage has its own."""
     try:
-        return tensor.untyped_storage()._cdata
+        return key_of(tensor.untyped_storage())
     except (NotImplementedError, RuntimeError):
         return id(tensor)
 

@@ -35,6 +35,7 @@ from dtr_fx.passes.tensors import (
 )
 from dtr_fx.report import Point
 from dtr_fx.runtime.steps import DROP, RECOMPUTE
+from dtr_fx.torch_private import OpOverload, schema_of
 
 
 class VerificationError(DTRError):
@@ -198,12 +199,12 @@ def _written(node: Node) -> list[torch.Tensor]:
     seen = node.meta.get("dtr_facts")
     if seen is not None:
         return list(seen.mutates)
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return []
     written, statistics = _written_arguments(node.target)
     if not (written or statistics):
         return []
-    names = (argument.name for argument in node.target._schema.arguments)
+    names = (argument.name for argument in schema_of(node.target).arguments)
     given = {**dict(zip(names, node.args)), **node.kwargs}
     if any(given.get(flag) is True for flag in _TRAINING):
         written += statistics
@@ -213,9 +214,9 @@ def _written(node: Node) -> list[torch.Tensor]:
 
 
 @functools.cache
-def _written_arguments(target: torch._ops.OpOverload) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _written_arguments(target: OpOverload) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The arguments that an operator writes by its schema, and those that it updates in training."""
-    arguments = target._schema.arguments
+    arguments = schema_of(target).arguments
     written = (
         argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write
     )
@@ -238,7 +239,7 @@ def _repeats(node: Node) -> bool:
     target = node.target
     if _written(node):
         return False
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         is_collective = "c10d" in target.namespace or target.namespace == "symm_mem"
         return not (is_collective or node.is_impure(impure_random=False))
     if subgraphs.is_higher_order(node):

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-import torch.utils._pytree as pytree
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
@@ -31,6 +30,7 @@ from dtr_fx.passes.storages import GraphProgram, NodeCall
 from dtr_fx.passes.tensors import empty_like, is_backward, storage_key, tensors_of, view_like
 from dtr_fx.runtime import Plan, Step
 from dtr_fx.runtime.steps import COMPUTE, DROP, RECOMPUTE
+from dtr_fx.torch_private import pytree, rename
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class _Writer:
                 node = self._replay(origin, state, newest)
             values = [(used.meta.get("val"), newest(used).meta.get("val")) for used in origin.all_input_nodes]
             node.meta["val"] = self._value_again(origin.meta["val"], values)
-            self._rename(node, origin)
+            rename(self, node, origin)
             for selection in call.selections:
                 self._select_again(selection, call)
         self._resident.update(call.outputs)
@@ -200,14 +200,14 @@ class _Writer:
             return
         node = self._graph.node_copy(selection, lambda _: source)
         node.meta["val"] = source.meta["val"][selection.args[1]]
-        self._rename(node, selection)
+        rename(self, node, selection)
         self._selections.append(node)
 
     def _drop(self, step: Step) -> None:
         holder = self._holder[step.storage]
         with self._graph.inserting_before(self._anchor):
             node = self._graph.call_function(drop, (self._newest.get(holder, holder),))
-        node._rename(f"drop_{node.all_input_nodes[0].name}")
+        rename(node, f"drop_{node.all_input_nodes[0].name}")
         self._describe(
             node,
             role=DROP,
@@ -221,7 +221,7 @@ class _Writer:
     def _rename(self, node: Node, origin: Node) -> None:
         self._newest[origin] = node
         self._origin[node] = origin
-        node._rename(f"{origin.name}_recompute")
+        rename(node, f"{origin.name}_recompute")
         for tag in ("recompute", "ac_graph_id"):
             node.meta.pop(tag, None)
         self._describe(node, role="recompute", origin=origin.name, reason=f"for {self._anchor.name}")

@@ -152,10 +152,10 @@ def test_a_concatenation_takes_what_is_planned(make, count, budget):
     assert bytes_measured(model, forward, x) <= report.budget
 
 
-def test_a_view_runs_nothing_so_it_needs_nothing_besides():
+def test_a_view_runs_nothing_so_it_needs_no_extra_workspace():
     model, x = Residual(gelu_mlp), torch.randn(8, 256, WIDTH)
-    besides = {f"view_{number}": 2**40 for number in range(99)}
-    partition = Planned(Options(budget="60%", executor="inductor"), besides)
+    extra_workspace = {f"view_{number}": 2**40 for number in range(99)}
+    partition = Planned(Options(budget="60%", executor="inductor"), extra_workspace)
     aot_module(model, fw_compiler=nop, bw_compiler=nop, partition_fn=partition)(x).backward()
     assert partition.report is not None
     assert partition.report.recomputes

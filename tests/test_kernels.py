@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import dtr_fx
 from dtr_fx.cli import main
 from dtr_fx.costs import roofline as costs
+from dtr_fx.costs.kernels import of_kernels
 from dtr_fx.passes.kernels import ContractKernels, ExpandKernels, is_kernel, moved
 
 
@@ -118,7 +119,7 @@ CPU, ACCELERATOR = torch.device("cpu"), torch.device("cuda")
 
 
 def seconds(gm: GraphModule, name: str, device: torch.device) -> float:
-    return costs.of_kernels(costs.roofline(device), device)(named(gm, name))
+    return of_kernels(costs.roofline(device), device)(named(gm, name))
 
 
 def test_on_a_cpu_generated_code_computes_for_longer_than_it_moves_bytes():

@@ -2,6 +2,7 @@ import copy
 import math
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from dtr_fx.costs import measure
 from dtr_fx.errors import DTRError, InfeasibleBudgetError, OptionError
 from dtr_fx.planning import options as options_module
-from dtr_fx.planning.options import BudgetSpec, Options, parse_budget, resolve_budget
+from dtr_fx.planning.options import Budget, Options, parse_budget, resolve_budget
 from dtr_fx.runtime import HEURISTICS
 
 CPU = torch.device("cpu")
@@ -21,21 +22,36 @@ MiB = 2**20
 @pytest.mark.parametrize(
     ("value", "spec"),
     [
-        (0.6, BudgetSpec("fraction", 0.6)),
-        (1.0, BudgetSpec("fraction", 1.0)),
-        ("60%", BudgetSpec("fraction", 0.6)),
-        ("0.6", BudgetSpec("fraction", 0.6)),
-        (np.float32(0.5), BudgetSpec("fraction", 0.5)),
-        (1, BudgetSpec("bytes", 1)),  # an int is bytes, even this one
-        (np.int64(100), BudgetSpec("bytes", 100)),
-        ("100", BudgetSpec("bytes", 100)),
-        ("8GiB", BudgetSpec("bytes", 8 * 2**30)),
-        ("8GB", BudgetSpec("bytes", 8 * 10**9)),
-        ("auto", BudgetSpec("auto", 0)),
+        (0.6, Budget("fraction", 0.6)),
+        (1.0, Budget("fraction", 1.0)),
+        ("60%", Budget("fraction", 0.6)),
+        ("0.6", Budget("fraction", 0.6)),
+        (np.float32(0.5), Budget("fraction", 0.5)),
+        (1, Budget("bytes", 1)),  # an int is bytes, even this one
+        (np.int64(100), Budget("bytes", 100)),
+        ("100", Budget("bytes", 100)),
+        ("8GiB", Budget("bytes", 8 * 2**30)),
+        ("8GB", Budget("bytes", 8 * 10**9)),
+        ("auto", Budget("auto", 0)),
     ],
 )
-def test_accepted_budgets(value: object, spec: BudgetSpec) -> None:
-    assert parse_budget(value) == spec
+def test_accepted_budgets(value: object, spec: Budget) -> None:
+    assert parse_budget(value) == Options(budget=value).budget == spec
+
+
+@pytest.mark.parametrize("value", ["60%", "0.6", 0.6, "8GiB", 2**30, "auto"])
+def test_a_budget_knows_what_was_asked_for(value: object) -> None:
+    options = Options(budget=value)
+    assert options.budget.asked == str(value)
+    assert replace(options, planner="online").budget is options.budget
+
+
+def test_an_overhead_and_a_report_are_understood_once(tmp_path: Path) -> None:
+    options = Options(max_overhead="150%", report=str(tmp_path / "plans.json"))
+    assert (options.max_overhead, options.report) == (1.5, tmp_path / "plans.json")
+    assert replace(options, planner="online").max_overhead == 1.5
+    with pytest.raises(OptionError, match="if that is meant"):
+        Options(max_overhead=1.5)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +160,7 @@ def test_auto_on_cuda_counts_the_limit_of_the_process() -> None:
 def test_options_from_a_mapping() -> None:
     reports: list[object] = []
     options = Options.from_mapping({"budget": "60%", "heuristic": "lru", "on_report": reports.append})
-    assert (options.budget, options.heuristic, options.costs) == ("60%", "lru", "roofline")
+    assert (options.budget, options.heuristic, options.costs) == (Budget("fraction", 0.6), "lru", "roofline")
     assert Options.from_mapping(None) == Options.from_mapping({}) == Options()
 
 

@@ -34,7 +34,7 @@ from dtr_fx.lab.planners import (
     training_chain,
 )
 from dtr_fx.passes.drops import ForgetPlan
-from dtr_fx.planning.options import BudgetSpec, Options
+from dtr_fx.planning.options import Budget, Options
 from dtr_fx.planning.planner import Infeasible as NoPlan
 from dtr_fx.planning.planning import Planning
 from dtr_fx.planning.transform import rewritten_copy
@@ -837,7 +837,7 @@ def test_to_save_less_costs_no_more_than_another_forward_pass(planner):
     forward = sum(call.cost for call in graph.calls[: graph.boundary]) / graph.base_cost
     assert graph.saved_bytes > 40_000
     for saved in (40_000, 10_000, 0):
-        options = Options(BudgetSpec("bytes", least, saved), planner=planner, plan_seconds=LITTLE)
+        options = Options(Budget("bytes", least, saved), planner=planner, plan_seconds=LITTLE)
         rewritten, report = rewritten_copy(gm, options)
         ForgetPlan().call(rewritten)
         assert Planning(rewritten, Options()).graph.saved_bytes <= saved

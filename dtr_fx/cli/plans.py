@@ -190,9 +190,8 @@ def planner_of(target: str, settings: Mapping[str, Any]) -> Planner:
     model, inputs = load_target(target, **settings)
 
     # Compilation machinery takes seconds to import, which --help and a mistyped option need not wait for.
-    from torch._dynamo.exc import TorchDynamoException
-
     from dtr_fx.compiler.backend import plan_step
+    from dtr_fx.torch_private import TorchDynamoException
 
     def plan(options: Options) -> list[Report]:
         with waiting(f"tracing and planning {target}"):
@@ -246,9 +245,8 @@ def graph_of(target: str, settings: Mapping[str, Any]) -> GraphModule:
         _check_no(settings, target)
         return exported_graph(Path(target))
 
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     from dtr_fx.lab import baselines
+    from dtr_fx.torch_private import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         joint = baselines.trace(*load_target(target, **settings))

@@ -71,8 +71,9 @@ def _load(target: str) -> tuple[Callable[..., Any], Any]:
 
 def _on_device(model: Callable[..., Any], inputs: Any, device: str) -> tuple[Callable[..., Any], Any]:
     import torch
-    from torch.utils._pytree import tree_map_only
+
+    from dtr_fx.torch_private import pytree
 
     if isinstance(model, torch.nn.Module):
         model.to(device)
-    return model, tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs)
+    return model, pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs)

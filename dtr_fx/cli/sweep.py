@@ -106,9 +106,8 @@ def _check(arguments: argparse.Namespace) -> None:
 def _compare(arguments: argparse.Namespace) -> Comparison:
     """Plan the target's training step for every budget, and judge other ways to run it."""
     # Compilation machinery takes seconds to import, which --help need not wait for.
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     from dtr_fx.lab import baselines
+    from dtr_fx.torch_private import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         model, inputs = load_target(arguments.target, **dict(arguments.arg))

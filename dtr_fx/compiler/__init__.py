@@ -1,1 +1,1 @@
-"""``torch.compile`` with a budget: the backend, plans by shape, step accounting, and who is told of plans."""
+"""``torch.compile`` with a budget: the backend, plans by shape, step accounting, and who is sent reports."""

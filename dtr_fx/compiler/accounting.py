@@ -1,17 +1,18 @@
 """One budget for the graphs of a step that hold memory side by side.
 
 After a graph break, or with two forward passes before a backward pass, several compiled graphs have saved
-what their backward passes will read.  A ``Ledger`` knows what that is, so that the next graph is planned for
-what is left.  It keeps books by thread, for a budget in bytes:
+tensors for their backward passes.  A ``SharedBudget`` has a ``StepAccounting`` for each thread, which knows
+what is saved, so that the next graph is planned for what is left:
 
-    Books
-      ├─ held       bytes that other graphs hold now: saved, and parameters with their gradients
-      ├─ course     the graphs that ran since nothing was held: the forward half of a step
-      └─ share      how much of what it would like each graph of a course gets, learned from the last one
+    StepAccounting
+      ├─ held        bytes that other graphs hold now: saved tensors, and parameters with their gradients
+      ├─ sequence    the graphs that ran since nothing was held: the forward half of a step
+      └─ fraction    of what it would like to save, how much each graph of a sequence may, learned from the
+                     last one
 
-The first time that a course is seen, its graphs are planned one after the other, each for what is left, and a
-late one may find too little: it then exceeds the budget, with a warning.  From the second time on all of them
-get the same share of what they would like above their inputs, the largest that fits.
+The first time that a sequence is seen, its graphs are planned one after the other, each for what is left, and
+a late one may find too little: it then exceeds the budget, with a warning.  From the second time on all of
+them get the same fraction of what they would like above their inputs, the largest that fits.
 """
 
 from __future__ import annotations
@@ -21,179 +22,181 @@ import math
 import threading
 import weakref
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves
 
 from dtr_fx.passes.tensors import storage_bytes
-from dtr_fx.planning.options import BudgetSpec, Options, parse_budget
+from dtr_fx.planning.options import Budget, Options
+from dtr_fx.torch_private import is_compiled_step, pytree, saved_tensors, top_saved_tensors_hooks
 
 _HALVINGS = 30
-_LONGEST = 256  # graphs in a course, after which it counts as ended
-_MOST_KNOWN = 4096  # courses, after which all are forgotten and learned again
+_LONGEST = 256  # graphs in a sequence, after which it counts as ended
+_MOST_KNOWN = 4096  # sequences, after which all are forgotten and learned again
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that a compiled graph takes: its inputs, its peak as it is, the least that works, and its plan.
+    """The bytes of a compiled graph: inputs, unconstrained peak, smallest budget, planned peak.
 
     ``key`` is the same for whatever is compiled from one graph for one tuple of sizes.
     """
 
     key: Hashable
     inputs: int
-    whole: int
-    least: int
+    unconstrained: int
+    smallest: int
     planned: int
 
-    def saved(self, share: float) -> int:
-        """The bytes that the graph may save at a share of what it would like above its inputs."""
-        return int(share * (self.whole - self.inputs))
+    def saved_at(self, fraction: float) -> int:
+        """The bytes that the graph may save at a fraction of what it would like above its inputs."""
+        return int(fraction * (self.unconstrained - self.inputs))
 
-    def peak(self, share: float) -> int:
+    def peak_at(self, fraction: float) -> int:
         """The bytes that it then is to have while it runs.
 
         What is not saved is there again, in parts, while the backward pass runs: the less is saved the more
-        that is beside it.  The root is the compromise of checkpointing every √n-th value.
+        that is.  The root is the compromise of checkpointing every √n-th value.
         """
-        return max(self.least, self.inputs + int(math.sqrt(share) * (self.whole - self.inputs)))
+        above = math.sqrt(fraction) * (self.unconstrained - self.inputs)
+        return max(self.smallest, self.inputs + int(above))
 
 
 @dataclass(frozen=True)
-class _Entry:
-    """A graph in a course, with bytes of its inputs.
+class _Run:
+    """A graph in a sequence, with bytes of its inputs.
 
-    ``shared`` are those that others hold, ``carried`` those that are there for its sake, and ``parameters``
-    those of its parameters and their gradients.
+    ``saved_by_others`` are those that earlier graphs hold, too, ``own`` those there for its sake, and
+    ``parameters`` those of its parameters and their gradients.
     """
 
     need: Need
-    shared: int
-    carried: int
+    saved_by_others: int
+    own: int
     parameters: int
 
 
-class Ledger:
-    """A budget in bytes that several graphs share; each thread has books of its own."""
+class SharedBudget:
+    """A budget in bytes for several graphs; each thread has an accounting of its own."""
 
-    def __init__(self, budget: int, options: Mapping[str, Any] | None) -> None:
+    def __init__(self, budget: Budget, options: Mapping[str, Any] | None) -> None:
         self._budget = budget
         self._options = options  # whose identity stays theirs as long as this lives
         self._local = threading.local()
 
     @property
-    def books(self) -> Books:
-        """Those of this thread."""
-        if not hasattr(self._local, "books"):
-            self._local.books = Books(self._budget)
-        return cast(Books, self._local.books)
+    def accounting(self) -> StepAccounting:
+        """That of this thread."""
+        if not hasattr(self._local, "accounting"):
+            self._local.accounting = StepAccounting(self._budget)
+        return cast(StepAccounting, self._local.accounting)
 
 
-def ledger_of(given: Mapping[str, Any] | None, options: Options) -> Ledger | None:
-    """The ledger of all graphs compiled with one object of options; None if their budget is not in bytes.
+def shared_budget(given: Mapping[str, Any] | None, options: Options) -> SharedBudget | None:
+    """The budget of all graphs compiled with one object of options; None if it is not in bytes.
 
     ``torch.compile`` hands the same object over for each graph of a model, and models with the same object
     share a budget.
     """
-    spec = parse_budget(options.budget)
-    if spec.kind != "bytes":
+    budget = options.budget
+    if budget.kind != "bytes":
         return None
     with _LOCK:
-        key = id(given), int(spec.value)
-        ledger = _LEDGERS.get(key)
-        if ledger is None:
-            ledger = _LEDGERS[key] = Ledger(int(spec.value), given)
-        return ledger
+        key = id(given), int(budget.value)
+        shared = _SHARED.get(key)
+        if shared is None:
+            shared = _SHARED[key] = SharedBudget(budget, given)
+        return shared
 
 
-_LEDGERS: weakref.WeakValueDictionary[tuple[int, int], Ledger] = weakref.WeakValueDictionary()
+_SHARED: weakref.WeakValueDictionary[tuple[int, int], SharedBudget] = weakref.WeakValueDictionary()
 _LOCK = threading.Lock()
 
 
-class Books:
-    """What the graphs of one ledger hold, in one thread."""
+class StepAccounting:
+    """The memory that the graphs of one shared budget hold, in one thread."""
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: Budget) -> None:
         self.budget = budget
-        self._saved: list[weakref.ref[Any]] = []
+        self.nbytes = int(budget.value)
+        self._nodes: list[weakref.ref[Any]] = []  # of autograd's graph, which hold saved tensors
         self._parameters: dict[StorageWeakRef, int] = {}
-        self._course: list[_Entry] = []
-        self._learned: list[_Entry] = []
-        self._known: dict[tuple[Hashable, ...], _Entry] = {}
-        self._shares: dict[Hashable, float] = {}
-        self._divided: dict[Hashable, float] = {}
+        self._sequence: list[_Run] = []
+        self._learned_from: list[_Run] = []
+        self._known: dict[tuple[Hashable, ...], _Run] = {}
+        self._fractions: dict[Hashable, float] = {}  # by the first graph of a sequence
+        self._planned_at: dict[Hashable, float] = {}  # by graph
 
-    def begin(self) -> None:
-        """A graph is about to run; if nothing is held, a new course starts with it."""
-        self._saved = [reference for reference in self._saved if _saved_by(reference())]
-        if not self._saved:
-            self._divide()
-        if not self._saved or len(self._course) >= _LONGEST:
-            self._course = []
+    def start_graph(self) -> None:
+        """A graph is about to run; if nothing is held, a new sequence starts with it."""
+        self._nodes = [reference for reference in self._nodes if _saved_by(reference())]
+        if not self._nodes:
+            self._learn_fraction()
+        if not self._nodes or len(self._sequence) >= _LONGEST:
+            self._sequence = []
 
-    def recall(self, need: Need) -> bool:
-        """Whether the course goes on as it did before, with a plan that was found right."""
-        entry = self._known.get(self._path(need))
-        if entry is None or entry.need is not need:
+    def continues(self, need: Need) -> bool:
+        """Add a graph whose plan was found right in this place before; False if there is none."""
+        run = self._known.get(self._path(need))
+        if run is None or run.need is not need:
             return False
-        self._course.append(entry)
+        self._sequence.append(run)
         return True
 
     def held(self, arguments: Sequence[Any]) -> int:
-        """Bytes that other graphs hold on the device, besides the arguments."""
+        """Bytes that other graphs hold on the device, the arguments apart."""
         self._learn_parameters(arguments)
-        given = set(_storages(arguments, _device_of(arguments)))
-        others = {**self._saved_bytes(_device_of(arguments)), **self._parameters}
-        return sum(nbytes for reference, nbytes in others.items() if reference not in given)
+        device = _device_of(arguments)
+        others = {**self._saved_bytes(device), **self._parameters}
+        return sum(others[storage] for storage in others.keys() - _storages(arguments, device).keys())
 
     def is_right(self, need: Need, left: int) -> bool:
-        """Whether a plan does with what is left, or nearly if it may, and saves as its share allows."""
-        if self._share(need) < self._divided.get(need.key, 1.0):
+        """True if a plan does with what is left, or nearly if it may, and saves as its fraction allows."""
+        if self._fraction(need) < self._planned_at.get(need.key, 1.0):
             return False
-        return need.planned <= left or (need.least > left and self.may_exceed())
+        return need.planned <= left or (need.smallest > left and self.may_exceed())
 
-    def allowance(self, need: Need, left: int) -> BudgetSpec:
-        """What to plan a graph anew for."""
-        share = self._divided[need.key] = self._share(need)
-        return BudgetSpec("bytes", left, need.saved(share) if share < 1 else None)
-
-    def _share(self, need: Need) -> float:
-        start = self._course[0].need if self._course else need
-        return self._shares.get(start.key, 1.0)
+    def budget_for(self, need: Need, left: int) -> Budget:
+        """The budget to plan a graph anew for."""
+        fraction = self._planned_at[need.key] = self._fraction(need)
+        return replace(self.budget, value=left, saved=need.saved_at(fraction) if fraction < 1 else None)
 
     def may_exceed(self) -> bool:
-        """Whether a graph that finds too little may go on: once, since the next such course is divided."""
-        return bool(self._course) and self._course[0].need.key not in self._shares
+        """True if a graph that finds too little may go on: once, since the next such sequence is divided."""
+        return bool(self._sequence) and self._sequence[0].need.key not in self._fractions
 
-    def enter(self, need: Need, arguments: Sequence[Any]) -> None:
+    def add(self, need: Need, arguments: Sequence[Any]) -> None:
         """The graph runs next, by a plan that was found right."""
         device = _device_of(arguments)
         given = _storages(arguments, device)
-        shared = sum(given.get(reference, 0) for reference in self._saved_bytes(device))
+        saved = sum(given.get(storage, 0) for storage in self._saved_bytes(device))
         parameters = given.keys() & self._parameters.keys()
-        carried = sum(given.values()) - shared - sum(given[reference] for reference in parameters)
-        entry = _Entry(need, shared, carried, sum(self._parameters[reference] for reference in parameters))
-        if max(len(self._known), len(self._shares), len(self._divided)) > _MOST_KNOWN:
-            self._forget()
-        self._known[self._path(need)] = entry
-        self._course.append(entry)
+        own = sum(given.values()) - saved - sum(given[storage] for storage in parameters)
+        run = _Run(need, saved, own, sum(self._parameters[storage] for storage in parameters))
+        if max(len(self._known), len(self._fractions), len(self._planned_at)) > _MOST_KNOWN:
+            for learned in (self._known, self._fractions, self._planned_at):
+                learned.clear()
+        self._known[self._path(need)] = run
+        self._sequence.append(run)
 
-    def note(self, outputs: Any, arguments: Sequence[Any]) -> None:
-        """The graph ran: remember what it saved, unless somebody else keeps that."""
-        node = None if _are_saved_elsewhere() else _compiled_node(outputs, arguments)
+    def end_graph(self, outputs: Any, arguments: Sequence[Any]) -> None:
+        """The graph ran: remember what it saved, unless hooks keep that: looking would run a region again."""
+        node = None if top_saved_tensors_hooks(True) is not None else _compiled_node(outputs, arguments)
         if node is not None:
-            self._saved.append(weakref.ref(node))
+            self._nodes.append(weakref.ref(node))
+
+    def _fraction(self, need: Need) -> float:
+        first = self._sequence[0].need if self._sequence else need
+        return self._fractions.get(first.key, 1.0)
 
     def _path(self, need: Need) -> tuple[Hashable, ...]:
-        return (*(entry.need.key for entry in self._course), need.key)
+        return (*(run.need.key for run in self._sequence), need.key)
 
     def _saved_bytes(self, device: torch.device) -> dict[StorageWeakRef, int]:
-        saved = [_saved_by(reference()) for reference in self._saved]
-        return _storages([tensor for tensors in saved for tensor in tensors], device)
+        return _storages((tensor for node in self._nodes for tensor in _saved_by(node())), device)
 
     def _learn_parameters(self, arguments: Sequence[Any]) -> None:
         """Parameters, and as much again for the gradient of each."""
@@ -202,46 +205,42 @@ class Books:
         before = sum(self._parameters.values())
         for argument in arguments:
             if isinstance(argument, nn.Parameter):
-                [(reference, nbytes)] = _storages([argument], device).items()
-                self._parameters[reference] = nbytes * (2 if argument.requires_grad else 1)
+                [(storage, nbytes)] = _storages([argument], device).items()
+                self._parameters[storage] = nbytes * (2 if argument.requires_grad else 1)
         if sum(self._parameters.values()) > before:
             self._known.clear()  # plans were right beside fewer
 
-    def _forget(self) -> None:
-        self._known.clear()
-        self._shares.clear()
-        self._divided.clear()
-
-    def _divide(self) -> None:
-        """Learn from the course that ended which share its graphs may have."""
-        if len(self._course) < 2 or self._course == self._learned:
+    def _learn_fraction(self) -> None:
+        """Learn from the sequence that ended which fraction its graphs may have."""
+        if len(self._sequence) < 2 or self._sequence == self._learned_from:
             return
-        self._learned = self._course
-        start = self._course[0].need.key
-        share = _largest_share(self._course, self.budget, sum(self._parameters.values()))
-        if share < self._shares.get(start, 1.0):
-            self._shares[start] = share
+        self._learned_from = self._sequence
+        first = self._sequence[0].need.key
+        parameters = sum(self._parameters.values())
+        fraction = _largest_fraction(self._sequence, self.nbytes, parameters)
+        if fraction < self._fractions.get(first, 1.0):
+            self._fractions[first] = fraction
             self._known.clear()
 
 
-def _largest_share(course: Sequence[_Entry], budget: int, parameters: int) -> float:
-    """The largest share, the same for all graphs of a course, with which each fits beside those before it."""
+def _largest_fraction(sequence: Sequence[_Run], budget: int, parameters: int) -> float:
+    """The largest fraction, the same for all graphs, with which each fits beside those before it."""
     low, high = 0.0, 1.0
-    if _fits(course, budget, parameters, high):
+    if _fits(sequence, budget, parameters, high):
         return high
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if _fits(course, budget, parameters, middle) else (low, middle)
+        low, high = (middle, high) if _fits(sequence, budget, parameters, middle) else (low, middle)
     return low
 
 
-def _fits(course: Sequence[_Entry], budget: int, parameters: int, share: float) -> bool:
+def _fits(sequence: Sequence[_Run], budget: int, parameters: int, fraction: float) -> bool:
     saved = 0
-    for entry in course:
-        elsewhere = parameters - entry.parameters + saved - entry.shared
-        if elsewhere + entry.need.peak(share) > budget:
+    for run in sequence:
+        elsewhere = parameters - run.parameters + saved - run.saved_by_others
+        if elsewhere + run.need.peak_at(fraction) > budget:
             return False
-        saved += entry.carried + entry.need.saved(share)
+        saved += run.own + run.need.saved_at(fraction)
     return True
 
 
@@ -256,31 +255,24 @@ def _storages(values: Iterable[Any], device: torch.device) -> dict[StorageWeakRe
 
 
 def _device_of(arguments: Iterable[Any]) -> torch.device:
+    """The first accelerator among the arguments' devices, else the CPU."""
     devices = [argument.device for argument in arguments if isinstance(argument, Tensor)]
     accelerators = (device for device in devices if device.type not in ("cpu", "meta"))
     return next(accelerators, torch.device("cpu"))
 
 
-# What AOTAutograd's function keeps for the backward pass is private: checked on torch 2.11 and 2.13.
-
-
-def _are_saved_elsewhere() -> bool:
-    """Whether hooks take what is saved: to look at it would make a checkpoint's region run again."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
 def _compiled_node(outputs: Any, arguments: Sequence[Any]) -> Any:
     """The node of a compiled step in autograd's graph; None where it has no backward pass."""
     earlier = {node for made in _made(arguments) for node in _ancestors(made)}
-    for made in _made(tree_leaves(outputs)):
+    for made in _made(pytree.tree_leaves(outputs)):
         for node in _ancestors(made):
-            if node not in earlier and hasattr(getattr(node, "_forward_cls", None), "_aot_id"):
+            if node not in earlier and is_compiled_step(node):
                 return node
     return None
 
 
 def _made(values: Iterable[Any]) -> Iterator[Any]:
-    """What made the tensors, by autograd."""
+    """The nodes of autograd's graph that made the tensors."""
     return (value.grad_fn for value in values if isinstance(value, Tensor) and value.grad_fn is not None)
 
 
@@ -295,6 +287,6 @@ def _ancestors(node: Any) -> Iterator[Any]:
 def _saved_by(node: Any) -> Sequence[Tensor]:
     """The tensors that wait for the backward pass of a node: none when it ran."""
     try:
-        return () if node is None else (*node.saved_tensors, *getattr(node, "_tensors_no_vc_check", ()))
+        return () if node is None else saved_tensors(node)
     except RuntimeError:  # they are freed
         return ()

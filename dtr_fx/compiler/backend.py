@@ -17,24 +17,30 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import BackendCompilerFailed
 from torch.fx import GraphModule
-from torch.utils._triton import has_triton
 
-from dtr_fx.compiler.accounting import ledger_of
+from dtr_fx.compiler.accounting import shared_budget
 from dtr_fx.compiler.dispatch import Dispatcher
 from dtr_fx.compiler.dynamo import sized_inputs
 from dtr_fx.compiler.retrace import Retracer
 from dtr_fx.compiler.tracing import keep_what_is_saved
 from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
-from dtr_fx.inspect.views import Report
 from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.split import prepare, split
 from dtr_fx.planning.inputs import Inputs, call
 from dtr_fx.planning.loss import loss_of
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.transform import rewrite
+from dtr_fx.report import Report
+from dtr_fx.torch_private import (
+    BackendCompilerFailed,
+    BoxedCodeGen,
+    aot_autograd,
+    dynamo_config,
+    has_triton,
+    mark_boxed,
+    reset_code,
+)
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +71,7 @@ def dtr(
         raise OptionError(f"mode={mode!r}: CUDA graphs keep memory that no budget counts; leave the mode out")
     chosen = Options.from_mapping(options)
     retracer = Retracer(gm, chosen, _COMPILE[chosen.executor or _default_executor(gm, example_inputs)])
-    return Dispatcher(retracer, chosen.plans_kept, ledger_of(options, chosen))
+    return Dispatcher(retracer, chosen.plans_kept, shared_budget(options, chosen))
 
 
 def _compile_eagerly(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
@@ -128,8 +134,14 @@ def plan_step(model: Callable[..., Any], inputs: Inputs, options: Options) -> li
     given = {**vars(options), "executor": options.executor or "eager", "on_report": reports.append}
     compiled = torch.compile(model, backend=functools.partial(dtr, options=given))
     try:
-        with _left_alone(model), _numbers_left_alone(), _compiled_as_often_as_asked():
-            _step(compiled, inputs)
+        with (
+            _left_alone(model),
+            # Each plan is a compilation, and Dynamo runs what was compiled eight times uncompiled.
+            dynamo_config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize),
+        ):
+            loss = loss_of(call(compiled, inputs))
+            if loss is not None:
+                loss.backward()
     except BackendCompilerFailed as error:
         if isinstance(error.inner_exception, DTRError):
             raise error.inner_exception from None
@@ -143,25 +155,21 @@ def _forget(model: Callable[..., Any]) -> None:
     """Dynamo runs what it compiled eight times uncompiled: plans that are only looked at must not count."""
     function = type(model).forward if isinstance(model, torch.nn.Module) else model
     if hasattr(function, "__code__"):
-        torch._dynamo.reset_code(function.__code__)
-
-
-def _step(model: Callable[..., Any], inputs: Inputs) -> None:
-    loss = loss_of(call(model, inputs))
-    if loss is not None:
-        loss.backward()
+        reset_code(function.__code__)
 
 
 @contextlib.contextmanager
 def _left_alone(model: Callable[..., Any]) -> Iterator[None]:
-    """What a step changes of a model is put back."""
+    """Gradients, buffers and random generators are put back as they were."""
     module = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     for parameter, _ in gradients:
         parameter.grad = None  # a backward pass adds to the one that is there
     try:
-        yield
+        # Named, devices raise no warning that they are many.
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
     finally:
         for parameter, gradient in gradients:
             parameter.grad = gradient
@@ -170,31 +178,16 @@ def _left_alone(model: Callable[..., Any]) -> Iterator[None]:
                 buffer.copy_(before)
 
 
-def _numbers_left_alone() -> contextlib.AbstractContextManager[None]:
-    """Random generators are put back; named, devices raise no warning that they are many."""
-    return torch.random.fork_rng(devices=range(torch.cuda.device_count()))
-
-
-def _compiled_as_often_as_asked() -> contextlib.AbstractContextManager[None]:
-    """Each plan of one model is a compilation, and Dynamo runs what was compiled eight times uncompiled."""
-    return torch._dynamo.config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize)
-
-
 def run_boxed(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
-    """A function that takes its arguments in a list and empties it, so that each can be freed in time.
-
-    ``_BoxedCodeGen`` is private; checked on torch 2.11 and 2.13.
-    """
-    from torch.fx.graph import _BoxedCodeGen
-
-    gm.graph.set_codegen(_BoxedCodeGen())
+    """A function that takes its arguments in a list and empties it, so that each can be freed in time."""
+    gm.graph.set_codegen(BoxedCodeGen())
     gm.recompile()
     forward = gm.forward
 
     def run(arguments: list[Any]) -> Any:
         return forward(arguments)
 
-    run._boxed_call = True  # type: ignore[attr-defined]
+    mark_boxed(run)
     return run
 
 

@@ -6,7 +6,7 @@
 
 Planning waits for the first call, where sizes are numbers.  Dynamo compiles once for all sizes, and its limit
 of recompilations is not met.  Under a budget in bytes a step is planned for what other graphs leave of it,
-and planned anew when that was too much (see ``ledger``).
+and planned anew when that was too much (see ``accounting``).
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch._dynamo.convert_frame import compile_lock
-
-from dtr_fx.compiler.accounting import Books, Ledger
+from dtr_fx.compiler.accounting import SharedBudget, StepAccounting
 from dtr_fx.compiler.dynamo import without_numbers
 from dtr_fx.compiler.registry import LivePlan, keep_in_sight
-from dtr_fx.compiler.retrace import Retracer, Sizes, Step
+from dtr_fx.compiler.retrace import CompiledStep, Retracer, Sizes
 from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
-from dtr_fx.planning.options import BudgetSpec
+from dtr_fx.planning.options import Budget
+from dtr_fx.torch_private import compile_lock
 from dtr_fx.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -42,29 +41,29 @@ class Dispatcher:
         The graph.
     plans_kept:
         How many steps are kept, the last ones used.
-    ledger:
-        Where the budget is shared with other graphs; None if it is this graph's own.
+    shared:
+        The budget that the graph shares with others; None if it has one of its own.
     """
 
-    def __init__(self, retracer: Retracer, plans_kept: int, ledger: Ledger | None) -> None:
+    def __init__(self, retracer: Retracer, plans_kept: int, shared: SharedBudget | None) -> None:
         self._retracer = retracer
         self._plans_kept = plans_kept
-        self._ledger = ledger
-        self._steps: OrderedDict[Sizes, Step] = OrderedDict()
+        self._shared = shared
+        self._steps: OrderedDict[Sizes, CompiledStep] = OrderedDict()
         self._lock = threading.Lock()
         self._number = next(_NUMBERS)
         keep_in_sight(self)
 
     def __call__(self, *arguments: Any) -> Any:
-        if self._ledger is None:
+        if self._shared is None:
             return _run(self._known(arguments) or self._make(arguments), arguments)
-        books = self._ledger.books
-        books.begin()
+        accounting = self._shared.accounting
+        accounting.start_graph()
         step = self._known(arguments)
-        if step is None or not books.recall(step.need):
-            step = self._make_fit(step, arguments, books)
+        if step is None or not accounting.continues(step.need):
+            step = self._make_fit(step, arguments, accounting)
         outputs = _run(step, arguments)
-        books.note(outputs, arguments)
+        accounting.end_graph(outputs, arguments)
         return outputs
 
     def plans(self) -> list[LivePlan]:
@@ -72,7 +71,7 @@ class Dispatcher:
         with self._lock:
             return [step.plan for step in self._steps.values()]
 
-    def _known(self, arguments: Sequence[Any]) -> Step | None:
+    def _known(self, arguments: Sequence[Any]) -> CompiledStep | None:
         sizes = self._retracer.sizes(arguments)
         with self._lock:
             step = self._steps.get(sizes)
@@ -80,50 +79,61 @@ class Dispatcher:
                 self._steps.move_to_end(sizes)
             return step
 
-    def _keep(self, arguments: Sequence[Any], step: Step) -> None:
+    def _keep(self, arguments: Sequence[Any], step: CompiledStep) -> None:
         with self._lock:
             self._steps[self._retracer.sizes(arguments)] = step
             while len(self._steps) > self._plans_kept:
                 self._steps.popitem(last=False)
         log.info("%s", step.plan)
 
-    def _make(self, arguments: Sequence[Any]) -> Step:
+    def _make(self, arguments: Sequence[Any]) -> CompiledStep:
         with compile_lock:
             step = self._known(arguments)  # another thread may have made it meanwhile
             if step is None:
-                step = self._retracer.compile(arguments, self._key(arguments))
+                step = self._compile(arguments)
                 if step.run is not None or not self._retracer.asks_the_device:
                     self._keep(arguments, step)
             return step
 
-    def _make_fit(self, step: Step | None, arguments: Sequence[Any], books: Books) -> Step:
+    def _make_fit(
+        self, step: CompiledStep | None, arguments: Sequence[Any], accounting: StepAccounting
+    ) -> CompiledStep:
         """A step that fits beside what other graphs hold."""
-        held = books.held(arguments)
-        left = max(1, books.budget - held)
+        held = accounting.held(arguments)
+        left = max(1, accounting.nbytes - held)
         if step is None or step.run is None:
-            step = self._plan(arguments, BudgetSpec("bytes", left), held, books)
-        if step.run is not None and not books.is_right(step.need, left):
-            step = self._plan(arguments, books.allowance(step.need, left), held, books, step.need.least)
+            step = self._plan(arguments, replace(accounting.budget, value=left), held, accounting)
+        if step.run is not None and not accounting.is_right(step.need, left):
+            budget = accounting.budget_for(step.need, left)
+            step = self._plan(arguments, budget, held, accounting, step.need.smallest)
         if step.run is not None:
-            books.enter(step.need, arguments)
+            accounting.add(step.need, arguments)
         return step
 
     def _plan(
-        self, arguments: Sequence[Any], budget: BudgetSpec, held: int, books: Books, least: int = 0
-    ) -> Step:
-        key = self._key(arguments)
-        step = self._retracer.compile(arguments, key, budget, least)
+        self,
+        arguments: Sequence[Any],
+        budget: Budget,
+        held: int,
+        accounting: StepAccounting,
+        smallest: int = 0,
+    ) -> CompiledStep:
+        step = self._compile(arguments, budget, smallest)
         error = step.plan.error
         if isinstance(error, (InfeasibleBudgetError, OverBudgetError)) and held:
-            if not books.may_exceed():
+            if not accounting.may_exceed():
                 return replace(step, plan=replace(step.plan, error=_with_others(error, held)))
-            log.warning(_EXCEEDS, format_bytes(error.smallest + held), format_bytes(books.budget))
-            step = self._retracer.compile(arguments, key, BudgetSpec("bytes", error.smallest), error.smallest)
+            log.warning(_EXCEEDS, format_bytes(error.smallest + held), format_bytes(accounting.nbytes))
+            budget = replace(accounting.budget, value=error.smallest)
+            step = self._compile(arguments, budget, error.smallest)
         self._keep(arguments, step)
         return step
 
-    def _key(self, arguments: Sequence[Any]) -> tuple[int, Sizes]:
-        return self._number, self._retracer.sizes(arguments)
+    def _compile(
+        self, arguments: Sequence[Any], budget: Budget | None = None, smallest: int = 0
+    ) -> CompiledStep:
+        key = self._number, self._retracer.sizes(arguments)
+        return self._retracer.compile(arguments, key, budget, smallest)
 
 
 _NUMBERS = itertools.count()
@@ -133,7 +143,7 @@ _EXCEEDS = (
 )
 
 
-def _run(step: Step, arguments: Sequence[Any]) -> Any:
+def _run(step: CompiledStep, arguments: Sequence[Any]) -> Any:
     if step.run is None:
         assert step.plan.error is not None
         raise copy.copy(step.plan.error)

@@ -1,7 +1,4 @@
-"""What Dynamo hands over: a graph whose sizes may be symbols, and why it was traced.
-
-Dynamo's own attributes of graphs, sources and metrics are private: checked on torch 2.11 and 2.13.
-"""
+"""Dynamo's graphs, whose sizes may be symbols, and why each was traced."""
 
 from __future__ import annotations
 
@@ -9,25 +6,26 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import SymFloat, SymInt, Tensor
-from torch._dynamo.utils import get_metrics_context
-from torch._guards import CompileContext
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from dtr_fx.planning.transform import copy_of
+from dtr_fx.torch_private import (
+    CompileContext,
+    FakeTensor,
+    FakeTensorMode,
+    compilation_facts,
+    copy_sources,
+    dynamo_source,
+    get_metrics_context,
+)
 
 
 def copy_of_dynamos(gm: GraphModule) -> GraphModule:
     """A copy, with what tells AOTAutograd which inputs are parameters."""
     copied = copy_of(gm)
     copied.meta = dict(gm.meta)
-    if hasattr(gm, "_param_name_to_source"):
-        copied._param_name_to_source = gm._param_name_to_source
-    inputs = (graph.find_nodes(op="placeholder") for graph in (gm.graph, copied.graph))
-    for ours, theirs in zip(*inputs):
-        if hasattr(ours, "_dynamo_source"):
-            theirs._dynamo_source = ours._dynamo_source
+    copy_sources(gm, copied)
     return copied
 
 
@@ -71,15 +69,18 @@ def float_inputs(gm: GraphModule) -> dict[int, str]:
     return {
         position: _source_of(node)
         for position, node in enumerate(gm.graph.find_nodes(op="placeholder"))
-        if isinstance(getattr(node.meta.get("example_value"), "item_memo", None), SymFloat)
+        if _is_float(node.meta.get("example_value"))
     }
 
 
+def _is_float(value: Any) -> bool:
+    return isinstance(value, FakeTensor) and isinstance(value.item_memo, SymFloat)
+
+
 def _source_of(node: Node) -> str:
-    """What the user calls an input, as ``L['x'].size()[1]``; a property of sources since torch 2.10."""
-    source = getattr(node, "_dynamo_source", None)
-    name = getattr(source, "name", node.name)
-    return str(name() if callable(name) else name)
+    """The user's name of an input, as ``L['x'].size()[1]``."""
+    source = dynamo_source(node)
+    return node.name if source is None else str(source.name)
 
 
 def _has_symbols(value: Any) -> bool:
@@ -95,8 +96,8 @@ def compile_id() -> str:
 
 def recompile_reason() -> str:
     """The guard that failed, if this is a recompilation; else nothing."""
-    metrics = getattr(get_metrics_context(), "_metrics", {})
-    first_line = str(metrics.get("recompile_reason") or "").partition("\n")[0]
+    facts = compilation_facts(get_metrics_context())
+    first_line = str(facts.get("recompile_reason") or "").partition("\n")[0]
     if "BACKEND_MATCH" in first_line:  # the same graph, compiled by another backend or with other options
         return ""
     return first_line.partition(" # ")[0].strip()

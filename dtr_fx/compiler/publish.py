@@ -1,4 +1,4 @@
-"""Where a plan is told: the log, ``TORCH_TRACE``, report files, and the caller's own function.
+"""Where a plan is reported: the log, ``TORCH_TRACE``, report files, and the caller's own function.
 
 TORCH_LOGS="dtr_fx"      one line for each plan, "+dtr_fx" the whole diff
 TORCH_TRACE=folder       artifacts dtr_plan (JSON) and dtr_diff (text) for each
@@ -15,25 +15,24 @@ from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 
-from torch._logging import trace_structured
-
-from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
+from dtr_fx.report import Report
+from dtr_fx.torch_private import trace_structured
 
 log = logging.getLogger(__name__)
 
 # All plans of this process, by the file that they are written to.
-_told: defaultdict[Path, list[Report]] = defaultdict(list)
+_published: defaultdict[Path, list[Report]] = defaultdict(list)
 
 
 def publish(report: Report, options: Options) -> None:
-    """Tell of a plan that is made; a file that cannot be written is a warning, not the end of a training."""
+    """Report a plan that is made; a file that cannot be written is a warning, not the end of a training."""
     _trace(report)
     if log.isEnabledFor(logging.DEBUG):
         log.debug("%s", _diff(report))
     for path in _files(options):
-        _told[path].append(report)
-        _write(path, _told[path])
+        _published[path].append(report)
+        _write(path, _published[path])
     if options.on_report is not None:
         options.on_report(report)
 
@@ -59,7 +58,7 @@ def _diff(report: Report) -> str:
 
 def _files(options: Options) -> list[Path]:
     """The files that the options and the environment name."""
-    files = [] if options.report is None else [Path(options.report)]
+    files = [] if options.report is None else [options.report]
     folder = os.environ.get("DTR_REPORT")
     if folder:
         files += [Path(folder, f"dtr-{os.getpid()}{suffix}") for suffix in (".html", ".json")]

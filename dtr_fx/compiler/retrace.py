@@ -10,8 +10,6 @@ from numbers import Number
 from typing import Any
 
 from torch import Tensor
-from torch._guards import CompileContext
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -29,16 +27,17 @@ from dtr_fx.compiler.publish import publish
 from dtr_fx.compiler.registry import LivePlan
 from dtr_fx.compiler.tracing import forget_with, stores_watched, tracing_again
 from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
-from dtr_fx.inspect.views import Report
-from dtr_fx.planning.options import BudgetSpec, Options, parse_budget
+from dtr_fx.planning.options import Budget, Options
+from dtr_fx.report import Report
+from dtr_fx.torch_private import CompileContext, FakeTensorMode
 
 Sizes = tuple[Any, ...]
 Compile = Callable[[GraphModule, Sequence[Any], Options], Callable[..., Any]]
 
 
 @dataclass(frozen=True)
-class Step:
-    """What a tuple of sizes leads to: a compiled function, which takes no numbers, or the plan's error."""
+class CompiledStep:
+    """A step for one tuple of sizes: a compiled function, which takes no numbers, or the plan's error."""
 
     plan: LivePlan
     need: Need
@@ -72,22 +71,20 @@ class Retracer:
 
     @property
     def asks_the_device(self) -> bool:
-        """Whether the budget is what is free at the time, so that what did not fit may fit later."""
-        return parse_budget(self._options.budget).kind == "auto"
+        """True if the budget is what is free at the time, so that what did not fit may fit later."""
+        return self._options.budget.kind == "auto"
 
     def sizes(self, arguments: Sequence[Any]) -> Sizes:
-        """What the compiled steps are told apart by."""
+        """The sizes that the compiled steps are told apart by."""
         sizes = [_size(arguments[position]) for position in self._sized]
         return (*sizes, *(arguments[position].item() for position in self._fixed))
 
     def compile(
-        self, arguments: Sequence[Any], key: Hashable, budget: BudgetSpec | None = None, least: int = 0
-    ) -> Step:
+        self, arguments: Sequence[Any], key: Hashable, budget: Budget | None = None, smallest: int = 0
+    ) -> CompiledStep:
         """Compile for the sizes of the arguments, under ``budget`` if that is not the options' own."""
         reports: list[Report] = []
-        options = replace(self._options, on_report=reports.append)
-        if budget is not None:
-            options = replace(options, budget=budget)
+        options = replace(self._options, budget=budget or self._options.budget, on_report=reports.append)
         run = error = None
         started = time.perf_counter()
         try:
@@ -99,11 +96,11 @@ class Retracer:
         named = self._named(arguments)
         reason = self._reason if self._last is None else _changes(self._last, named)
         self._last = named
-        told = tuple(replace(report, trigger=reason) for report in reports)
-        for report in told:
+        published = tuple(replace(report, trigger=reason) for report in reports)
+        for report in published:
             publish(report, self._options)
-        plan = LivePlan(self._compile_id, reason, named, told, error, seconds)
-        step = Step(plan, _need(key, reports, least), run)
+        plan = LivePlan(self._compile_id, reason, named, published, error, seconds)
+        step = CompiledStep(plan, _need(key, reports, smallest), run)
         forget_with(step, sources)
         return step
 
@@ -137,8 +134,8 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}: {before[name]} → {now[name]}" for name in changed)
 
 
-def _need(key: Hashable, reports: Iterable[Report], least: int) -> Need:
+def _need(key: Hashable, reports: Iterable[Report], smallest: int) -> Need:
     """Of the step's one report; where there was nothing to plan, nothing."""
     for report in reports:
-        return Need(key, report.constants, report.baseline_peak, least, report.planned_peak)
-    return Need(key, 0, 0, least, 0)
+        return Need(key, report.constants, report.baseline_peak, smallest, report.planned_peak)
+    return Need(key, 0, 0, smallest, 0)

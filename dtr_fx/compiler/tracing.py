@@ -1,7 +1,4 @@
-"""Tracing again at any time: what torch counts with then, and what it would keep of each trace for ever.
-
-Its locks, contexts, settings and stores are private: checked on torch 2.11 and 2.13.
-"""
+"""Tracing again at any time: what torch counts with then, and what it would keep of each trace for ever."""
 
 from __future__ import annotations
 
@@ -11,18 +8,25 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import torch
-from torch._dynamo.convert_frame import compile_lock
-from torch._guards import CompileContext, TracingContext, compile_context, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.graph_module import _loader
-from torch.utils._python_dispatch import _disable_current_modes
-
 from dtr_fx.passes.propagate import fake_mode_of_values, static_mode
+from dtr_fx.torch_private import (
+    CompileContext,
+    FakeTensorMode,
+    TracingContext,
+    compile_context,
+    compile_lock,
+    disable_current_modes,
+    donate_nothing,
+    dynamo_config,
+    functorch_config,
+    setting_of,
+    source_loader,
+    tracing,
+)
 
 # The backward graph is compiled with the forward one, not by whoever comes to it first.  Each such patch that
 # is made leaves something in its thread (a ``ContextVar``, torch 2.13), so this one is made once.
-_BACKWARD_TOO = torch._functorch.config.patch(force_non_lazy_backward_lowering=True)
+_BACKWARD_TOO = functorch_config.patch(force_non_lazy_backward_lowering=True)
 # A few MB; a graph of a thousand operators has some hundred.
 _MOST_RESULTS = 4096
 
@@ -36,7 +40,7 @@ def tracing_again(context: CompileContext | None, arguments: Sequence[Any]) -> I
     mode = fake_mode_of_values(arguments) or static_mode()
     with (
         compile_lock,
-        _disable_current_modes(),
+        disable_current_modes(),
         compile_context(context or CompileContext(None)),
         tracing(TracingContext(mode)),
         _BACKWARD_TOO,
@@ -49,7 +53,7 @@ def keep_what_is_saved() -> None:
     """Let the step that is being traced go backward twice: AOTAutograd is to donate nothing that is saved."""
     context = TracingContext.try_get()
     if context is not None and context.fw_metadata is not None:
-        context.fw_metadata.bw_donated_idxs = []
+        donate_nothing(context.fw_metadata)
 
 
 @contextlib.contextmanager
@@ -59,8 +63,7 @@ def _compiled_functions_callable() -> Iterator[None]:
     Dynamo refuses such calls as long as FX traces anywhere in the process, unless a setting says otherwise.
     What is set is a thread's own (since torch 2.12), but its default is the process's.
     """
-    settings = vars(torch._dynamo.config)["_config"]
-    setting = settings["force_compile_during_fx_trace"]
+    setting = setting_of(dynamo_config, "force_compile_during_fx_trace")
     before, setting.default = setting.default, True
     try:
         yield
@@ -76,12 +79,12 @@ def stores_watched() -> Iterator[set[str]]:
     """
     if len(FakeTensorMode.cache) > _MOST_RESULTS:
         FakeTensorMode.cache_clear()
-    before = set(_loader.eval_cache)
+    before = set(source_loader.eval_cache)
     made: set[str] = set()
     try:
         yield made
     finally:
-        made.update(_loader.eval_cache.keys() - before)
+        made.update(source_loader.eval_cache.keys() - before)
 
 
 def forget_with(owner: object, sources: Iterable[str]) -> None:
@@ -91,5 +94,5 @@ def forget_with(owner: object, sources: Iterable[str]) -> None:
 
 def _forget(sources: Iterable[str]) -> None:
     for name in sources:
-        _loader.eval_cache.pop(name, None)
+        source_loader.eval_cache.pop(name, None)
         linecache.cache.pop(name, None)

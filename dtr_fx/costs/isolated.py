@@ -1,4 +1,4 @@
-"""One operator run alone, on made-up tensors, whatever is being traced around it.
+"""An operator run in isolation, on made-up tensors, whatever is being traced around it.
 
 Floating-point tensors are random, since max pooling on equal numbers takes a third of its time.  Integers are
 zero, which is a valid index, and booleans true, which is the most that a mask can select.
@@ -15,12 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._dispatch.python import no_python_dispatcher
 from torch.fx import Node
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map
 
-from dtr_fx.passes.tensors import hint
+from dtr_fx.passes.tensors import held_by, hint
+from dtr_fx.torch_private import disable_current_modes, no_python_dispatcher, pytree
 
 
 @contextlib.contextmanager
@@ -28,11 +26,10 @@ def outside_of_tracing(device: torch.device) -> Iterator[None]:
     """Real tensors and plain kernels while a compiler traces on fake ones; random generators are left alone.
 
     AOTAutograd has the Python dispatcher on, under which operators take up to four times as long, and some
-    are decomposed and so take more memory.  What turns it off, ``no_python_dispatcher``, is private, and so
-    is ``_disable_current_modes``: checked on torch 2.11 and 2.13.
+    are decomposed and so take more memory.
     """
     with (
-        _disable_current_modes(),
+        disable_current_modes(),
         no_python_dispatcher(),
         torch.no_grad(),
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
@@ -53,7 +50,7 @@ class Maker:
 
         def value(node: Node) -> Any:
             if node not in made:
-                made[node] = tree_map(self._leaf, node.meta.get("val"))
+                made[node] = pytree.tree_map(self._leaf, node.meta.get("val"))
             return made[node]
 
         return torch.fx.node.map_arg(arguments, value)
@@ -81,6 +78,12 @@ class Maker:
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(0)
         return self._generators[device]
+
+
+def fresh_storages(node: Node) -> dict[int, int]:
+    """The storages that a node's operator makes, with their bytes; a view makes none."""
+    old = {held.storage for used in node.all_input_nodes for held in held_by(used)}
+    return {held.storage: held.nbytes for held in held_by(node) if held.storage not in old}
 
 
 def known(value: Any) -> Any:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_leaves
+
+from dtr_fx.torch_private import EventType, profile_tree, pytree
 
 __all__ = ["cpu_peaks", "free_memory", "measure_peak"]
 
@@ -78,7 +79,7 @@ def measure_peak(
     >>> measure_peak(lambda x: (2 * x).square(), x)
     2097152
     """
-    chosen = torch.device(device) if device is not None else _device_of(tree_leaves((args, kwargs)))
+    chosen = torch.device(device) if device is not None else _device_of(pytree.tree_leaves((args, kwargs)))
     if chosen.type not in _MEASURES:
         raise ValueError(f"cannot measure memory on {chosen.type!r}: expected a CPU or CUDA device")
     gc.collect()
@@ -154,17 +155,14 @@ def _cpu_memory_events(profiler: torch.profiler.profile) -> list[list[_MemoryEve
     """The CPU allocator's events in time order, from every profiled thread, for each ``_REGION`` in turn.
 
     ``profiler.events()`` does not do: it folds the events into the operators that caused them and so loses
-    their order. The event tree keeps address, size and time. It is private: checked on torch 2.13.
+    their order. The event tree keeps address, size and time.
     """
-    internals: Any = profiler.profiler
     regions: list[tuple[int, int]] = []
     found: list[tuple[int, _MemoryEvent]] = []
-    for event in _walk(internals.kineto_results.experimental_event_tree()):
+    for event in _walk(profile_tree(profiler)):
         if event.name == _REGION:
             regions.append((event.start_time_ns, event.end_time_ns))
-        elif (
-            event.tag == torch._C._profiler._EventType.Allocation and event.extra_fields.device.type == "cpu"
-        ):
+        elif event.tag == EventType.Allocation and event.extra_fields.device.type == "cpu":
             block = _MemoryEvent(event.extra_fields.ptr, event.extra_fields.alloc_size)
             found.append((event.start_time_ns, block))
     found.sort(key=lambda item: item[0])

@@ -3,7 +3,7 @@
     Profile(device, estimate)(node)
       ├─ signature      operator, layouts of what it reads and makes, other arguments: the key
       ├─ Timings        what was timed before, on disk
-      ├─ alone          the operator on made-up tensors, outside of any tracing
+      ├─ isolated       the operator on made-up tensors, outside of any tracing
       └─ estimate       for what cannot be run alone, scaled to what the graph's other operators take
 
 Inputs are in the cache when the operator is timed.
@@ -23,13 +23,13 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from dtr_fx.costs.isolated import Maker, extent, outside_of_tracing
+from dtr_fx.costs.isolated import Maker, extent, fresh_storages, outside_of_tracing
 from dtr_fx.costs.measure import free_memory
 from dtr_fx.costs.signature import CannotRunAlone, call, module_of, signature
 from dtr_fx.costs.timings import Timings
 from dtr_fx.errors import OptionError
 from dtr_fx.passes.effects import may_run_twice
-from dtr_fx.passes.tensors import is_selection, storage_key, tensors_of
+from dtr_fx.passes.tensors import is_selection, tensors_of
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,6 @@ class Profile:
         self._keys: dict[Node, str] = {}
         self._seconds: dict[Node, float | None] = {}
         self._described: dict[Node, str] = {}
-        self._storages: dict[Node, frozenset[int]] = {}
         self._scales: dict[Graph, float] = {}
         self._learned: set[Graph] = set()
         self.tally = Tally()
@@ -112,7 +111,7 @@ class Profile:
         keys: dict[Node, str] = {}
         for node in nodes:
             try:
-                self._seconds[node] = 0.0 if self._is_view(node) else None
+                self._seconds[node] = 0.0 if _is_view(node) else None
                 if self._seconds[node] is None:
                     keys[node] = signature(node, self._described)
             except CannotRunAlone as reason:
@@ -120,20 +119,6 @@ class Profile:
         self._time_new(keys)
         self._keys.update(keys)
         self._seconds.update((node, self._timings.seconds.get(key)) for node, key in keys.items())
-
-    def _is_view(self, node: Node) -> bool:
-        """Whether the node's operator makes no storage and does nothing else."""
-        if not node.op.startswith("call"):
-            return False
-        if is_selection(node):
-            return True
-        read = set().union(*map(self._storages_of, node.all_input_nodes))
-        return self._storages_of(node) <= read and may_run_twice(node)
-
-    def _storages_of(self, node: Node) -> frozenset[int]:
-        if node not in self._storages:
-            self._storages[node] = frozenset(map(storage_key, _tensors(node)))
-        return self._storages[node]
 
     def _time_new(self, keys: Mapping[Node, str]) -> None:
         asked: dict[str, Node] = {}
@@ -161,7 +146,7 @@ class Profile:
         self._timings.add(found)
 
     def _scale(self, graph: Graph) -> float:
-        """What the estimate is to be multiplied by, so that it agrees in total with what was measured."""
+        """The factor with which the estimate agrees in total with what was measured."""
         if graph not in self._scales:
             timed = [(self._keys[node], node) for node in graph.nodes if self._is_timed(node)]
             estimates = {key: self._estimate(node) for key, node in dict(timed).items()}
@@ -174,8 +159,11 @@ class Profile:
         return node.op.startswith("call") and bool(self._seconds.get(node))
 
 
-def _tensors(node: Node) -> list[torch.Tensor]:
-    return tensors_of(node.meta.get("val"))
+def _is_view(node: Node) -> bool:
+    """True if the node's operator makes no storage and does nothing else."""
+    if not node.op.startswith("call"):
+        return False
+    return is_selection(node) or (may_run_twice(node) and not fresh_storages(node))
 
 
 def _prepared(node: Node, device: torch.device) -> Callable[[], Any]:
@@ -192,7 +180,9 @@ def _prepared(node: Node, device: torch.device) -> Callable[[], Any]:
 
 
 def _check_size(node: Node, device: torch.device) -> None:
-    tensors = [tensor for used in (node, *node.all_input_nodes) for tensor in _tensors(used)]
+    tensors = [
+        tensor for used in (node, *node.all_input_nodes) for tensor in tensors_of(used.meta.get("val"))
+    ]
     needed = sum(extent(tensor) * tensor.element_size() for tensor in tensors)
     free = free_memory(device)
     # As much again for what the operator takes for itself.

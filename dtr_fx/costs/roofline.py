@@ -16,14 +16,16 @@ import torch
 from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
-from dtr_fx.costs import arithmetic
-from dtr_fx.costs.arithmetic import FUNCTION, SCALAR
 from dtr_fx.costs.profile import Profile
 from dtr_fx.errors import OptionError
-from dtr_fx.passes import kernels, subgraphs
+from dtr_fx.passes import subgraphs
 from dtr_fx.passes.tensors import held_by, hint, tensors_of
 
 Cost = Callable[[Node], float]
+
+# What generated code computes on a CPU (see ``kernels``).
+FUNCTION = "function"  # vectorized
+SCALAR = "scalar"  # one element after the other
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Device:
     """FLOP/s by bytes per element, bytes/s of memory, and seconds to launch an operator.
 
     The figures are data-sheet values (dense, no sparsity); what a plan needs is their ratio.  ``arithmetic``
-    is seconds per element of what Inductor generates code for, by kind (see there), where that is slow.
+    is seconds per element of what Inductor generates code for, by kind, where that is slow.
     """
 
     flops: Mapping[int, float]
@@ -74,34 +76,6 @@ def roofline(device: torch.device) -> Cost:
         return figures.launch + max(flops(node) / speed, moved / figures.bandwidth)
 
     return cost
-
-
-def apart(cost: Cost) -> Cost:
-    """``cost`` of each operator of a kernel, as if there were no kernels."""
-
-    def of(node: Node) -> float:
-        if not isinstance(node.target, kernels.Kernel):
-            return cost(node)
-        return sum(cost(inner) for inner in node.target.graph.nodes if inner.op == "call_function")
-
-    return of
-
-
-def of_kernels(cost: Cost, device: torch.device) -> Cost:
-    """``cost`` where a library is called; what Inductor generates code for moves its bytes or computes.
-
-    What is fused with its readers is part of their launch, and leaves nothing in memory that they would read.
-    """
-    figures = device_figures(device)
-
-    def of(node: Node) -> float:
-        if not kernels.is_kernel(node):
-            return cost(node)
-        launch = 0.0 if kernels.is_fused(node) else figures.launch
-        computed = arithmetic.seconds(node, figures.arithmetic)
-        return launch + max(kernels.moved(node) / figures.bandwidth, computed)
-
-    return of
 
 
 def flops(node: Node) -> int:

@@ -1,4 +1,4 @@
-"""What decides the time of a node's operator, as text: operator, layouts of what it reads and makes, numbers.
+"""All that decides the time of a node's operator, as text: its name, layouts and numbers.
 
 Requires: ``meta["val"]`` on every node.
 """
@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dtr_fx.costs.isolated import known, sizes
 from dtr_fx.passes import rng
 from dtr_fx.passes.effects import may_run_twice
 from dtr_fx.passes.subgraphs import is_higher_order
+from dtr_fx.torch_private import OpOverload, is_traceable_wrapper_subclass
 
 _PLAIN = (
     bool, int, float, complex, str, type(None), type(...),
@@ -28,7 +28,7 @@ class CannotRunAlone(Exception):
 
 
 def signature(node: Node, described: dict[Node, str] | None = None) -> str:
-    """What decides the time of a node's operator, as text.
+    """All that decides the time of a node's operator, as text.
 
     ``described`` takes what each node makes, in words, from one call to the next: as a rule several read it.
 
@@ -80,7 +80,7 @@ def module_of(node: Node) -> nn.Module:
 def _name(node: Node, target: Any) -> str:
     if node.op == "call_module":
         return _describe_module(module_of(node))
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return str(target)
     name = rng.reference(node)
     if name is None:

@@ -1,4 +1,4 @@
-"""What was timed before, on disk."""
+"""The times of operators, on disk."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _folder() -> Path:
 
 
 def _settings(device: torch.device) -> dict[str, Any]:
-    """What else the time of an operator depends on."""
+    """All else that the time of an operator depends on."""
     if device.type == "cuda":
         name, matmul = torch.cuda.get_device_name(device), torch.backends.cuda.matmul
         return {"device": name, "torch": torch.__version__, "float32": matmul.fp32_precision}

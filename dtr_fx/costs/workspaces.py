@@ -1,4 +1,4 @@
-"""Bytes that an operator allocates beside its outputs while it runs, and frees before it returns.
+"""Bytes that an operator allocates for itself while it runs, and frees before it returns.
 
 No graph shows them, but the allocator's peak has them. A rule says how many there are (``_RULES``: mostly
 none, else a formula read off the kernel); what no rule covers is run once, alone, on inputs of the same
@@ -12,25 +12,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from dtr_fx.costs.isolated import Maker, known, outside_of_tracing, sizes
+from dtr_fx.costs.isolated import Maker, fresh_storages, known, outside_of_tracing, sizes
 from dtr_fx.costs.measure import cpu_peaks
 from dtr_fx.passes.liveness import liveness
 from dtr_fx.passes.subgraphs import graphs_of, is_higher_order
-from dtr_fx.passes.tensors import (
-    graph_device,
-    held_by,
-    hint,
-    storage_bytes,
-    storage_key,
-    storage_keys,
-    tensors_of,
-)
+from dtr_fx.passes.tensors import graph_device, held_by, hint, tensors_of
+from dtr_fx.report import Point
+from dtr_fx.torch_private import OpOverload, any_profiler_runs, schema_of
 
 log = logging.getLogger(__name__)
 aten = torch.ops.aten
@@ -41,38 +35,33 @@ SCALARS = 24
 _measured: dict[Any, int] = {}
 
 
+def memory_timeline(gm: GraphModule) -> list[Point]:
+    """The bytes that are live at each node of a graph as it is, on the device that holds most of it."""
+    own = workspaces(node for node in gm.graph.nodes if node.op.startswith("call"))
+    return liveness(gm, {node.name: nbytes for node, nbytes in own.items()}, graph_device(gm))
+
+
 def workspaces(nodes: Iterable[Node]) -> dict[Node, int]:
     """Hidden temporary bytes of each operator, those of other devices than the CPU taken as none."""
     known = {node: _inside(node) if is_higher_order(node) else _known(node) for node in nodes}
     unknown = [node for node, nbytes in known.items() if nbytes is None]
-    found = _guess(unknown) if _is_profiled() else _measure(unknown)
+    # No profiler can measure beside a running one: as much again as the outputs.
+    found = {node: _fresh_bytes(node) for node in unknown} if any_profiler_runs() else _measure(unknown)
     return {node: found[node] if nbytes is None else nbytes for node, nbytes in known.items()}
 
 
 def _inside(node: Node) -> int:
-    """What the largest of its graphs holds beside its inputs, and where it is a branch its outputs."""
-    made = sum(_fresh(node).values()) if node.target is torch.ops.higher_order.cond else 0
+    """The most that one of its graphs holds above its inputs, and where it is a branch above its outputs."""
+    made = _fresh_bytes(node) if node.target is torch.ops.higher_order.cond else 0
     return max([0, *(_peak_above_inputs(gm) - made for gm in graphs_of(node))])
 
 
 def _peak_above_inputs(gm: GraphModule) -> int:
-    device = graph_device(gm)
-    own = workspaces(node for node in gm.graph.nodes if node.op.startswith("call"))
-    timeline = liveness(gm, {node.name: nbytes for node, nbytes in own.items()}, device)
-    read = [node for node in gm.graph.find_nodes(op="placeholder") if node.users]
-    inputs = {storage_key(tensor): tensor for node in read for tensor in _outputs(node)}
-    given = sum(storage_bytes(tensor, device) for tensor in inputs.values())
-    return max((point.live for point in timeline), default=given) - given
-
-
-def _is_profiled() -> bool:
-    """Whether a profiler runs, in this thread or another."""
-    return torch.autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled
-
-
-def _guess(nodes: Iterable[Node]) -> dict[Node, int]:
-    """As much again as the outputs: beside a running profiler no other can measure."""
-    return {node: sum(_fresh(node).values()) for node in nodes}
+    device = graph_device(gm).type
+    read = (node for node in gm.graph.find_nodes(op="placeholder") if node.users)
+    inputs = {held.storage: held for node in read for held in held_by(node)}
+    given = sum(held.nbytes for held in inputs.values() if held.device == device)
+    return max((point.live for point in memory_timeline(gm)), default=given) - given
 
 
 def _measure(nodes: Sequence[Node]) -> dict[Node, int]:
@@ -91,13 +80,12 @@ def _measure(nodes: Sequence[Node]) -> dict[Node, int]:
 
 def _known(node: Node) -> int | None:
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
         return 0  # a custom operator or a collective is not run for the sake of a figure
     if _device_type(node) != "cpu":
         return 0
-    read = {held.storage for used in node.all_input_nodes for held in held_by(used)}
-    if read.issuperset(storage_keys(node)):
-        return SCALARS if target._schema.is_mutable else 0
+    if not fresh_storages(node):
+        return SCALARS if schema_of(target).is_mutable else 0
     rule = _RULES.get(target.overloadpacket)
     answer = rule(node) if rule is not None else None
     return answer if answer is not None else _measured.get(_key(node))
@@ -115,7 +103,7 @@ def _outputs(node: Node) -> list[Tensor]:
 
 
 def _arg(node: Node, index: int) -> Tensor:
-    return node.args[index].meta["val"]  # type: ignore[union-attr]
+    return cast(Tensor, cast(Node, node.args[index]).meta["val"])
 
 
 def _device_type(node: Node) -> str:
@@ -123,11 +111,8 @@ def _device_type(node: Node) -> str:
     return held[0].device if held else "cpu"
 
 
-def _fresh(node: Node) -> dict[int, int]:
-    """Storages that the operator makes, with their bytes."""
-    old = {storage_key(tensor) for tensor in _inputs(node)}
-    made = {storage_key(tensor): tensor for tensor in _outputs(node) if tensor.layout is torch.strided}
-    return {key: hint(made[key].untyped_storage().nbytes()) for key in made if key not in old}
+def _fresh_bytes(node: Node) -> int:
+    return sum(fresh_storages(node).values())
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -192,7 +177,7 @@ def _matmul(node: Node) -> int | None:
 def _blas_reads(tensor: Tensor) -> bool:
     if tensor.dim() < 2:
         return True
-    _, shape, stride = _layout(tensor)
+    shape, stride = sizes(tensor)
     (rows, columns), (down, across) = shape[-2:], stride[-2:]
     return (
         (across == 1 and down >= max(1, columns))
@@ -280,7 +265,7 @@ _RULES: dict[Any, _Rule] = {
 
 
 def _key(node: Node) -> Any:
-    """What decides the workspace: operator, layout of the operands, other arguments, threads."""
+    """All that decides the workspace: operator, layout of the operands, other arguments, threads."""
     numbers = {source: number for number, source in enumerate(node.all_input_nodes)}
 
     def describe(value: Any) -> Any:
@@ -308,7 +293,7 @@ class _Case:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.fresh_bytes = sum(_fresh(node).values())
+        self.fresh_bytes = _fresh_bytes(node)
         self.error: Exception | None = None
 
     def prepared(self) -> Callable[[], None]:

@@ -21,8 +21,6 @@ from typing import Any, NamedTuple
 import torch
 from functorch.compile import default_partition, min_cut_rematerialization_partition
 from torch import nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import BackendCompilerFailed
 from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
@@ -35,6 +33,13 @@ from dtr_fx.passes.split import has_effects, prepare, split
 from dtr_fx.planning.inputs import Inputs, call
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.transform import copy_of, rewrite
+from dtr_fx.torch_private import (
+    BackendCompilerFailed,
+    TorchDynamoException,
+    aot_autograd,
+    dynamo_config,
+    functorch_config,
+)
 
 
 class Pair(NamedTuple):
@@ -77,13 +82,13 @@ def trace(model: Callable[..., Any], inputs: Inputs) -> Joint:
     torch.compiler.reset()
     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
     try:
-        with torch._dynamo.config.patch(allow_rnn=True):
+        with dynamo_config.patch(allow_rnn=True):
             call(compiled, inputs)
     except BackendCompilerFailed as failure:
         if isinstance(failure.inner_exception, _Traced):
             return failure.inner_exception.joint
         raise
-    except torch._dynamo.exc.TorchDynamoException as error:
+    except TorchDynamoException as error:
         raise GraphError(f"the model is not traced as one graph: {error}") from error
     raise GraphError("nothing in the model requires a gradient: there is no backward pass to trade against")
 
@@ -104,7 +109,7 @@ def min_cut(joint: Joint, budget: float) -> Pair:
 
 def activation_memory_budget(budget: float) -> contextlib.AbstractContextManager[Any]:
     """What PyTorch's partitioner is given; the setting lives in a private module (torch 2.11 and 2.13)."""
-    return torch._functorch.config.patch(activation_memory_budget=budget)
+    return functorch_config.patch(activation_memory_budget=budget)
 
 
 def _mode(joint: Joint) -> contextlib.AbstractContextManager[Any]:

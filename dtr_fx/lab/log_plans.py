@@ -12,7 +12,7 @@ import torch
 from dtr_fx.errors import InfeasibleBudgetError, OptionError
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.choices import choices
-from dtr_fx.planning.options import Options, parse_budget, resolve_budget
+from dtr_fx.planning.options import Options, resolve_budget
 from dtr_fx.planning.planner import Infeasible, Planner
 from dtr_fx.planning.reporting import make_report, storage_stats
 from dtr_fx.report import KINDS, Event, Point, StorageStats
@@ -65,7 +65,7 @@ class LogPlanning:
         return replace(report, choices=watched)
 
     def _budget(self) -> int:
-        spec = parse_budget(self._options.budget)
+        spec = self._options.budget
         if spec.kind == "auto":
             raise OptionError("budget='auto': a log runs on no device; write a share of its peak, or bytes")
         return resolve_budget(spec, self.program.peak, torch.device("cpu"))

@@ -15,7 +15,6 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.exc import BackendCompilerFailed
 
 from dtr_fx.compiler.backend import dtr
 from dtr_fx.costs.measure import measure_peak
@@ -23,6 +22,7 @@ from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
 from dtr_fx.lab.baselines import activation_memory_budget, checkpoints
 from dtr_fx.lab.trainee import bytes_held, time_of
 from dtr_fx.lab.zoo.sized import Subject
+from dtr_fx.torch_private import BackendCompilerFailed
 
 Forward: TypeAlias = Callable[..., Tensor]
 
@@ -108,7 +108,7 @@ def attempt(
     method: Method, subject: Subject, size: int, device: torch.device, cap: int, *, budget: int | None = None
 ) -> Trial | None:
     """Some training steps of one size; None if they take more than the cap, or no plan fits."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     gc.collect()
     torch.manual_seed(0)
     model, inputs = subject.make(size)

@@ -37,9 +37,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dtr_fx.errors import DTRError
 from dtr_fx.lab.log import (
@@ -57,6 +55,7 @@ from dtr_fx.lab.log import (
     write_log,
 )
 from dtr_fx.planning.loss import loss_of
+from dtr_fx.torch_private import TorchDispatchMode, pytree, schema_of, storage_key
 
 __all__ = ["RecordError", "record_log"]
 
@@ -297,7 +296,7 @@ def _storage_of(tensor: Tensor) -> torch.UntypedStorage:
 
 
 def _key(tensor: Tensor) -> int:
-    return _storage_of(tensor)._cdata
+    return storage_key(_storage_of(tensor))
 
 
 def _nbytes(tensor: Tensor) -> int:
@@ -310,7 +309,7 @@ def _tensors(values: Any) -> list[Tensor]:
 
 def _written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The arguments that the operator writes into, one of each storage."""
-    declared = function._schema.arguments
+    declared = schema_of(function).arguments
     given = {argument.name: value for argument, value in zip(declared, args)} | dict(kwargs)
     names = [argument.name for argument in declared if argument.alias_info and argument.alias_info.is_write]
     undeclared = _BATCH_NORMS.get(function.overloadpacket.__name__, ())

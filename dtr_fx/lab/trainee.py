@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from dtr_fx.compiler.backend import dtr, plan_step
@@ -24,6 +23,7 @@ from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.loss import loss_of
 from dtr_fx.planning.options import Options
+from dtr_fx.torch_private import pytree
 
 SMALLEST = "smallest"
 """Among budgets: the smallest that works."""
@@ -131,7 +131,7 @@ def compile_step(trainee: Trainee, options: Options) -> tuple[Callable[..., Any]
 
     Forgets all that was compiled before, so that Dynamo's limit of recompilations is never reached.
     """
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return _compiled(trainee, options)
 
 
@@ -153,7 +153,7 @@ def _compiled(trainee: Trainee, options: Options) -> tuple[Callable[..., Any], l
 
 def measure(trainee: Trainee, options: Options, *, repeats: int = 0) -> Measurement:
     """Compile the model and measure its second step; then time ``repeats`` more."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     forward, report, first = first_step(trainee, options)
     trainee.clear_gradients()
     outputs: list[Tensor] = []
@@ -167,7 +167,7 @@ def measure(trainee: Trainee, options: Options, *, repeats: int = 0) -> Measurem
 
 def smallest_budget(trainee: Trainee, options: Options) -> InfeasibleBudgetError:
     """What the planner says of a budget that nothing fits, one byte: ``.smallest`` is what works."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     trainee.restart()
     try:
         plan_step(trainee.model, trainee.inputs, replace(options, budget=1))

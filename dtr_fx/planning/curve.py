@@ -8,7 +8,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from dtr_fx.errors import OptionError
-from dtr_fx.planning.options import BudgetSpec, Options, parse_budget, resolve_budget
+from dtr_fx.planning.options import Budget, Options, parse_budget, resolve_budget
 from dtr_fx.planning.planning import Planning
 from dtr_fx.planning.transform import readable_copy, without_guards
 from dtr_fx.report.curve import Curve, CurvePoint
@@ -114,7 +114,7 @@ def _options(given: Mapping[str, Any] | None, may: str = "") -> Options:
     return Options.from_mapping(given)
 
 
-def _bytes(planning: Planning, spec: BudgetSpec) -> int:
+def _bytes(planning: Planning, spec: Budget) -> int:
     program = planning.graph
     return resolve_budget(spec, planning.baseline_peak, program.device, already_held=program.constant_bytes)
 

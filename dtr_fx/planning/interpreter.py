@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
@@ -32,6 +31,7 @@ from dtr_fx.runtime.driver import drive
 from dtr_fx.runtime.graph import Operator
 from dtr_fx.runtime.heuristics import Score
 from dtr_fx.runtime.steps import BANISH, COMPUTE, DROP
+from dtr_fx.torch_private import pytree
 
 
 class DTRInterpreter:

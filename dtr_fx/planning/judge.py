@@ -18,9 +18,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
-from torch._prims.rng_prims import graphsafe_run_with_rng_state, run_and_save_rng_state, run_with_rng_state
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
@@ -34,6 +32,12 @@ from dtr_fx.passes.propagate import fake_mode_of, propagate
 from dtr_fx.passes.roles import SAVE_RNG
 from dtr_fx.passes.tensors import graph_device, is_selection, storage_key, tensors_of, view_like
 from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
+from dtr_fx.torch_private import (
+    graphsafe_run_with_rng_state,
+    pytree,
+    run_and_save_rng_state,
+    run_with_rng_state,
+)
 
 
 @dataclass(frozen=True)

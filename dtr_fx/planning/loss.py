@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
+
+from dtr_fx.torch_private import pytree
 
 
 def loss_of(output: Any) -> Tensor | None:

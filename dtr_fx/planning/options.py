@@ -1,4 +1,4 @@
-"""What a user can ask for: the budget in its several forms, and the options of the backend."""
+"""The options of the backend, and the several forms of a budget."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 import numbers
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
@@ -31,20 +31,27 @@ _PLANNERS = ("search", "online")
 _EXECUTORS = ("eager", "inductor")
 
 
+_Parsed = TypeVar("_Parsed")
+
+
 @dataclass(frozen=True)
-class BudgetSpec:
-    """A budget as asked for: ``value`` is a fraction in (0, 1], bytes, or 0 for ``"auto"``.
+class Budget:
+    """A budget before there is a graph: ``value`` is a fraction in (0, 1], bytes, or 0 for ``"auto"``.
 
     ``saved`` are the bytes, of a budget that graphs share, that this one may leave from its forward to its
-    backward pass, besides inputs and outputs.
+    backward pass, inputs and outputs apart.  ``asked`` is what the user wrote.
     """
 
     kind: Literal["fraction", "bytes", "auto"]
     value: float
     saved: int | None = None
+    asked: str = field(default="", compare=False)
 
 
-def parse_budget(value: object) -> BudgetSpec:
+_AS_IT_IS = Budget("fraction", 1.0, asked="100%")
+
+
+def parse_budget(value: object) -> Budget:
     """Understand a budget, before there is a graph to apply it to.
 
     Parameters
@@ -63,11 +70,11 @@ def parse_budget(value: object) -> BudgetSpec:
     Examples
     --------
     >>> parse_budget("60%")
-    BudgetSpec(kind='fraction', value=0.6, saved=None)
+    Budget(kind='fraction', value=0.6, saved=None, asked='60%')
     >>> parse_budget("512MiB")
-    BudgetSpec(kind='bytes', value=536870912, saved=None)
+    Budget(kind='bytes', value=536870912, saved=None, asked='512MiB')
     """
-    if isinstance(value, BudgetSpec):
+    if isinstance(value, Budget):
         return value
     if isinstance(value, str):
         return _from_text(value)
@@ -80,15 +87,13 @@ def parse_budget(value: object) -> BudgetSpec:
     raise _rejected(value, f"{type(value).__name__} is no budget")
 
 
-def resolve_budget(
-    spec: BudgetSpec, baseline_peak: int, device: torch.device, *, already_held: int = 0
-) -> int:
+def resolve_budget(budget: Budget, baseline_peak: int, device: torch.device, *, already_held: int = 0) -> int:
     """The budget in bytes for one graph.
 
     Parameters
     ----------
-    spec:
-        What ``parse_budget`` returned.
+    budget:
+        As asked for.
     baseline_peak:
         The peak of the graph as it is, in bytes, inputs and parameters included.
     device:
@@ -102,12 +107,127 @@ def resolve_budget(
     OptionError
         ``"auto"`` on a device that does not tell its free memory.
     """
-    if spec.kind == "auto":
+    if budget.kind == "auto":
         return _available(device) + already_held
-    if spec.kind == "bytes":
-        return int(spec.value)
+    if budget.kind == "bytes":
+        return int(budget.value)
     # The fraction as written: in binary 0.29 * 100 is 28.999999999999996.
-    return int(Decimal(str(spec.value)) * baseline_peak)
+    return int(Decimal(str(budget.value)) * baseline_peak)
+
+
+class _Overhead(float):
+    """An overhead that was understood: ``"150%"`` may be above 1."""
+
+
+def _parse_overhead(value: object) -> float | None:
+    if value is None or isinstance(value, _Overhead):
+        return value
+    try:
+        share = parse_percent(value) if isinstance(value, str) and "%" in value else float(value)  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        share = math.nan
+    if isinstance(value, bool) or not 0 <= share < math.inf:
+        raise OptionError(f"max_overhead={value!r}: write a share of the graph's own compute, 0.1 or '10%'")
+    if share > 1 and "%" not in str(value):
+        raise OptionError(
+            f"max_overhead={value!r} is {share:.0%} more compute: if that is meant, write '{share:.0%}'"
+        )
+    return _Overhead(share)
+
+
+def _parse_report(report: object) -> Path | None:
+    """Said before anything is traced: a step that is compiled in vain can take minutes."""
+    if report is None:
+        return None
+    if not isinstance(report, (str, os.PathLike)) or Path(report).suffix not in (".html", ".json"):
+        raise OptionError(f"report={report!r}: name a file by what it is to be, .html or .json")
+    if Path(report).is_dir() or not Path(report).parent.is_dir():
+        raise OptionError(f"report={report!r}: it is a folder, or there is none that it could lie in")
+    return Path(report)
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _check_heuristic(heuristic: Any) -> None:
+    if isinstance(heuristic, str) and heuristic not in HEURISTICS:
+        raise OptionError(f"unknown heuristic {heuristic!r}{did_you_mean(heuristic, HEURISTICS)}")
+    try:
+        resolve(heuristic)
+    except TypeError as error:
+        raise OptionError(f"heuristic={heuristic!r}: {error}") from None
+
+
+def _from_text(text: str) -> Budget:
+    if text.strip() == "auto":
+        return Budget("auto", 0, asked=text)
+    number = _plain_number(text)
+    if number is not None:
+        return replace(parse_budget(number), asked=text)
+    try:
+        size = parse_percent(text) if "%" in text else parse_bytes(text)
+    except ValueError as error:
+        raise _rejected(text, str(error)) from None
+    return _from_fraction(size, text) if isinstance(size, float) else _from_bytes(size, text)
+
+
+def _plain_number(text: str) -> int | float | None:
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            pass
+    return None
+
+
+def _from_bytes(nbytes: int, given: object) -> Budget:
+    if nbytes < 1:
+        raise _rejected(given, "a budget is at least one byte")
+    return Budget("bytes", nbytes, asked=str(given))
+
+
+def _from_fraction(fraction: float, given: object) -> Budget:
+    if math.isnan(fraction):
+        raise _rejected(given, "not a number")
+    if fraction <= 0:
+        raise _rejected(given, "a fraction is above 0")
+    if fraction > 1:
+        raise _rejected(given, "a fraction is of the graph's own peak, so at most 1 (100%); bytes are an int")
+    return Budget("fraction", fraction, asked=str(given))
+
+
+def _rejected(given: object, why: str) -> OptionError:
+    return OptionError(f"budget={given!r}: {why}; {_FORMS}")
+
+
+def _available(device: torch.device) -> int:
+    free = free_memory(device)
+    if free is None:
+        raise OptionError(f"budget='auto': {device.type} does not tell its free memory; write the bytes")
+    return int(_USABLE * free) if device.type == "cuda" else free
+
+
+class _Option(Generic[_Parsed]):
+    """A field that takes what a user writes and holds what it means."""
+
+    def __init__(self, parse: Callable[[object], _Parsed], default: object) -> None:
+        self._parse = parse
+        self._default = parse(default)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, options: object | None, owner: type | None = None) -> _Parsed:
+        value: _Parsed = self._default if options is None else vars(options)[self._name]
+        return value
+
+    def __set__(self, options: object, value: object) -> None:
+        vars(options)[self._name] = self._parse(value)
 
 
 @dataclass(frozen=True)
@@ -155,24 +275,21 @@ class Options:
         A value that cannot be understood.
     """
 
-    budget: float | int | str | BudgetSpec = 1.0
-    max_overhead: float | str | None = None
+    budget: _Option[Budget] = _Option(parse_budget, "100%")
+    max_overhead: _Option[float | None] = _Option(_parse_overhead, None)
     heuristic: str | Any = "next-use"
     costs: Any = "roofline"
     planner: Literal["search", "online"] = "search"
     plan_seconds: float | None = None
     executor: Literal["eager", "inductor"] | None = None
     watch: str | None = None
-    report: str | os.PathLike[str] | None = None
+    report: _Option[Path | None] = _Option(_parse_report, None)
     plans_kept: int = 64
     on_report: Callable[[Report], None] | None = None
 
     def __post_init__(self) -> None:
-        parse_budget(self.budget)
-        if self.max_overhead is not None:
-            object.__setattr__(self, "max_overhead", _parse_overhead(self.max_overhead))
-            if self.budget != 1.0:
-                raise OptionError("give a budget, or max_overhead, which finds the smallest budget itself")
+        if self.max_overhead is not None and self.budget != _AS_IT_IS:
+            raise OptionError("give a budget, or max_overhead, which finds the smallest budget itself")
         _check_heuristic(self.heuristic)
         if self.planner not in _PLANNERS:
             raise OptionError(f"unknown planner {self.planner!r}{did_you_mean(self.planner, _PLANNERS)}")
@@ -180,8 +297,6 @@ class Options:
             raise OptionError(f"unknown executor {self.executor!r}{did_you_mean(self.executor, _EXECUTORS)}")
         if self.plan_seconds is not None and not _is_duration(self.plan_seconds):
             raise OptionError(f"plan_seconds={self.plan_seconds!r}: give seconds above 0, or None")
-        if self.report is not None:
-            _check_report(self.report)
         if not _is_count(self.plans_kept):
             raise OptionError(f"plans_kept={self.plans_kept!r}: give an int of at least 1")
         if self.on_report is not None and not callable(self.on_report):
@@ -189,8 +304,8 @@ class Options:
 
     @property
     def limits(self) -> bool:
-        """Whether a graph may have to take less memory than it does as it is."""
-        return self.max_overhead is not None or parse_budget(self.budget) != BudgetSpec("fraction", 1.0)
+        """True if a graph may have to take less memory than it does as it is."""
+        return self.max_overhead is not None or self.budget != _AS_IT_IS
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any] | None) -> Options:
@@ -207,91 +322,3 @@ class Options:
             if key not in known:
                 raise OptionError(f"unknown option {key!r}{did_you_mean(key, known)}")
         return cls(**given)
-
-
-def _parse_overhead(value: object) -> float:
-    try:
-        share = parse_percent(value) if isinstance(value, str) and "%" in value else float(value)  # type: ignore[arg-type]
-    except (ValueError, TypeError):
-        share = math.nan
-    if isinstance(value, bool) or not 0 <= share < math.inf:
-        raise OptionError(f"max_overhead={value!r}: write a share of the graph's own compute, 0.1 or '10%'")
-    if share > 1 and "%" not in str(value):
-        raise OptionError(
-            f"max_overhead={value!r} is {share:.0%} more compute: if that is meant, write '{share:.0%}'"
-        )
-    return share
-
-
-def _check_report(report: object) -> None:
-    """Said before anything is traced: a step that is compiled in vain can take minutes."""
-    if not isinstance(report, (str, os.PathLike)) or Path(report).suffix not in (".html", ".json"):
-        raise OptionError(f"report={report!r}: name a file by what it is to be, .html or .json")
-    if Path(report).is_dir() or not Path(report).parent.is_dir():
-        raise OptionError(f"report={report!r}: it is a folder, or there is none that it could lie in")
-
-
-def _is_duration(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _check_heuristic(heuristic: Any) -> None:
-    if isinstance(heuristic, str) and heuristic not in HEURISTICS:
-        raise OptionError(f"unknown heuristic {heuristic!r}{did_you_mean(heuristic, HEURISTICS)}")
-    try:
-        resolve(heuristic)
-    except TypeError as error:
-        raise OptionError(f"heuristic={heuristic!r}: {error}") from None
-
-
-def _from_text(text: str) -> BudgetSpec:
-    if text.strip() == "auto":
-        return BudgetSpec("auto", 0)
-    number = _plain_number(text)
-    if number is not None:
-        return parse_budget(number)
-    try:
-        size = parse_percent(text) if "%" in text else parse_bytes(text)
-    except ValueError as error:
-        raise _rejected(text, str(error)) from None
-    return _from_fraction(size, text) if isinstance(size, float) else _from_bytes(size, text)
-
-
-def _plain_number(text: str) -> int | float | None:
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            pass
-    return None
-
-
-def _from_bytes(nbytes: int, given: object) -> BudgetSpec:
-    if nbytes < 1:
-        raise _rejected(given, "a budget is at least one byte")
-    return BudgetSpec("bytes", nbytes)
-
-
-def _from_fraction(fraction: float, given: object) -> BudgetSpec:
-    if math.isnan(fraction):
-        raise _rejected(given, "not a number")
-    if fraction <= 0:
-        raise _rejected(given, "a fraction is above 0")
-    if fraction > 1:
-        raise _rejected(given, "a fraction is of the graph's own peak, so at most 1 (100%); bytes are an int")
-    return BudgetSpec("fraction", fraction)
-
-
-def _rejected(given: object, why: str) -> OptionError:
-    return OptionError(f"budget={given!r}: {why}; {_FORMS}")
-
-
-def _available(device: torch.device) -> int:
-    free = free_memory(device)
-    if free is None:
-        raise OptionError(f"budget='auto': {device.type} does not tell its free memory; write the bytes")
-    return int(_USABLE * free) if device.type == "cuda" else free

@@ -13,7 +13,7 @@ from dtr_fx.passes import storages
 from dtr_fx.passes.liveness import liveness
 from dtr_fx.passes.roles import KEEP
 from dtr_fx.passes.tensors import graph_device
-from dtr_fx.planning.options import BudgetSpec, Options, parse_budget, resolve_budget
+from dtr_fx.planning.options import Options, resolve_budget
 from dtr_fx.planning.planner import Planner
 from dtr_fx.planning.reporting import source_line
 from dtr_fx.runtime import Plan
@@ -44,7 +44,10 @@ class Planning:
         device = graph_device(gm)
         cost = cost_model.resolve(options.costs, device)
         if options.executor == "inductor" and isinstance(options.costs, str):
-            cost = cost_model.of_kernels(cost, device)
+            # Only here: Inductor takes seconds to import.
+            from dtr_fx.costs.kernels import of_kernels
+
+            cost = of_kernels(cost, device)
         temporary = workspaces(calls)
         workspace = {
             node: nbytes + node.meta.get("dtr_extra_workspace", 0) for node, nbytes in temporary.items()
@@ -58,16 +61,14 @@ class Planning:
         self.baseline_peak = max(point.live for point in self.before)
         self.planner = Planner(self.graph.program, options)
 
-    @property
-    def asked(self) -> BudgetSpec:
-        """The budget as the options give it."""
-        return parse_budget(self.options.budget)
-
     @cached_property
     def budget(self) -> int:
         """The budget of the options in bytes."""
         return resolve_budget(
-            self.asked, self.baseline_peak, self.graph.device, already_held=self.graph.constant_bytes
+            self.options.budget,
+            self.baseline_peak,
+            self.graph.device,
+            already_held=self.graph.constant_bytes,
         )
 
     def plan(self, budget: int) -> Plan | None:
@@ -79,7 +80,7 @@ class Planning:
             None was found.
         """
         graph = self.graph
-        saved = None if graph.boundary is None else self.asked.saved
+        saved = None if graph.boundary is None else self.options.budget.saved
         if budget >= self.baseline_peak and (saved is None or graph.saved_bytes <= saved):
             return None
         if saved is None:
@@ -105,7 +106,6 @@ class Planning:
     def keeps_overhead(self, plan: Plan) -> bool:
         """True if a plan adds no more than the options' overhead."""
         limit = self.options.max_overhead
-        assert not isinstance(limit, str)
         return limit is None or self.extra(plan) <= limit * self.graph.base_cost
 
     def extra(self, plan: Plan) -> float:

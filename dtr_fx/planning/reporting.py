@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
-import torch
 from torch.fx import GraphModule, Node
 
 from dtr_fx.inspect.views import Report
@@ -20,6 +19,7 @@ from dtr_fx.runtime import Plan
 from dtr_fx.runtime import steps as kinds
 from dtr_fx.runtime.steps import COMPUTE
 from dtr_fx.search import Need
+from dtr_fx.torch_private import OpOverload
 
 
 def report_graph(
@@ -179,7 +179,7 @@ def operator_name(node: Node) -> str:
     """What a node calls: ``aten.mm.default``, ``Linear``, ``relu``."""
     if node.op == "call_module":
         return type(node.graph.owning_module.get_submodule(str(node.target))).__name__  # type: ignore[union-attr]
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, OpOverload):
         return _overload_name(node.target)
     return str(getattr(node.target, "__name__", node.target))
 

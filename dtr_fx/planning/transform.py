@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 
 from dtr_fx.costs import roofline as cost_model
@@ -31,6 +30,7 @@ from dtr_fx.report import Choice
 from dtr_fx.runtime import Heuristic, Plan, collector_paused
 from dtr_fx.runtime.heuristics import Score
 from dtr_fx.runtime.steps import COMPUTE
+from dtr_fx.torch_private import FakeTensor
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ def _plan(planning: Planning, *, saves_nothing: bool) -> tuple[int, Plan | None]
     try:
         return budget, planning.plan(budget)
     except Infeasible as infeasible:
-        if saves_nothing and planning.asked.kind == "fraction":
+        if saves_nothing and planning.options.budget.kind == "fraction":
             return planning.baseline_peak, None
         raise planning.error(budget, infeasible.smallest) from None
 

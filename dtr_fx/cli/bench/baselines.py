@@ -122,9 +122,8 @@ def compare(
 ) -> ModelBaselines:
     """Hold our plans for one model against the baselines."""
     # Compilation machinery takes seconds to import, which --help need not wait for.
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     from dtr_fx.lab import baselines
+    from dtr_fx.torch_private import FakeTensorMode
 
     with progress(name_of(target), len(budgets) + _BISECTIONS + 4) as watch:
         tick = map(watch, itertools.count(1)).__next__

@@ -51,6 +51,7 @@ from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
 from dtr_fx.passes.tensors import hint, tensors_of
 from dtr_fx.planning.options import Options
+from dtr_fx.torch_private import OpOverload
 from dtr_fx.units import format_percent, format_seconds
 
 _REPEATS = 7
@@ -245,7 +246,7 @@ def _correlation(columns: np.ndarray, weights: np.ndarray) -> float:
 def _name(node: Node) -> str:
     """The operator and the shapes of its operands, for people to read."""
     is_input = node.op in ("placeholder", "get_attr")
-    operator = node.target.overloadpacket if isinstance(node.target, torch._ops.OpOverload) else node.target
+    operator = node.target.overloadpacket if isinstance(node.target, OpOverload) else node.target
     read = [node] if is_input else node.all_input_nodes
     operands = [tensor for used in read for tensor in tensors_of(used.meta.get("val"))]
     shapes = ["×".join(str(hint(size)) for size in tensor.shape) for tensor in operands[:3] if tensor.dim()]

@@ -18,6 +18,7 @@ from dtr_fx.costs.measure import measure_peak
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
 from dtr_fx.planning.options import Options
+from dtr_fx.torch_private import dynamo_config, dynamo_counters
 from dtr_fx.units import format_percent, parse_percent
 
 if TYPE_CHECKING:
@@ -78,13 +79,13 @@ def _row(
     }
     made: list[LivePlan] = []
     identical, peak, seconds = 0, 0, 0.0
-    with torch._dynamo.config.patch(recompile_limit=_LIMIT, accumulated_recompile_limit=_LIMIT):
+    with dynamo_config.patch(recompile_limit=_LIMIT, accumulated_recompile_limit=_LIMIT):
         ours = torch.compile(model, backend="dtr", options=options)
         with progress(label, 2 * len(batches)) as watch:
             for number, batch in enumerate(batches, 1):
                 seconds += _first_steps(Trainee(model, batch), ours, made)
                 watch(number)
-            compilations = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+            compilations = dynamo_counters["stats"]["unique_graphs"]
             plain = torch.compile(model, backend="aot_eager")
             for number, batch in enumerate(batches, len(batches) + 1):
                 trainee = Trainee(model, batch)
@@ -109,8 +110,8 @@ def _row(
 
 
 def _forget() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
+    torch.compiler.reset()
+    dynamo_counters.clear()
 
 
 def _budget(model: nn.Module, batches: Sequence[Batch], share: float) -> int:

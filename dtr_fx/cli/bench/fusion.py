@@ -17,11 +17,13 @@ import torch
 
 from dtr_fx.cli.bench.inductor import bytes_of
 from dtr_fx.cli.bench.targets import Rows
-from dtr_fx.costs.roofline import Cost, apart, of_kernels, roofline
+from dtr_fx.costs.kernels import apart, of_kernels
+from dtr_fx.costs.roofline import Cost, roofline
 from dtr_fx.errors import CommandError, OverBudgetError
 from dtr_fx.inspect.table import table
 from dtr_fx.planning.options import Options
 from dtr_fx.runtime.steps import DROP
+from dtr_fx.torch_private import dynamo_config
 from dtr_fx.units import format_percent
 
 if TYPE_CHECKING:
@@ -45,8 +47,8 @@ class _Compiled:
 def rows(trainee: Trainee, budgets: Sequence[str], rounds: int, watch: Callable[[int], None]) -> Rows:
     """Plans, whose costs each was made under, the extra compute by either, and the measured time."""
     cases = list(itertools.product(budgets, _ACCOUNTS))
-    torch._dynamo.reset()
-    with torch._dynamo.config.patch(recompile_limit=2 * len(cases) + 4):
+    torch.compiler.reset()
+    with dynamo_config.patch(recompile_limit=2 * len(cases) + 4):
         plain = torch.compile(trainee.model)
         compiled = list(_compile(trainee, cases, watch))
         if not compiled:

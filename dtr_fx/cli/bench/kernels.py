@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dtr_fx.cli.progress import progress
-from dtr_fx.costs.arithmetic import FUNCTION, SCALAR
+from dtr_fx.costs.roofline import FUNCTION, SCALAR
 from dtr_fx.inspect.table import table
 
 _SHAPE = (64, 16, 32, 32)
@@ -61,7 +61,7 @@ def text(found: dict[str, float]) -> str:
 
 
 def _seconds_per_element(operator: Callable[[Tensor], Tensor]) -> float:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled, x = torch.compile(operator), torch.rand(_SHAPE)
     times = []
     for _ in range(_WARM_UPS + _REPEATS):

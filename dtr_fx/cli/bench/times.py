@@ -79,9 +79,8 @@ def summary(results: Sequence[PlanningTimes]) -> str:
 
 def _trace(make: Callable[[], tuple[Callable[..., object], Inputs]]) -> Joint:
     # Compilation machinery takes seconds to import, which --help need not wait for.
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     from dtr_fx.lab.baselines import trace
+    from dtr_fx.torch_private import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         return trace(*make())

@@ -5,7 +5,7 @@
       └─ kernels                  ─►  scheduling   which of them fuse, their order, and their peak
 
 What the kernels need in the end depends on layouts and on fusion, which a plan does not see.  If it is more
-than the budget, ``compile_step`` plans anew, with what some operators need besides, before any code is
+than the budget, ``compile_step`` plans anew, with extra workspace for some operators, before any code is
 generated.
 """
 
@@ -17,9 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from torch._functorch import config as functorch_config
-from torch._inductor.compile_fx import compile_fx
-from torch._inductor.virtualized import V
 from torch.fx import GraphModule
 
 from dtr_fx.compiler.dynamo import copy_of_dynamos
@@ -27,6 +24,7 @@ from dtr_fx.compiler.inductor.partition import AsItIs, Partitioner, Planned, Too
 from dtr_fx.compiler.inductor.scheduling import Fusion, Scheduling, kernel_by_kernel
 from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
 from dtr_fx.planning.options import Options
+from dtr_fx.torch_private import V, compile_fx, functorch_config
 from dtr_fx.units import format_bytes
 
 __all__ = ["Partitioner", "compile_step"]
@@ -55,27 +53,27 @@ def compile_step(gm: GraphModule, example_inputs: Sequence[Any], options: Option
         Plans fit, but not what Inductor makes of them.
     """
     partitioner: Partitioner = AsItIs(options)
-    besides: Counter[str] = Counter()
+    extra_workspace: Counter[str] = Counter()
     budget = excess = 0
     for _ in range(_TRIES):
         try:
             return _compile(gm, example_inputs, partitioner)
         except Exception as error:
             too_much = _cause(error, TooMuch)
-            if besides and _cause(error, InfeasibleBudgetError) is not None:
+            if extra_workspace and _cause(error, InfeasibleBudgetError) is not None:
                 break
             if too_much is None:
                 raise
         if too_much.excess:
             budget, excess = partitioner.budget, too_much.excess
             log.info("Inductor's kernels are %s above the budget", format_bytes(excess))
-            besides.update(too_much.besides)
-        partitioner = Planned(options, besides)
+            extra_workspace.update(too_much.extra_workspace)
+        partitioner = Planned(options, extra_workspace)
     raise OverBudgetError(budget, excess)
 
 
 def _compile(gm: GraphModule, example_inputs: Sequence[Any], partitioner: Partitioner) -> Callable[..., Any]:
-    """What Inductor makes of a graph."""
+    """Inductor's function for a graph."""
     settings = {
         **({} if partitioner.is_free else _AS_PLANNED),
         "custom_partitioner_fn": partitioner,
@@ -89,7 +87,7 @@ def _compile(gm: GraphModule, example_inputs: Sequence[Any], partitioner: Partit
         contextlib.nullcontext() if partitioner.is_free else kernel_by_kernel(),
     ):
         compiled = compile_fx(copy_of_dynamos(gm), example_inputs, config_patches=settings)
-    partitioner.tell()
+    partitioner.emit_report()
     return cast(Callable[..., Any], compiled)
 
 

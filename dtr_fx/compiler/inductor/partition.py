@@ -13,33 +13,45 @@ from uuid import uuid4
 
 import torch
 from functorch.compile import min_cut_rematerialization_partition
-from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 from torch.fx import GraphModule
 
 import dtr_fx.passes
 from dtr_fx.compiler.publish import publish
-from dtr_fx.costs.workspaces import workspaces
+from dtr_fx.costs.workspaces import memory_timeline
 from dtr_fx.errors import OptionError
-from dtr_fx.inspect.views import Report
-from dtr_fx.lab.baselines import activation_memory_budget
 from dtr_fx.passes import kernels
 from dtr_fx.passes.contract import KERNELS, VALUES, Pipeline
 from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.effects import last_writes
 from dtr_fx.passes.kernels import ContractKernels, ExpandKernels
-from dtr_fx.passes.liveness import liveness
 from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.split import prepare, split
 from dtr_fx.passes.tensors import graph_device, is_tangent, storage_bytes, storage_keys, tensors_of
 from dtr_fx.planning.judge import join
-from dtr_fx.planning.options import BudgetSpec, Options, parse_budget, resolve_budget
+from dtr_fx.planning.options import Options, resolve_budget
 from dtr_fx.planning.transform import copy_of, rewrite
+from dtr_fx.report import Report
+from dtr_fx.torch_private import CustomPartitionerFn, functorch_config, get_hash_for_files
 
 # Stands for every step of a plan.
 _ANY = ""
 
 
-class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
+class Setting:
+    """An object among Inductor's settings, which are copied and make the key of a cached graph."""
+
+    def uuid(self) -> Any | None:
+        raise NotImplementedError
+
+    def __getstate__(self) -> Any:
+        """Where the key cannot be told, never the same again."""
+        return self.uuid() or uuid4().hex
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+
+class Partitioner(Setting, CustomPartitionerFn):
     """Splits the joint graph for Inductor: as PyTorch does if that fits the budget, else by a plan.
 
     For those who stay with ``backend="inductor"``, whose options then have
@@ -63,9 +75,9 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
             raise OptionError("a Partitioner is for Inductor: leave executor out")
         self._start(Options.from_mapping({"budget": budget, **options, "executor": "inductor"}))
 
-    def _start(self, options: Options, besides: Mapping[str, int] | None = None) -> None:
+    def _start(self, options: Options, extra_workspace: Mapping[str, int] | None = None) -> None:
         self._options = options
-        self._besides = dict(besides or {})
+        self._extra_workspace = dict(extra_workspace or {})
         self._step_of: dict[str, str] = {}
         self.budget = 0
         self.report: Report | None = None
@@ -79,7 +91,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
             publish(self.report, self._options)
         return pair
 
-    def tell(self) -> None:
+    def emit_report(self) -> None:
         """Hand the report on to whom the options name; a graph without a backward pass has none."""
         if self._options.on_report is not None and self.report is not None:
             self._options.on_report(self.report)
@@ -89,16 +101,16 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         """At 100% of its peak a graph may be as it would be without a budget."""
         return not self._options.limits
 
-    def besides(self, operators: Iterable[str], live: int) -> dict[str, int]:
-        """What is to be planned for besides, where so many bytes are live while a kernel runs, by its steps.
+    def extra_workspace(self, operators: Iterable[str], live: int) -> dict[str, int]:
+        """Bytes to be planned for, by step, where so many are live while a kernel runs.
 
-        At first that is what is above the budget; a step that may have taken it from room to spare gets all
+        At first they are those above the budget; a step that may have taken it from room to spare gets all
         that it needs.  If the kernel's operators are unknown, it is any step.
         """
         assert self.report is not None
         assert self.room is not None
         steps = {self._step_of[name] for name in operators if name in self._step_of}
-        again = steps & self._besides.keys()
+        again = steps & self._extra_workspace.keys()
         planned = max(
             (event.live - self.report.constants for event in self.report.events if event.origin in again),
             default=self.room,
@@ -116,9 +128,9 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         self, gm: GraphModule, joint_inputs: Sequence[object], facts: Mapping[str, Any]
     ) -> tuple[GraphModule, GraphModule] | None:
         """The graphs of PyTorch's own partitioner, if they fit."""
-        if self._options.max_overhead is not None or parse_budget(self._options.budget).saved is not None:
+        if self._options.max_overhead is not None or self._options.budget.saved is not None:
             return None
-        with torch.no_grad(), _mode_of(gm), activation_memory_budget(1.0):
+        with torch.no_grad(), _mode_of(gm), functorch_config.patch(activation_memory_budget=1.0):
             joint = copy_of(gm)
             pair: tuple[GraphModule, GraphModule] = min_cut_rematerialization_partition(
                 joint, joint_inputs, **facts
@@ -144,12 +156,13 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
             ContractKernels().call(gm)
             options = self._options
             if options.max_overhead is None:
-                spec = parse_budget(options.budget)
-                options = replace(options, budget=BudgetSpec("bytes", self._budget_of(gm), spec.saved))
+                nbytes = self._budget_of(gm)
+                options = replace(options, budget=replace(options.budget, kind="bytes", value=nbytes))
             # A view runs nothing, whatever kernels name it among those that they come from.
             for node in itertools.filterfalse(kernels.is_view, gm.graph.nodes):
                 self._step_of.update(dict.fromkeys(kernels.members(node), node.name))
-                node.meta["dtr_besides"] = self._besides.get(node.name, 0) + self._besides.get(_ANY, 0)
+                extra = (self._extra_workspace.get(name, 0) for name in (node.name, _ANY))
+                node.meta["dtr_extra_workspace"] = sum(extra)
             self.report = rewrite(gm, options)
             self.budget = self.report.budget
             Pipeline(LowerDrops(), ExpandKernels(), given=(VALUES, KERNELS))(gm)
@@ -159,8 +172,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
         return pair
 
     def _budget_of(self, gm: GraphModule) -> int:
-        """The budget in bytes, of a graph of kernels; a share is of its peak as it is."""
-        spec = parse_budget(self._options.budget)
+        """The budget in bytes, of a graph of kernels; a fraction is of its peak as it is."""
+        budget = self._options.budget
         device = graph_device(gm)
         inputs = gm.graph.find_nodes(op="placeholder")
         held = sum(
@@ -169,24 +182,17 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
             if node.users and not is_tangent(node)
             for tensor in tensors_of(node.meta.get("val"))
         )
-        return resolve_budget(spec, _peak(gm) if spec.kind == "fraction" else 0, device, already_held=held)
+        peak = _peak(gm) if budget.kind == "fraction" else 0
+        return resolve_budget(budget, peak, device, already_held=held)
 
     def uuid(self) -> Any | None:
-        """What a compiled graph depends on; None, so that nothing is cached, where that cannot be told."""
+        """The key of a compiled graph; None, so that nothing is cached, where that cannot be told."""
         options = replace(self._options, on_report=None)
-        if any(map(callable, vars(options).values())) or options.budget == "auto":
+        if any(map(callable, vars(options).values())) or options.budget.kind == "auto":
             return None
         return get_hash_for_files(
-            _sources(), extra=f"{type(self).__name__} {options} {sorted(self._besides.items())}"
+            _sources(), extra=f"{type(self).__name__} {options} {sorted(self._extra_workspace.items())}"
         )
-
-    def __getstate__(self) -> Any:
-        """What the key of a cached graph is made from; where that cannot be told, never the same again."""
-        return self.uuid() or uuid4().hex
-
-    def __deepcopy__(self, memo: Any) -> Partitioner:
-        """Settings are copied with what is in them."""
-        return self
 
 
 class AsItIs(Partitioner):
@@ -205,10 +211,10 @@ class AsItIs(Partitioner):
 
 
 class Planned(Partitioner):
-    """A plan in which some steps need some bytes ``besides``."""
+    """A plan in which some steps need extra workspace, in bytes."""
 
-    def __init__(self, options: Options, besides: Mapping[str, int]) -> None:
-        self._start(options, besides)
+    def __init__(self, options: Options, extra_workspace: Mapping[str, int]) -> None:
+        self._start(options, extra_workspace)
 
     def __call__(
         self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any
@@ -223,7 +229,7 @@ def _sources() -> tuple[str, ...]:
 
 
 def _reads_what_it_changes(forward: GraphModule) -> bool:
-    """Whether the backward graph is given an input that the forward graph changes.
+    """True if the backward graph is given an input that the forward graph changes.
 
     It would compute from the new value what the forward graph computed from the old one (pytorch#197039).
     """
@@ -246,18 +252,16 @@ def _mode_of(gm: GraphModule) -> contextlib.AbstractContextManager[Any]:
 
 def _peak(gm: GraphModule) -> int:
     """The peak of a graph of kernels as it is."""
-    workspace = workspaces(node for node in gm.graph.nodes if node.op.startswith("call"))
-    by_name = {node.name: nbytes for node, nbytes in workspace.items()}
-    return max(point.live for point in liveness(gm, by_name, graph_device(gm)))
+    return max(point.live for point in memory_timeline(gm))
 
 
 class TooMuch(Exception):
     """Ends a compilation whose kernels need more than the budget.
 
-    ``excess`` is by how much, ``besides`` how much more than planned, at each step of the plan where that is.
+    ``excess`` is by how much; ``extra_workspace`` is how much more than planned, by step of the plan.
     """
 
-    def __init__(self, excess: int, besides: Mapping[str, int]) -> None:
-        super().__init__(excess, besides)
+    def __init__(self, excess: int, extra_workspace: Mapping[str, int]) -> None:
+        super().__init__(excess, extra_workspace)
         self.excess = excess
-        self.besides = besides
+        self.extra_workspace = extra_workspace

@@ -1,7 +1,4 @@
-"""Inductor's kernels: which of them fuse, in which order they run, and the memory that they need.
-
-All of it is private to Inductor: checked on torch 2.11 and 2.13.
-"""
+"""Inductor's kernels: which of them fuse, in which order they run, and the memory that they need."""
 
 from __future__ import annotations
 
@@ -9,26 +6,41 @@ import contextlib
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch._inductor import custom_graph_pass, ir, memory
-from torch._inductor.choices import InductorChoices
-from torch._inductor.codegen.cpp import CppScheduling
-from torch._inductor.scheduler import (
-    BaseSchedulerNode,
-    ExternKernelSchedulerNode,
-    Scheduler,
-    SchedulerBuffer,
-)
-from torch._inductor.virtualized import V
 from torch.fx import Graph, Node
-from torch.utils._ordered_set import OrderedSet
 
-from dtr_fx.compiler.inductor.partition import Partitioner, TooMuch
+from dtr_fx.compiler.inductor.partition import Partitioner, Setting, TooMuch
 from dtr_fx.costs.workspaces import workspaces
 from dtr_fx.passes.tensors import hint, tensors_of
+from dtr_fx.torch_private import (
+    BaseSchedulerNode,
+    CppScheduling,
+    ExternKernelSchedulerNode,
+    InductorChoices,
+    InputsKernel,
+    IRNode,
+    Operation,
+    OrderedSet,
+    Scheduler,
+    SchedulerBuffer,
+    V,
+    compute_memory_timeline,
+    prepare_planning_info,
+    size_hint,
+    topological_sort_bfs,
+    topological_sort_dfs,
+    topological_sort_lpmf,
+    torch_has,
+)
+
+if TYPE_CHECKING or torch_has("CustomSchedulerPass"):
+    # What is not one of these is not cached.
+    from dtr_fx.torch_private import CustomSchedulerPass
+else:
+    CustomSchedulerPass = object
 
 
 @contextlib.contextmanager
@@ -45,11 +57,7 @@ def kernel_by_kernel() -> Iterator[None]:
         CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM = usual
 
 
-# From torch 2.12 on, what is not one of these is not cached.
-_SchedulerPass: Any = getattr(custom_graph_pass, "CustomSchedulerPass", object)
-
-
-class Scheduling(_SchedulerPass):  # type: ignore[misc]
+class Scheduling(Setting, CustomSchedulerPass):
     """Orders the kernels of a graph; ends the compilation if they exceed the partitioner's budget."""
 
     def __init__(self, partitioner: Partitioner) -> None:
@@ -62,24 +70,18 @@ class Scheduling(_SchedulerPass):  # type: ignore[misc]
         order = min(estimate.orders(), key=estimate.peak)
         room = self._partitioner.room
         if room is not None:
-            besides: Counter[str] = Counter()
+            extra_workspace: Counter[str] = Counter()
             for node, live in zip(order, estimate.live(order)):
                 if live > room:
-                    besides |= Counter(self._partitioner.besides(_operators(node), live))
-            if besides:
-                raise TooMuch(estimate.peak(order) - room, besides)
+                    extra_workspace |= Counter(self._partitioner.extra_workspace(_operators(node), live))
+            if extra_workspace:
+                raise TooMuch(estimate.peak(order) - room, extra_workspace)
         return order
 
     def uuid(self) -> Any | None:
-        """What needed too much was not cached: what is cached fits into this room."""
+        """Graphs that needed too much were not cached: what is cached fits into this room."""
         key = self._partitioner.uuid()
         return None if key is None else (key, self._partitioner.room)
-
-    def __getstate__(self) -> Any:
-        return self._partitioner.__getstate__(), self._partitioner.room
-
-    def __deepcopy__(self, memo: Any) -> Scheduling:
-        return self
 
 
 class Fusion(InductorChoices):
@@ -169,7 +171,7 @@ class _Estimate:
         self._outputs = OrderedSet(V.graph.get_output_names())
         inputs = OrderedSet(V.graph.graph_inputs)
         by_name = nodes[0].scheduler.name_to_fused_node
-        _, self._freed = memory.prepare_planning_info(nodes, self._buffers, by_name, inputs, self._outputs)
+        _, self._freed = prepare_planning_info(nodes, self._buffers, by_name, inputs, self._outputs)
         self._storage_of = {name: storage_of.get(name, name) for name in self._freed}
         self._share_storages()
         self._workspace = _workspaces(nodes)
@@ -188,14 +190,14 @@ class _Estimate:
         """The order as it is, and those that Inductor tries."""
         return [
             self._nodes,
-            memory.topological_sort_lpmf(self._nodes, self._freed, self._buffers, self._outputs),
-            memory.topological_sort_bfs(self._nodes),
-            memory.topological_sort_dfs(self._nodes),
+            topological_sort_lpmf(self._nodes, self._freed, self._buffers, self._outputs),
+            topological_sort_bfs(self._nodes),
+            topological_sort_dfs(self._nodes),
         ]
 
     def live(self, order: list[BaseSchedulerNode]) -> list[int]:
         """Bytes while each kernel runs, without the inputs that outlive the graph."""
-        buffers, *_ = memory.compute_memory_timeline(order, self._freed, self._outputs)
+        buffers, *_ = compute_memory_timeline(order, self._freed, self._outputs)
         freed: dict[Any, int] = defaultdict(int)
         storages_of = [self._storage_of.get(name := buffer.buffer.get_name(), name) for buffer in buffers]
         for storage, buffer in zip(storages_of, buffers):
@@ -218,12 +220,12 @@ def _bytes_of_input(name: str) -> int:
 
 
 def _workspaces(nodes: Sequence[BaseSchedulerNode]) -> dict[BaseSchedulerNode, int]:
-    """What library calls take for themselves, with their operands laid out as Inductor does."""
+    """Bytes that library calls take for themselves, with their operands laid out as Inductor does."""
     calls: dict[BaseSchedulerNode, Node] = {}
     graph = Graph()
     for node in nodes:
         origin = _library_call(node)
-        if origin is not None and isinstance(node.node, ir.InputsKernel):
+        if origin is not None and isinstance(node.node, InputsKernel):
             calls[node] = _with_layouts(graph, origin, node.node.inputs)
     found = workspaces(calls.values())
     return {node: found[call] for node, call in calls.items()}
@@ -231,12 +233,12 @@ def _workspaces(nodes: Sequence[BaseSchedulerNode]) -> dict[BaseSchedulerNode, i
 
 def _library_call(kernel: BaseSchedulerNode) -> Node | None:
     """The operator that a library is called for; None where Inductor generates code."""
-    if isinstance(kernel, ExternKernelSchedulerNode) and isinstance(kernel.node, ir.InputsKernel):
+    if isinstance(kernel, ExternKernelSchedulerNode) and isinstance(kernel.node, InputsKernel):
         return _origin(kernel.node)
     return None
 
 
-def _origin(kernel: ir.Operation) -> Node | None:
+def _origin(kernel: Operation) -> Node | None:
     operator = getattr(kernel, "op_overload", None)
     origins = [kernel.get_origin_node(), *(node for node in kernel.get_origins() if node.target is operator)]
     known = (node for node in origins if node is not None and node.op == "call_function")
@@ -254,7 +256,7 @@ def _with_layouts(graph: Graph, origin: Node, operands: Sequence[Any]) -> Node:
 
 
 def _laid_out(value: Any, operand: Any) -> Any:
-    stride = operand.maybe_get_stride() if isinstance(operand, ir.IRNode) else None
+    stride = operand.maybe_get_stride() if isinstance(operand, IRNode) else None
     if not isinstance(value, torch.Tensor) or stride is None or len(stride) != value.dim():
         return value
     sizes = [hint(size) for size in value.shape]
@@ -263,7 +265,4 @@ def _laid_out(value: Any, operand: Any) -> Any:
 
 def _hint(size: Any) -> int:
     """A size or a stride in the trace at hand; Inductor writes those that vary as expressions."""
-    sizes: Any = V.graph.sizevars
-    # ``size_hint`` is of torch 2.11, ``optimization_hint`` of 2.13.
-    hint = getattr(sizes, "optimization_hint", None) or sizes.size_hint
-    return int(hint(size))
+    return int(size_hint(V.graph.sizevars, size))

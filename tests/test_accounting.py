@@ -156,7 +156,7 @@ def test_what_is_garbage_is_not_held(model: nn.Module) -> None:
     assert len(reports) == 1
 
 
-def test_models_have_books_of_their_own() -> None:
+def test_models_have_budgets_of_their_own() -> None:
     torch._dynamo.reset()
     x = torch.randn(ROWS, WIDTH)
     reports: list[Report] = []

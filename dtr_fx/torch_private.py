@@ -1,0 +1,263 @@
+"""Every private name of torch that dtr_fx uses; all are checked on torch 2.11 and 2.13.
+
+    from dtr_fx.torch_private import FakeTensorMode
+
+A name is looked up when it is first asked for: Inductor's scheduler takes a second to import, and a plain
+``transform`` needs no Dynamo.  A name that this torch does not have is a ``TorchPrivateError`` in the module
+that imports it; none has a default.  What torch's objects keep in private attributes is read by functions
+here, which raise the same error.
+"""
+
+from __future__ import annotations
+
+import importlib
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from dtr_fx.errors import DTRError
+
+if TYPE_CHECKING:  # the types among them
+    from torch._dynamo.exc import BackendCompilerFailed as BackendCompilerFailed
+    from torch._dynamo.exc import TorchDynamoException as TorchDynamoException
+    from torch._guards import CompileContext as CompileContext
+    from torch._guards import TracingContext as TracingContext
+    from torch._inductor.choices import InductorChoices as InductorChoices
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
+    from torch._inductor.custom_graph_pass import CustomSchedulerPass as CustomSchedulerPass
+    from torch._inductor.ir import InputsKernel as InputsKernel
+    from torch._inductor.ir import IRNode as IRNode
+    from torch._inductor.ir import Operation as Operation
+    from torch._inductor.scheduler import BaseSchedulerNode as BaseSchedulerNode
+    from torch._inductor.scheduler import ExternKernelSchedulerNode as ExternKernelSchedulerNode
+    from torch._inductor.scheduler import Scheduler as Scheduler
+    from torch._inductor.scheduler import SchedulerBuffer as SchedulerBuffer
+    from torch._ops import HigherOrderOperator as HigherOrderOperator
+    from torch._ops import OpOverload as OpOverload
+    from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+    from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+CHECKED = ("2.11", "2.13")
+
+# Where each name lies, and what it is for.
+_NAMES = {
+    # Operators.
+    "OpOverload": "torch._ops:OpOverload",  # an operator with a schema, as traced graphs call it
+    "HigherOrderOperator": "torch._ops:HigherOrderOperator",  # an operator that runs graphs
+    "run_and_save_rng_state": "torch._prims.rng_prims:run_and_save_rng_state",  # a draw, and the state before
+    "run_with_rng_state": "torch._prims.rng_prims:run_with_rng_state",  # the same draw again
+    "graphsafe_run_with_rng_state": "torch._prims.rng_prims:graphsafe_run_with_rng_state",  # on a GPU
+    "side_effectful_functions": "torch.fx.node:_side_effectful_functions",  # what a split must not remove
+    # Running operators while a compiler traces.
+    "FakeTensor": "torch._subclasses.fake_tensor:FakeTensor",  # a value in a traced graph
+    "FakeTensorMode": "torch._subclasses.fake_tensor:FakeTensorMode",  # which traces on such values
+    "unset_fake_temporarily": "torch._subclasses.fake_tensor:unset_fake_temporarily",  # real tensors inside
+    "TorchDispatchMode": "torch.utils._python_dispatch:TorchDispatchMode",  # sees every operator that runs
+    "disable_current_modes": "torch.utils._python_dispatch:_disable_current_modes",  # plain kernels
+    "no_python_dispatcher": "torch._dispatch.python:no_python_dispatcher",  # kernels not decomposed
+    "is_traceable_wrapper_subclass": "torch.utils._python_dispatch:is_traceable_wrapper_subclass",  # DTensor
+    "pytree": "torch.utils._pytree",  # the tensors in nested lists, tuples and dictionaries
+    "OrderedSet": "torch.utils._ordered_set:OrderedSet",  # what Inductor's functions take
+    "has_triton": "torch.utils._triton:has_triton",  # True if Inductor can compile for the GPU
+    "EventType": "torch._C._profiler:_EventType",  # tells allocations in a profile
+    # Dynamo.
+    "aot_autograd": "torch._dynamo.backends.common:aot_autograd",  # makes a backend of compilers
+    "BackendCompilerFailed": "torch._dynamo.exc:BackendCompilerFailed",  # what it wraps our errors in
+    "TorchDynamoException": "torch._dynamo.exc:TorchDynamoException",  # what it refuses to trace
+    "compile_lock": "torch._dynamo.convert_frame:compile_lock",  # held while it compiles
+    "get_metrics_context": "torch._dynamo.utils:get_metrics_context",  # has the reason of a recompilation
+    "reset_code": "torch._dynamo:reset_code",  # forgets the compilations of one function
+    "dynamo_config": "torch._dynamo.config",  # limits of recompilation
+    "dynamo_counters": "torch._dynamo.utils:counters",  # how many graphs it compiled
+    "CompileContext": "torch._guards:CompileContext",  # the compilation at hand, and its number
+    "compile_context": "torch._guards:compile_context",  # sets it
+    "TracingContext": "torch._guards:TracingContext",  # what a trace knows of the step
+    "tracing": "torch._guards:tracing",  # sets it
+    "trace_structured": "torch._logging:trace_structured",  # artifacts for TORCH_TRACE
+    "top_saved_tensors_hooks": "torch._C._autograd:_top_saved_tensors_default_hooks",  # a checkpoint's region
+    # AOTAutograd and FX.
+    "functorch_config": "torch._functorch.config",  # when the backward graph is compiled, and caches
+    "BoxedCodeGen": "torch.fx.graph:_BoxedCodeGen",  # a graph that takes its arguments in a list
+    "source_loader": "torch.fx.graph_module:_loader",  # keeps the source text of every graph
+    # Inductor.
+    "compile_fx": "torch._inductor.compile_fx:compile_fx",  # compiles a graph of Dynamo's
+    "get_default_op_list": "torch._functorch.partitioners:get_default_op_list",  # the operators that it fuses
+    "low_memory_max_pool": "torch._inductor.inductor_prims:_low_memory_max_pool_with_offsets",  # fused, too
+    "inductor_random": "torch._inductor.inductor_prims:random",  # fused, too
+    "lookup_seed": "torch._inductor.inductor_prims:lookup_seed",  # fused, too
+    "CustomPartitionerFn": "torch._inductor.custom_graph_pass:CustomPartitionerFn",  # base of Partitioner
+    "CustomSchedulerPass": "torch._inductor.custom_graph_pass:CustomSchedulerPass",  # base of Scheduling
+    "get_hash_for_files": "torch._inductor.custom_graph_pass:get_hash_for_files",  # the key of a cached graph
+    "InductorChoices": "torch._inductor.choices:InductorChoices",  # decides which kernels fuse
+    "CppScheduling": "torch._inductor.codegen.cpp:CppScheduling",  # how many kernels share a function
+    "V": "torch._inductor.virtualized:V",  # the graph at hand, its inputs and outputs
+    "Scheduler": "torch._inductor.scheduler:Scheduler",  # the kernels of a graph
+    "BaseSchedulerNode": "torch._inductor.scheduler:BaseSchedulerNode",  # one kernel
+    "ExternKernelSchedulerNode": "torch._inductor.scheduler:ExternKernelSchedulerNode",  # a library call
+    "SchedulerBuffer": "torch._inductor.scheduler:SchedulerBuffer",  # what a kernel makes
+    "IRNode": "torch._inductor.ir:IRNode",  # an operand
+    "InputsKernel": "torch._inductor.ir:InputsKernel",  # a library call with its operands
+    "Operation": "torch._inductor.ir:Operation",  # what a kernel carries out
+    "prepare_planning_info": "torch._inductor.memory:prepare_planning_info",  # when buffers are freed
+    "compute_memory_timeline": "torch._inductor.memory:compute_memory_timeline",  # the memory of an order
+    "topological_sort_lpmf": "torch._inductor.memory:topological_sort_lpmf",  # orders that it tries
+    "topological_sort_bfs": "torch._inductor.memory:topological_sort_bfs",
+    "topological_sort_dfs": "torch._inductor.memory:topological_sort_dfs",
+    # The number that stands for a size: called ``size_hint`` by torch 2.11, ``optimization_hint`` by 2.13.
+    "size_hint": "torch._inductor.sizevars:SizeVarAllocator.optimization_hint|SizeVarAllocator.size_hint",
+}
+# Names that torch has only from a version on.
+_SINCE = {"CustomSchedulerPass": (2, 12)}
+
+
+class TorchPrivateError(DTRError, ImportError):
+    """This torch lacks a private name that dtr_fx uses."""
+
+    def __init__(self, missing: str) -> None:
+        super().__init__(
+            f"torch {_torch().__version__} has no {missing}: dtr_fx relies on it, as checked on torch "
+            f"{' and '.join(CHECKED)}; install one of these"
+        )
+
+
+def torch_has(name: str) -> bool:
+    """True unless the name is of a later torch than this one."""
+    return tuple(map(int, _torch().__version__.split(".")[:2])) >= _SINCE.get(name, (0, 0))
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = _find(_NAMES[name])
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_NAMES})
+
+
+def _find(place: str) -> Any:
+    path, _, names = place.partition(":")
+    try:
+        module = importlib.import_module(path)
+    except ImportError as error:
+        raise TorchPrivateError(path) from error
+    if not names:
+        return module
+    for name in names.split("|"):
+        try:
+            return attrgetter(name)(module)
+        except AttributeError:
+            pass
+    raise TorchPrivateError(f"{path}.{names.replace('|', ' or ')}")
+
+
+def _torch() -> Any:
+    return importlib.import_module("torch")
+
+
+# --- what torch's objects keep in attributes ---------------------------------------------------------------
+
+
+def read(owner: Any, name: str) -> Any:
+    """A private attribute of one of torch's objects.
+
+    Raises
+    ------
+    TorchPrivateError
+        The object has none of that name.
+    """
+    try:
+        return getattr(owner, name)
+    except AttributeError as error:
+        raise TorchPrivateError(f"{name} in {type(owner).__name__}") from error
+
+
+def _write(owner: Any, name: str, value: Any) -> None:
+    read(owner, name)
+    setattr(owner, name, value)
+
+
+def schema_of(operator: OpOverload) -> Any:
+    """The arguments and results of an operator, with the aliases and mutations that it declares."""
+    return read(operator, "_schema")
+
+
+def rename(node: Any, name: str) -> None:
+    """Give a node of a graph a name, made unique if there is such a node."""
+    read(node, "_rename")(name)
+
+
+def version_of(tensor: Any) -> int:
+    """How often the tensor was written to."""
+    version: int = read(tensor, "_version")
+    return version
+
+
+def storage_key(storage: Any) -> int:
+    """The same number for two storages if they are one: a fake one has no address."""
+    key: int = read(storage, "_cdata")
+    return key
+
+
+def dynamo_source(placeholder: Any) -> Any:
+    """Where Dynamo found an input of a graph; None where DDP's splitting lost it."""
+    return read(placeholder, "_dynamo_source")
+
+
+def copy_sources(gm: Any, copied: Any) -> None:
+    """Give a copy of Dynamo's graph what tells AOTAutograd which inputs are parameters."""
+    copied._param_name_to_source = read(gm, "_param_name_to_source")
+    for ours, theirs in zip(*(each.graph.find_nodes(op="placeholder") for each in (gm, copied))):
+        theirs._dynamo_source = dynamo_source(ours)
+
+
+def compilation_facts(metrics_context: Any) -> dict[str, Any]:
+    """Dynamo's measurements of the compilation at hand."""
+    facts: dict[str, Any] = read(metrics_context, "_metrics")
+    return facts
+
+
+def setting_of(config: Any, name: str) -> Any:
+    """A setting of a module of torch's settings, with its default for all threads."""
+    return read(config, "_config")[name]
+
+
+def donate_nothing(metadata: Any) -> None:
+    """Have AOTAutograd hand no saved tensor over to the backward graph for its own use."""
+    _write(metadata, "bw_donated_idxs", [])
+
+
+def mark_boxed(run: Any) -> None:
+    """Say to AOTAutograd that a function takes its arguments in a list."""
+    run._boxed_call = True
+
+
+def is_compiled_step(node: Any) -> bool:
+    """True if a node of autograd's graph is a step that AOTAutograd compiled; user's functions have no id."""
+    from torch.autograd.function import BackwardCFunction
+
+    return isinstance(node, BackwardCFunction) and hasattr(read(node, "_forward_cls"), "_aot_id")
+
+
+def saved_tensors(node: Any) -> tuple[Any, ...]:
+    """The tensors that a compiled step has saved for its backward pass.
+
+    Raises
+    ------
+    RuntimeError
+        They are freed.
+    """
+    return (*node.saved_tensors, *read(node, "_tensors_no_vc_check"))
+
+
+def any_profiler_runs() -> bool:
+    """True if a profiler runs, in this thread or another."""
+    autograd = _torch().autograd
+    enabled: bool = read(autograd, "_profiler_enabled")() or read(autograd.profiler, "_is_profiler_enabled")
+    return enabled
+
+
+def profile_tree(profiler: Any) -> Any:
+    """The events of a profile as a tree, with address, bytes and time of allocations."""
+    return read(read(profiler.profiler, "kineto_results"), "experimental_event_tree")()
