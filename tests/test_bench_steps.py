@@ -91,6 +91,7 @@ def test_a_start_puts_back_weights_buffers_gradients_and_generator() -> None:
     assert differing([trainee.results([])], [start]) == ()
 
 
+@pytest.mark.slow
 def test_a_mistake_in_a_plan_would_be_seen(trainee: Trainee, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropout that draws a fresh mask when it is recomputed: the fault that nothing else would show."""
     from dtr_fx.passes import rng
@@ -108,6 +109,7 @@ def test_a_mistake_in_a_plan_would_be_seen(trainee: Trainee, monkeypatch: pytest
     assert "gradient of 0.weight" in differing(wrong.results, expected.results)
 
 
+@pytest.mark.slow
 def test_what_does_not_work_is_left_out(dropout_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = f"{dropout_file}:factory"
     budgets = ["80%", "1%", "1GiB", "smallest"]
@@ -139,6 +141,7 @@ def test_a_step_of_several_graphs_is_refused() -> None:
 # The command
 
 
+@pytest.mark.slow
 def test_the_table(model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "steps", f"{model_file}:factory", "--budgets", "80%", "smallest"]) == 0
     captured = capsys.readouterr()
@@ -154,6 +157,7 @@ def test_the_table(model_file: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert captured.err == ""  # no progress line: this is no terminal
 
 
+@pytest.mark.slow
 def test_the_same_as_json(model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = f"{model_file}:factory"
     assert main(["bench", "steps", target, target, "--budgets", "70%", "--json"]) == 0
@@ -230,6 +234,7 @@ def one():
 """
 
 
+@pytest.mark.slow
 def test_batches_of_three_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.py"
     path.write_text(BATCHES)
