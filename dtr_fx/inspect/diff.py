@@ -118,8 +118,9 @@ def _fold(events: Sequence[Event]) -> list[Event | _Fold]:
 def _columns(rows: Sequence[Event], width: int) -> _Columns:
     room = width - len(_row("", "", "", "", "", "", _Columns(0, 0, 0)))
     name = min(max((len(name_of(event)) for event in rows), default=0), room * 2 // 5)
-    most = (room - name) * 2 // 3
-    reasons = max((len(why(event, most)) for event in rows), default=0)
+    half, most = (room - name) // 2, (room - name) * 2 // 3
+    # A price is worth more room than a source line; the name that a recompute is for is not.
+    reasons = max((len(why(event, half if event.again is None else most)) for event in rows), default=0)
     return _Columns(name, reasons, room - name - reasons)
 
 
