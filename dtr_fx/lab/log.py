@@ -500,7 +500,7 @@ class _Reader:
         self._names[tensor] = self._names.get(tensor, 0) + 1
         self._named.setdefault(self._storages[tensor], {})[name] = None
 
-    def _self._rename(name: str, tensor: int) -> None:
+    def _rename(self, name: str, tensor: int) -> None:
         before = self._tensors[name]
         self._bind(name, tensor)
         self._unbind(name, before)
