@@ -83,15 +83,15 @@ def _execute(program: Program, order: Sequence[int], runtime: Runtime) -> None:
         elif not lives.is_deferred(op, slot):
             done.add(op)
             perform(runtime, calls[op], tensors, op)
-            for number in kept_after.get(op, ()):
-                keep(runtime, tensors[number])
+            for kept in kept_after.get(op, ()):
+                keep(runtime, tensors[kept])
         for storage, is_made_again in dying.items():
             tensor = tensors.get(operators.tensor[storage])
             if tensor is not None:
                 free = runtime.drop if is_made_again else runtime.discard
                 free(tensor)
-    for number in results:
-        keep(runtime, tensors[number])
+    for result in results:
+        keep(runtime, tensors[result])
 
 
 def _kept(program: Program) -> tuple[dict[int, list[int]], list[int]]:
