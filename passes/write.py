@@ -171,7 +171,7 @@ class _Writer:
                 node = self._replay(origin, state, newest)
             values = [(used.meta.get("val"), newest(used).meta.get("val")) for used in origin.all_input_nodes]
             node.meta["val"] = self._value_again(origin.meta["val"], values)
-            rename(self, node, origin)
+            self._name_after(node, origin)
             for selection in call.selections:
                 self._select_again(selection, call)
         self._resident.update(call.outputs)
@@ -200,7 +200,7 @@ class _Writer:
             return
         node = self._graph.node_copy(selection, lambda _: source)
         node.meta["val"] = source.meta["val"][selection.args[1]]
-        rename(self, node, selection)
+        self._name_after(node, selection)
         self._selections.append(node)
 
     def _drop(self, step: Step) -> None:
@@ -218,7 +218,7 @@ class _Writer:
             away=step.away,
         )
 
-    def _rename(self, node: Node, origin: Node) -> None:
+    def _name_after(self, node: Node, origin: Node) -> None:
         self._newest[origin] = node
         self._origin[node] = origin
         rename(node, f"{origin.name}_recompute")

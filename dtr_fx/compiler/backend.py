@@ -31,7 +31,7 @@ from dtr_fx.planning.inputs import Inputs, call
 from dtr_fx.planning.loss import loss_of
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.transform import rewrite
-from dtr_fx.report import Report
+from dtr_fx.inspect.views import Report
 from dtr_fx.torch_private import (
     BackendCompilerFailed,
     BoxedCodeGen,

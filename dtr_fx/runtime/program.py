@@ -158,9 +158,9 @@ class Program:
     @cached_property
     def sizes(self) -> dict[int, int]:
         """The bytes of each storage."""
-        constants = (step for step in self.instructions if isinstance(step, Constant))
+        constants = {step.tensor: step.size for step in self.instructions if isinstance(step, Constant)}
         made = (output for call in self.calls() for output in call.outputs if output.alias is None)
-        return {given.tensor: given.size for given in (*constants, *made)}
+        return constants | {output.tensor: output.size for output in made}
 
     @cached_property
     def peak(self) -> int:

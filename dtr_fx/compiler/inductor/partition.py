@@ -30,7 +30,7 @@ from dtr_fx.passes.tensors import graph_device, is_tangent, storage_bytes, stora
 from dtr_fx.planning.judge import join
 from dtr_fx.planning.options import Options, resolve_budget
 from dtr_fx.planning.transform import copy_of, rewrite
-from dtr_fx.report import Report
+from dtr_fx.inspect.views import Report
 from dtr_fx.torch_private import CustomPartitionerFn, functorch_config, get_hash_for_files
 
 # Stands for every step of a plan.
