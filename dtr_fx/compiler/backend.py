@@ -25,13 +25,13 @@ from dtr_fx.compiler.dynamo import sized_inputs
 from dtr_fx.compiler.retrace import Retracer
 from dtr_fx.compiler.tracing import keep_what_is_saved
 from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
+from dtr_fx.inspect.views import Report
 from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.split import prepare, split
 from dtr_fx.planning.inputs import Inputs, call
 from dtr_fx.planning.loss import loss_of
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.transform import rewrite
-from dtr_fx.inspect.views import Report
 from dtr_fx.torch_private import (
     BackendCompilerFailed,
     BoxedCodeGen,

@@ -15,8 +15,8 @@ from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 
-from dtr_fx.planning.options import Options
 from dtr_fx.inspect.views import Report
+from dtr_fx.planning.options import Options
 from dtr_fx.torch_private import trace_structured
 
 log = logging.getLogger(__name__)

@@ -27,8 +27,8 @@ from dtr_fx.compiler.publish import publish
 from dtr_fx.compiler.registry import LivePlan
 from dtr_fx.compiler.tracing import forget_with, stores_watched, tracing_again
 from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
-from dtr_fx.planning.options import Budget, Options
 from dtr_fx.inspect.views import Report
+from dtr_fx.planning.options import Budget, Options
 from dtr_fx.torch_private import CompileContext, FakeTensorMode
 
 Sizes = tuple[Any, ...]

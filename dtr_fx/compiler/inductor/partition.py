@@ -19,6 +19,7 @@ import dtr_fx.passes
 from dtr_fx.compiler.publish import publish
 from dtr_fx.costs.workspaces import memory_timeline
 from dtr_fx.errors import OptionError
+from dtr_fx.inspect.views import Report
 from dtr_fx.passes import kernels
 from dtr_fx.passes.contract import KERNELS, VALUES, Pipeline
 from dtr_fx.passes.drops import LowerDrops
@@ -30,7 +31,6 @@ from dtr_fx.passes.tensors import graph_device, is_tangent, storage_bytes, stora
 from dtr_fx.planning.judge import join
 from dtr_fx.planning.options import Options, resolve_budget
 from dtr_fx.planning.transform import copy_of, rewrite
-from dtr_fx.inspect.views import Report
 from dtr_fx.torch_private import CustomPartitionerFn, functorch_config, get_hash_for_files
 
 # Stands for every step of a plan.
