@@ -50,6 +50,7 @@ class LogPlanning:
             need=self.planner.need,
             plan=plan,
             budget=budget,
+            asked=self._options.budget.asked,
             base_cost=program.cost * _NANOSECOND,
             constants=program.constants,
             device="the log's device",

@@ -17,7 +17,7 @@ from dtr_fx.costs.measure import free_memory
 from dtr_fx.errors import OptionError, did_you_mean
 from dtr_fx.inspect.views import Report
 from dtr_fx.runtime.heuristics import HEURISTICS, resolve
-from dtr_fx.units import parse_bytes, parse_percent
+from dtr_fx.units import format_percent, parse_bytes, parse_percent
 
 _FORMS = (
     "write a fraction of the graph's own peak (0.6 or '60%'), bytes (an int, '8GiB' or '8GB'), "
@@ -306,6 +306,13 @@ class Options:
     def limits(self) -> bool:
         """True if a graph may have to take less memory than it does as it is."""
         return self.max_overhead is not None or self.budget != _AS_IT_IS
+
+    @property
+    def asked(self) -> str:
+        """The limit as the user wrote it."""
+        if self.max_overhead is not None:
+            return f"overhead of at most {format_percent(self.max_overhead)}"
+        return self.budget.asked
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any] | None) -> Options:

@@ -1,4 +1,4 @@
-"""A ``Report`` from a rewritten graph and the rewriter that rewrote it."""
+"""A ``Report`` from a rewritten graph and the plan that was written into it."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def report_graph(
     need: Need,
     plan: Plan | None,
     budget: int,
+    asked: str,
     before: Sequence[Point],
     after: Sequence[Point],
 ) -> Report:
@@ -37,6 +38,7 @@ def report_graph(
         need=need,
         plan=plan,
         budget=budget,
+        asked=asked,
         base_cost=graph.base_cost,
         constants=graph.constant_bytes,
         device=str(graph.device),
@@ -52,6 +54,7 @@ def make_report(
     need: Need,
     plan: Plan | None,
     budget: int,
+    asked: str,
     base_cost: float,
     constants: int,
     device: str,
@@ -76,6 +79,8 @@ def make_report(
         after=tuple(after),
         storages=storages,
         seconds={},
+        asked=asked,
+        refused=0 if plan is None else plan.refused,
     )
 
 

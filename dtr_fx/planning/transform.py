@@ -165,7 +165,8 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
     if plan is not None:
         check_budget(after, budget)
     laps.take("liveness")
-    report = report_graph(gm, planning.graph, planning.planner.need, plan, budget, planning.before, after)
+    need, asked = planning.planner.need, planning.options.asked
+    report = report_graph(gm, planning.graph, need, plan, budget, asked, planning.before, after)
     laps.take("report")
     report = replace(report, seconds=laps.seconds)
     watch = planning.options.watch
@@ -191,7 +192,7 @@ def _plan(planning: Planning, *, saves_nothing: bool) -> tuple[int, Plan | None]
         return budget, planning.plan(budget)
     except Infeasible as infeasible:
         if saves_nothing and planning.options.budget.kind == "fraction":
-            return planning.baseline_peak, None
+            return budget, None
         raise planning.error(budget, infeasible.smallest) from None
 
 

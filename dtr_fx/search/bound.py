@@ -1,4 +1,4 @@
-"""What no plan can do without."""
+"""The lower bound: bytes that no plan can do without."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ class Need(NamedTuple):
 
 
 def lower_bound(program: Program) -> Need:
-    """The most bytes that every plan holds at some time; see ``_Bounds``."""
+    """The most bytes that every plan holds at some time; see ``_Bounds``.
+
+    Examples
+    --------
+    >>> from dtr_fx.runtime.program import Output
+    >>> calls = Call("f", (0,), (Output(1, 4),), 1.0), Call("g", (1,), (Output(2, 3),), 1.0)
+    >>> lower_bound(Program("two", (Constant(0, 10), *calls, Keep(2)))).nbytes
+    17
+    """
     bounds = _Bounds(program)
     need = Need(program.constants, 0)
     for number, nbytes in enumerate(bounds.alone):
@@ -24,14 +32,14 @@ def lower_bound(program: Program) -> Need:
             need = Need(nbytes, number)
     for number in range(len(bounds.alone)):
         need = bounds.joint(number, need)
-    return need
+    return max(need, Need(bounds.at_the_end, len(bounds.alone) - 1), key=lambda need: need.nbytes)
 
 
 class _Bounds:
     """A call runs with the constants, the results kept by then, and its own inputs and outputs: ``alone``.
 
     Before it does, the last of those that make its inputs has run, and the others' were there meanwhile;
-    whichever of them that was, a plan holds at least the least of these sums.
+    whichever of them that was, a plan holds at least the least of these sums.  At the end it holds the results.
     """
 
     def __init__(self, program: Program) -> None:
@@ -44,11 +52,11 @@ class _Bounds:
         self._held: list[frozenset[int]] = []
         self._held_bytes: list[int] = []
         self._maker: dict[int, int] = {}
-        self._follow(program)
+        self._find_held(program)
         self.alone = [self._while_running(number, self._reads[number]) for number in range(len(self._calls))]
 
-    def _follow(self, program: Program) -> None:
-        """What is held before each call: constants, and results kept by then."""
+    def _find_held(self, program: Program) -> None:
+        """Find what is held before each call: constants, and results kept by then."""
         held = {step.tensor for step in program.instructions if isinstance(step, Constant)}
         nbytes, known, number = program.constants, frozenset(held), 0
         for step in program.instructions:
@@ -61,9 +69,10 @@ class _Bounds:
                 held.add(self._storage[step.tensor])
                 nbytes += self._size[self._storage[step.tensor]]
                 known = frozenset(held)
+        self.at_the_end = nbytes
 
     def joint(self, number: int, known: Need) -> Need:
-        """While the last of those runs that make a call's inputs; what is ``known`` if this is no more."""
+        """The need while the last of those runs that make a call's inputs; ``known`` if this is no more."""
         inputs = self._reads[number]
         makers = {self._maker[storage] for storage in inputs if storage in self._maker}
         if not makers or min(map(self.alone.__getitem__, makers)) + self._bytes(inputs) <= known.nbytes:
