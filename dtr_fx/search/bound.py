@@ -39,7 +39,8 @@ class _Bounds:
     """A call runs with the constants, the results kept by then, and its own inputs and outputs: ``alone``.
 
     Before it does, the last of those that make its inputs has run, and the others' were there meanwhile;
-    whichever of them that was, a plan holds at least the least of these sums.  At the end it holds the results.
+    whichever of them that was, a plan holds at least the least of these sums.  At the end it holds the
+    results.
     """
 
     def __init__(self, program: Program) -> None:
