@@ -1,7 +1,6 @@
-"""FX passes, one file each.  A pass states what it requires, runs, and states what it ensures.
+"""FX passes, one file each.  A pass says what it requires and ensures; ``contract.Pipeline`` checks that.
 
-propagate ─► storages ─► (costs) ─► rematerialize ─► verify ─► split ─► lower_drops
-shapes       who owns    seconds    Rewriter         always    training  executor
-if missing   which bytes            emits Drop and             only
-                                    Recompute
+propagate ─► storages ─► (costs) ─► (plan) ─► write ──────► verify ─► split ─► drops
+shapes       who owns    seconds              Drop and      always    training  lowered
+if missing   which bytes                      Recompute               only
 """

@@ -1,4 +1,4 @@
-"""What an operator does beside computing: writes in place, collectives, side effects.
+"""Effects of operators: writes in place, collectives, side effects.
 
 An operator may run twice only where a second run computes the same and does nothing else.  ``verify`` has a
 table of its own.

@@ -130,7 +130,7 @@ def moved(node: Node) -> int:
 
 
 def _readers(node: Node) -> list[Node]:
-    """What reads a node's value, by way of views."""
+    """The nodes that read a node's value, by way of views, too."""
     readers: list[Node] = []
     pending = list(node.users)
     while pending:

@@ -35,7 +35,7 @@ from dtr_fx.torch_private import (
 
 @dataclass(frozen=True)
 class Facts:
-    """What one node did when it ran on fake tensors."""
+    """The effect of one node, as it ran on fake tensors."""
 
     flops: int
     is_random: bool
@@ -84,7 +84,7 @@ def propagate(gm: GraphModule, example_inputs: Sequence[Any] | None) -> FakeTens
 
 
 def _show_storages(gm: GraphModule) -> bool:
-    """Whether the values that the nodes have show which nodes share memory.
+    """True if the values that the nodes have show which nodes share memory.
 
     Those that make_fx leaves do not where it ran on real tensors (each node has its own) nor for parameters
     (each reading of one has its own).
@@ -174,7 +174,7 @@ class _Recorder(Interpreter):
         self._mode = mode
 
     def fetch_attr(self, target: str) -> Any:
-        """What is neither parameter nor buffer is still real; reading it again gives the same fake tensor."""
+        """A tensor, neither parameter nor buffer, is still real; reading it again gives the same fake one."""
         value = super().fetch_attr(target)
         is_real = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
         return self._mode.from_tensor(value) if is_real else value
@@ -209,7 +209,7 @@ class _Watch(TorchDispatchMode):
     """Counts FLOPs and notices random operators and undeclared writes below one node."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.undeclared_writes: list[torch.Tensor] = []
         self.flops = 0
         self.is_random = False

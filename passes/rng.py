@@ -22,7 +22,7 @@ from dtr_fx.torch_private import OpOverload, schema_of
 
 
 def is_random(node: Node) -> bool:
-    """Whether the node draws from a generator, or is a custom operator, which may draw without saying so."""
+    """True if the node draws from a generator, or is a custom operator, which may draw without saying so."""
     target = node.target
     if isinstance(target, OpOverload) and target.namespace not in _TAGGED:
         return True
@@ -33,7 +33,7 @@ def is_random(node: Node) -> bool:
 
 
 def draws(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call draws from a generator: attention without dropout does not, whatever its tag says."""
+    """True if a call draws from a generator: attention without dropout does not, whatever its tag says."""
     if torch.Tag.nondeterministic_seeded not in operator.tags:
         return False
     names = [argument.name for argument in schema_of(operator).arguments]
@@ -46,7 +46,7 @@ _TAGGED = ("aten", "prims", "prim", "profiler", "_c10d_functional")
 
 
 def can_replay(node: Node) -> bool:
-    """Whether the node draws from its device's default generator and can be named in an argument."""
+    """True if the node draws from its device's default generator and can be named in an argument."""
     if node.kwargs.get("generator") is not None:
         return False
     return not callable(node.target) or reference(node) is not None

@@ -1,4 +1,4 @@
-"""What the nodes of a rewritten graph are for: ``meta["dtr"]``."""
+"""The roles of nodes in a rewritten graph: ``meta["dtr"]``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEEP = "keep"  # a copy of an input that the graph changes later
 
 
 def facts(node: Node) -> dict[str, Any]:
-    """What a plan says of a node; one of which it says nothing is the original graph's."""
+    """The facts that a plan gives of a node; a node without them is the original graph's."""
     return node.meta.get("dtr") or {"role": COMPUTE, "origin": node.name}
 
 

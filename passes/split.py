@@ -88,7 +88,7 @@ def split(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, G
 
 
 def has_effects(node: Node) -> bool:
-    """Whether the node does something even if nothing reads it, drawing apart."""
+    """True if the node does something even if nothing reads it, drawing apart."""
     return node.is_impure(impure_random=False)
 
 

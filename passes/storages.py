@@ -117,7 +117,7 @@ class GraphProgram:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that the forward pass makes for the backward pass, besides its outputs."""
+        """Bytes that the forward pass makes for the backward pass, its outputs apart."""
         forward, backward = self.calls[: self.boundary], self.calls[self.boundary :]
         made = {self.storage(value) for step in forward for value in step.outputs}
         read = {self.storage(value) for step in backward for value in step.inputs}

@@ -18,12 +18,12 @@ _PURE = ("cond", "while_loop", "scan", "associative_scan", "map_impl", "invoke_s
 
 
 def is_higher_order(node: Node) -> bool:
-    """Whether the node's operator runs graphs of its own."""
+    """True if the node's operator runs graphs of its own."""
     return isinstance(node.target, HigherOrderOperator)
 
 
 def is_pure(node: Node) -> bool:
-    """Whether a higher-order operator does nothing but run its inner graphs."""
+    """True if a higher-order operator does nothing but run its inner graphs."""
     assert isinstance(node.target, HigherOrderOperator)
     return node.target.name() in _PURE
 

@@ -1,4 +1,4 @@
-"""What a node's value holds: tensors, their storages, and bytes on a device.
+"""The tensors in a node's value, their storages, and their bytes on a device.
 
 Requires: ``meta["val"]`` on every node.
 """
@@ -49,7 +49,7 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """What two tensors share when they share memory; a tensor without a storage has its own."""
+    """The key that two tensors share when they share memory; a tensor without a storage has its own."""
     try:
         return key_of(tensor.untyped_storage())
     except (NotImplementedError, RuntimeError):
@@ -57,7 +57,7 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 class Held(NamedTuple):
-    """What a tensor holds: its storage (see ``storage_key``), the type of its device, and bytes there.
+    """A held tensor: its storage (see ``storage_key``), the type of its device, and bytes there.
 
     ``elements`` are the bytes of its elements, which are those that reading or writing it moves.
     """
@@ -69,7 +69,7 @@ class Held(NamedTuple):
 
 
 def held_by(node: Node) -> list[Held]:
-    """What the tensors in a node's value hold, in order; looked up once for each value."""
+    """The storages of the tensors in a node's value, in order; looked up once for each value."""
     value = node.meta.get("val")
     found = node.meta.get("dtr_held")
     if found is None or found[0] is not value:
@@ -79,7 +79,7 @@ def held_by(node: Node) -> list[Held]:
 
 
 def held_by_tensor(tensor: torch.Tensor) -> Held:
-    """What one tensor holds."""
+    """The storage of one tensor."""
     device = tensor.device
     return Held(storage_key(tensor), device.type, storage_bytes(tensor, device), nbytes_of(tensor))
 

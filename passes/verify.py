@@ -75,7 +75,7 @@ def check_budget(points: Sequence[Point], budget: int) -> None:
 
 
 class _Check:
-    """What has stood before the node at hand."""
+    """The state of the graph before the node at hand."""
 
     def __init__(self, recomputed: set[str]) -> None:
         self._recomputed = recomputed

@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--simrd",
         action="store_true",
-        help="by the rules of the paper's own simulator, where ours are others (see the README)",
+        help="by the rules of the paper's own simulator, where ours are others (see docs/paper.md)",
     )
     parser.add_argument("--json", action="store_true", help="print the results as a JSON list")
     add_outputs(parser, ".csv, .json, or a picture (.png, .svg, .pdf)")

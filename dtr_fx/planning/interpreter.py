@@ -177,7 +177,7 @@ class _Machine:
             self._program.calls[number].cost = seconds
 
     def outputs(self) -> Any:
-        """What the graph returns."""
+        """The results of the graph."""
         return map_arg(self._graph.output_node().args[0], self._read)
 
     def _call(self, call: NodeCall, *, again: bool) -> Any:
@@ -221,7 +221,8 @@ class _Machine:
         return pytree.tree_unflatten(leaves, structure)
 
     def _numbers(self, node: Node) -> list[int | None]:
-        return pytree.tree_leaves(self._program.values_of[node])
+        numbers: list[int | None] = pytree.tree_leaves(self._program.values_of[node])
+        return numbers
 
     def _synchronize(self) -> None:
         if self._program.device.type == "cuda":

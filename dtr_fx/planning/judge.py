@@ -42,7 +42,7 @@ from dtr_fx.torch_private import (
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a training step needs.
+    """The memory and compute of a training step.
 
     ``peak`` and ``constants`` (the inputs and parameters that it reads) are bytes, ``cost`` is seconds of
     compute. ``operator`` names the node that runs at the peak.
@@ -155,7 +155,7 @@ def join(forward: GraphModule, backward: GraphModule | None = None) -> GraphModu
 
 
 def _saved(returned: Sequence[Node], backward: GraphModule) -> dict[str, Node]:
-    """What the forward graph returns for the backward graph, by the name that it has there."""
+    """The values that the forward graph returns for the backward graph, by their names there."""
     states = (node for node in returned if _selects(node, run_and_save_rng_state) and node.args[1] == 0)
     known = {node.name: node for node in returned}
     known |= {f"rng_state_output_{number}": state for number, state in enumerate(states)}

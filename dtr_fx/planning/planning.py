@@ -24,7 +24,7 @@ _TOLERANCE = 0.01
 
 
 class Planning:
-    """What is known of a graph before it is rewritten.
+    """The analysis of a graph, before it is rewritten.
 
     ``before`` is its memory timeline as it is, ``graph`` its program.  The extra workspace that an executor
     has found a node to need, while it runs under a plan, stands in ``meta["dtr_extra_workspace"]``, in bytes.

@@ -146,7 +146,7 @@ def _events(gm: GraphModule, program: GraphProgram, after: Sequence[Point]) -> t
 
 
 class _Sources:
-    """What the nodes of a rewritten graph read, by the nodes that they read it from."""
+    """The storages that nodes of a rewritten graph read, and the nodes that they read them from."""
 
     def __init__(
         self, program: GraphProgram, nodes: Mapping[str, Node], position_of: Mapping[int, int]
@@ -181,7 +181,7 @@ def _maker(node: Node) -> Node:
 
 
 def operator_name(node: Node) -> str:
-    """What a node calls: ``aten.mm.default``, ``Linear``, ``relu``."""
+    """The operator that a node calls: ``aten.mm.default``, ``Linear``, ``relu``."""
     if node.op == "call_module":
         return type(node.graph.owning_module.get_submodule(str(node.target))).__name__  # type: ignore[union-attr]
     if isinstance(node.target, OpOverload):
@@ -246,7 +246,7 @@ def _storage_kinds(program: GraphProgram) -> list[str]:
 def storage_stats(
     described: Iterable[tuple[str, str, int]], events: Sequence[Event]
 ) -> tuple[StorageStats, ...]:
-    """What happened to storages, given by name, kind and bytes in the order that the events number them."""
+    """Drops and recomputes of storages, given by name, kind and bytes, numbered in that order by the events."""
     again = [event for event in events if event.kind == kinds.RECOMPUTE]
     drops = Counter(at for event in events if event.kind == kinds.DROP for at in event.storages)
     recomputes = Counter(at for event in again for at in event.storages)
@@ -261,6 +261,6 @@ def storage_stats(
 
 
 def names_of(program: GraphProgram) -> list[str]:
-    """What each value is called: by the first node that holds it and nothing else."""
+    """The name of each value: that of the first node that holds it and nothing else."""
     holders = {tree: node.name for node, tree in reversed(program.values_of.items()) if isinstance(tree, int)}
     return [holders.get(number, value.name) for number, value in enumerate(program.values)]

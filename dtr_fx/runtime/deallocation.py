@@ -1,4 +1,4 @@
-"""What happens to a storage that the program has released (Appendix C.5).
+"""Deallocation: a storage that the program has released is evicted or banished (Appendix C.5).
 
     eager    it is evicted
     banish   it is freed for good once no evicted storage could ask for it; what it alone could recompute

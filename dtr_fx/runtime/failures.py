@@ -24,4 +24,4 @@ class Thrash(RunFailed):
 
 
 class Discarded(RunFailed):
-    """What ``discard`` freed for good is asked for again."""
+    """A storage is asked for that ``discard`` freed for good."""

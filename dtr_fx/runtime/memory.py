@@ -1,4 +1,4 @@
-"""What the runtime keeps of storages and tensors, and how that changes (Appendix C.1 and C.2)."""
+"""The state of storages and tensors, and how it changes (Appendix C.1 and C.2)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Memory(ABC):
 
     @property
     def recompute_cost(self) -> float:
-        """What the rematerialized operators have cost so far."""
+        """The cost of the rematerialized operators so far."""
         return self.clock - self.base_cost
 
     @property
@@ -186,7 +186,7 @@ class Memory(ABC):
             self._neighborhood.left(storage)
 
     def _take_time(self, op: Operator, cost: float) -> None:
-        """What the operator costs is known now: also of the storages that were linked to it before."""
+        """Set the cost of an operator, known now, for the storages that were linked to it before, too."""
         if op.runs == 0:
             for tensor in op.outputs:
                 if tensor is tensor.storage.root:

@@ -39,7 +39,7 @@ class Plan:
 
     @classmethod
     def of(cls, program: Program, runtime: Runtime, decided_by: str) -> Plan:
-        """What a runtime has done with a program."""
+        """The plan that a runtime has carried out with a program."""
         steps = tuple(_with_reasons(program, runtime.steps))
         return cls(steps, runtime.budget, runtime.peak, runtime.recompute_cost, decided_by)
 

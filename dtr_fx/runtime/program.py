@@ -23,7 +23,7 @@ class Constant(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a call returns: a fresh tensor of ``size`` bytes, or a view of the input ``alias``."""
+    """A result of a call: a fresh tensor of ``size`` bytes, or a view of the input ``alias``."""
 
     tensor: int
     size: int
@@ -104,7 +104,7 @@ class Program:
 
     @cached_property
     def cost(self) -> float:
-        """What all calls cost, each run once."""
+        """The cost of all calls, each run once."""
         return sum(call.cost for call in self.calls())
 
     @cached_property

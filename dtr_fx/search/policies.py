@@ -34,7 +34,7 @@ def paper(heuristic: Heuristic) -> Policy:
 
 @dataclass(frozen=True)
 class Run:
-    """What the runtime did with a program under a policy, and why it could not finish, if it could not."""
+    """One pass of the runtime over a program under a policy, and why it did not finish, if it did not."""
 
     program: Program
     runtime: Runtime

@@ -62,7 +62,7 @@ class Infeasible(Exception):
 def default_effort(program: Program) -> float:
     """Seconds that a search may take unless told otherwise: 0.7, 1 for 2,300 operators, 6 for 19,000."""
     operators = sum(1 for _ in program.calls())
-    return max(0.7, (operators / 2300) ** 0.85)
+    return max(0.7, float((operators / 2300) ** 0.85))
 
 
 def search(program: Program, budget: int, first: Policy, seconds: float | None = None) -> Plan:
