@@ -246,7 +246,7 @@ def _storage_kinds(program: GraphProgram) -> list[str]:
 def storage_stats(
     described: Iterable[tuple[str, str, int]], events: Sequence[Event]
 ) -> tuple[StorageStats, ...]:
-    """Drops and recomputes of storages, given by name, kind and bytes, numbered in that order by the events."""
+    """Drops and recomputes of storages, given by name, kind and bytes as events number them."""
     again = [event for event in events if event.kind == kinds.RECOMPUTE]
     drops = Counter(at for event in events if event.kind == kinds.DROP for at in event.storages)
     recomputes = Counter(at for event in again for at in event.storages)
