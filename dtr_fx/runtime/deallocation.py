@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from . import steps
-from .graph import Operator, Storage, Tensor
+from .graph import Frame, Operator, Storage, Tensor
 from .steps import Step
-from .waiting import Frame, Waiting
+from .waiting import Waiting
 
 
 class Deallocating(Waiting):

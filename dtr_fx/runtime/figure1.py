@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from . import steps
 from .deallocation import Deallocating
 from .failures import Discarded, OutOfBudget, RunFailed, Thrash
-from .graph import Operator, Storage, Tensor
+from .graph import Frame, Operator, Storage, Tensor
 from .steps import Step
-from .waiting import Frame
 
 
 class Figure1(Deallocating):

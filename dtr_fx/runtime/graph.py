@@ -87,3 +87,16 @@ class Operator:
         self.allocates = workspace
         self.recomputable = recomputable
         self.runs = 0
+
+
+class Frame:
+    """An operator that is waiting for its inputs; ``held`` are those that it has locked."""
+
+    __slots__ = ("done", "held", "lent", "op", "wanted")
+
+    def __init__(self, op: Operator, wanted: Sequence[Tensor] = ()) -> None:
+        self.op = op
+        self.wanted = wanted
+        self.done = False
+        self.held: list[Storage] = []
+        self.lent = 0

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from .graph import Operator, Storage, Tensor
+from .graph import Frame, Operator, Storage, Tensor
 from .heuristics import Heuristic, Score, resolve
 from .neighborhood import track
 from .pool import Pool
 from .steps import Step
-
-if TYPE_CHECKING:
-    from .waiting import Frame
 
 Deallocation: TypeAlias = Literal["eager", "banish", "ignore"]
 Order: TypeAlias = Literal["depth first", "program"]

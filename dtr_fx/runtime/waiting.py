@@ -9,21 +9,8 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from .graph import Operator, Storage, Tensor
+from .graph import Frame, Operator, Storage, Tensor
 from .memory import Memory
-
-
-class Frame:
-    """An operator that is waiting for its inputs; ``held`` are those that it has locked."""
-
-    __slots__ = ("done", "held", "lent", "op", "wanted")
-
-    def __init__(self, op: Operator, wanted: Sequence[Tensor] = ()) -> None:
-        self.op = op
-        self.wanted = wanted
-        self.done = False
-        self.held: list[Storage] = []
-        self.lent = 0
 
 
 class Waiting(Memory):
