@@ -42,6 +42,7 @@ PAGES = [README, *sorted(DOCS.glob("*.md"))]
 ALL = [*PAGES, ROOT / "RESULTS.md"]
 # Pages with commands that take minutes, or name a reader's own files: these are only parsed.
 PARSED = {"README.md", "budget.md", "options.md", "paper.md"}
+SLOW = {"README.md", "budget.md", "diff.md", "extending.md", "limits.md", "tutorial.md"}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 every_text = pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
@@ -94,7 +95,11 @@ def pictures() -> ModuleType:
     return module
 
 
-@each_page
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] * (page.name in SLOW)) for page in PAGES],
+    ids=lambda page: page.name,
+)
 def test_code_runs(page: Path, folder: Path, pictures: ModuleType) -> None:
     names = {"__name__": "page"}
     for block in blocks(page, "python"):
@@ -290,6 +295,7 @@ def test_every_heuristic_is_listed_with_its_formula() -> None:
 # --- Pictures ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_pictures_are_of_what_the_command_prints(
     pictures: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
