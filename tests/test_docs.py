@@ -44,7 +44,6 @@ ALL = [*PAGES, ROOT / "RESULTS.md"]
 PARSED = {"README.md", "budget.md", "options.md", "paper.md"}
 SLOW = {"README.md", "budget.md", "diff.md", "extending.md", "limits.md", "tutorial.md"}
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 every_text = pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
 
 
