@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from dtr_fx.compiler.backend import plan_step
+from dtr_fx.inspect.diff import why
 from dtr_fx.inspect.html import render
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
@@ -53,6 +54,8 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: complaints.extend(_network(request.url)))
         page.goto(path.as_uri())
+        if options.get("java_script_enabled", True):
+            page.wait_for_function("document.getElementById('status').textContent")  # the reports are shown
         return page
 
     yield open_page
@@ -140,7 +143,7 @@ def test_every_row_of_the_diff_says_what_its_event_says(open_page: Open, step: R
             *marks[event.kind],
             event.origin,
             format_bytes(event.nbytes),
-            event.reason,
+            why(event),
             event.source,
             format_bytes(event.live),
         ]

@@ -2,8 +2,8 @@
 
 const HINT = "Point at a drop, here or in the picture, to light up where it is computed again; Enter or a click goes there.";
 
-function start() {
-  const reports = readReports(JSON.parse(document.getElementById("data").textContent));
+async function start() {
+  const reports = await readReports(document.getElementById("data").textContent);
   const status = document.getElementById("status");
   let shown;
 

@@ -64,7 +64,7 @@ class Storages {
     row.dataset.storage = i;
     const texts = [
       storage.name, storage.kind, formatBytes(storage.nbytes), storage.drops, storage.recomputes,
-      storage.cost ? formatSeconds(storage.cost) : "0",
+      storage.recompute_cost ? formatSeconds(storage.recompute_cost) : "0",
     ];
     for (const text of texts) row.appendChild(document.createElement("td")).textContent = text;
     return row;
