@@ -9,14 +9,15 @@ import gzip
 import json
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from html import escape
 from typing import Any
 
 from dtr_fx.inspect.diff import Fold, circumstances, name_of, sections, why
 from dtr_fx.inspect.page import asset, document, row
 from dtr_fx.inspect.timeline import peak_at, sources_by_name
-from dtr_fx.report import KINDS, Event, Point, Report
-from dtr_fx.units import format_bytes, format_percent
+from dtr_fx.report import KINDS, Event, Point, Report, StorageStats
+from dtr_fx.units import format_bytes, format_percent, format_seconds
 
 _SCRIPTS = ("data.js", "list.js", "diff.js", "chart.js", "storages.js", "report.js")
 _STORAGE_HEADS = {
@@ -68,7 +69,7 @@ def _traces(reports: Sequence[Report]) -> Iterator[str]:
 def _packed(reports: Sequence[Report]) -> str:
     """JSON, compressed, in letters that end no script."""
     text = json.dumps([_data(report) for report in reports])
-    return b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+    return b64encode(gzip.compress(text.encode(), compresslevel=5, mtime=0)).decode()
 
 
 def _data(report: Report) -> dict[str, Any]:
@@ -80,10 +81,11 @@ def _data(report: Report) -> dict[str, Any]:
         "peakBefore": peak_at(report.before, report.baseline_peak, sources),
         "peakAfter": peak_at(report.after, report.planned_peak, sources),
         "budget": report.budget,
+        "budgetText": format_bytes(report.budget),
         "rows": list(_rows(report)),
         "before": list(map(_point, report.before)),
         "after": list(map(_point, report.after)),
-        "storages": list(map(vars, report.storages)),
+        "storages": list(map(_storage, report.storages)),
     }
 
 
@@ -94,19 +96,36 @@ def _rows(report: Report) -> Iterator[dict[str, Any]]:
             yield {"title": title}
         for item in rows:
             if isinstance(item, Fold):
-                yield {"fold": list(map(_step, item.events)), "live": item.live, "open": False}
+                yield {"fold": list(map(_step, item.events)), "live": format_bytes(item.live), "open": False}
             else:
                 yield _step(item)
 
 
-_STEP = ("kind", "name", "phase", "nbytes", "cost", "live", "source", "storages")
-
-
 def _step(event: Event) -> dict[str, Any]:
-    return {name: getattr(event, name) for name in _STEP} | {"origin": name_of(event), "why": why(event)}
+    return {
+        "kind": event.kind,
+        "name": event.name,
+        "origin": name_of(event),
+        "phase": event.phase,
+        "bytes": format_bytes(event.nbytes),
+        "seconds": format_seconds(event.cost),
+        "live": format_bytes(event.live),
+        "why": why(event),
+        "source": event.source,
+        "storages": event.storages,
+    }
+
+
+_as_text = lru_cache(format_bytes)  # from one operator to the next most kinds stay as they are
 
 
 def _point(point: Point) -> dict[str, Any]:
     # A report without parts shows its live bytes as activations.
     parts = point.parts or [point.live * (kind == "activation") for kind in KINDS]
-    return {"name": point.name, "live": sum(parts), "parts": parts}
+    texts = dict(zip((*KINDS, "live"), map(_as_text, (*parts, sum(parts)))))
+    return {"name": point.name, "live": sum(parts), "parts": parts, "texts": texts}
+
+
+def _storage(storage: StorageStats) -> dict[str, Any]:
+    cost = format_seconds(storage.recompute_cost) if storage.recompute_cost else "0"
+    return {**vars(storage), "texts": {"nbytes": format_bytes(storage.nbytes), "recompute_cost": cost}}

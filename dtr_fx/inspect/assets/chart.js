@@ -157,7 +157,7 @@ class Chart {
   drawBudget() {
     const y = this.y(this.report.budget);
     this.add("line", { class: "budget", x1: MARGIN.left, x2: this.width - MARGIN.right, y1: y, y2: y });
-    this.text(MARGIN.left + 6, y + 15, `budget ${formatBytes(this.report.budget)}`, "start", "halo budget-label");
+    this.text(MARGIN.left + 6, y + 15, `budget ${this.report.budgetText}`, "start", "halo budget-label");
   }
 
   peak(which = "after") {
@@ -174,13 +174,13 @@ class Chart {
   drawPeak(which) {
     const i = highest(this.report[which]);
     if (i < 0) return Infinity;
-    const { live, name } = this.report[which][i];
+    const { live, name, texts } = this.report[which][i];
     const x = this.x(this.places[which][i]);
     const y = this.y(live);
     this.add("circle", { class: "peak", cx: x, cy: y, r: 4 });
     const isRight = x > 0.6 * this.width;
     const where = this.width < 600 ? "" : ` at ${name}`;
-    const label = `${which}: ${formatBytes(live)}${where}`;
+    const label = `${which}: ${texts.live}${where}`;
     const line = this.y(this.report.budget);
     const above = y - 8 > line - 4 && y - 20 < line ? line - 6 : y - 8; // not across the line of the budget
     this.text(x + (isRight ? -9 : 9), Math.max(above, 12), label, isRight ? "end" : "start", "halo peak-label");
@@ -250,15 +250,13 @@ class Chart {
     const place = at ?? this.peak(which);
     const i = this.places[which].findLastIndex((x) => x <= place);
     if (i < 0) return;
-    const { live, name, parts } = this.report[which][i];
+    const { name, texts } = this.report[which][i];
     const event = this.operators.find((operator) => operator.name === name);
     const source = event?.source ? `, ${event.source}` : "";
     this.readout.textContent =
       `${at === null ? "At the peak" : `Operator ${i + 1} of ${this.report[which].length}`} ${which}: ` +
-      `${name}, ${formatBytes(live)} live${source}`;
-    this.report.kinds.forEach((kind, k) => {
-      this.legend.querySelector(`.${kind} output`).textContent = formatBytes(parts[k]);
-    });
+      `${name}, ${texts.live} live${source}`;
+    for (const kind of this.report.kinds) this.legend.querySelector(`.${kind} output`).textContent = texts[kind];
   }
 
   choose() {

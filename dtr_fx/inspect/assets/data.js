@@ -1,4 +1,4 @@
-// The reports that dtr_fx/inspect/html.py packs, and how numbers are shown.
+// The reports that dtr_fx/inspect/html.py packs; what is shown of a number is its text there.
 
 async function readReports(packed) {
   const bytes = Uint8Array.from(atob(packed), (character) => character.charCodeAt(0));
@@ -32,39 +32,6 @@ function connect(report) {
   }
 }
 
-// As units.py does it, digit for digit.
-
-function formatBytes(nbytes) {
-  let size = Math.abs(nbytes);
-  let unit = "B";
-  for (const larger of ["KiB", "MiB", "GiB", "TiB"]) {
-    if (size < 1023.5) break;
-    size /= 1024;
-    unit = larger;
-  }
-  return `${nbytes < 0 ? "-" : ""}${unit === "B" ? fixed(size, 0) : threeDigits(size)} ${unit}`;
-}
-
-function formatSeconds(seconds) {
-  for (const [scale, unit] of [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]]) {
-    if (seconds >= 0.9995 * scale) return `${threeDigits(seconds / scale)} ${unit}`;
-  }
-  return `${threeDigits(seconds * 1e9)} ns`;
-}
-
 function formatCount(number, noun) {
   return `${number} ${noun}${number === 1 ? "" : "s"}`;
-}
-
-function threeDigits(value) {
-  return fixed(value, value < 9.995 ? 2 : value < 99.95 ? 1 : 0);
-}
-
-// Ties go to the even digit, as in Python; toFixed rounds them up.
-function fixed(value, digits) {
-  const scaled = value * 10 ** digits;
-  const isTie = Number.isInteger(value * 2 ** (digits + 1)) && scaled % 1 === 0.5;
-  return isTie && Math.floor(scaled) % 2 === 0
-    ? (Math.floor(scaled) / 10 ** digits).toFixed(digits)
-    : value.toFixed(digits);
 }

@@ -88,12 +88,12 @@ class Diff {
       element.className = "fold";
       element.setAttribute("aria-expanded", row.open);
       const count = formatCount(row.fold.length, "operator");
-      setCells(element, { name: `${row.open ? "▾" : "…"} ${count}`, live: `≤ ${formatBytes(row.live)}` });
+      setCells(element, { name: `${row.open ? "▾" : "…"} ${count}`, live: `≤ ${row.live}` });
     } else if (row.kind) {
       element.className = `step ${row.kind}${this.lit.has(row) ? " lit" : ""}`;
       setCells(element, {
         mark: MARKS[row.kind] ?? "", verb: row.kind in MARKS ? row.kind : "", name: row.origin,
-        bytes: formatBytes(row.nbytes), why: row.why, source: row.source, live: formatBytes(row.live),
+        bytes: row.bytes, why: row.why, source: row.source, live: row.live,
       });
     } else {
       element.className = "phase";
