@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from dtr_fx.errors import CommandError, did_you_mean
@@ -78,9 +77,9 @@ def life_of(report: Report, name: str) -> Life:
         if choice.at <= end  # the graph frees a value after its last read, which a heuristic cannot know
     ]
     gaps = (
-        _gap(report, copy.dropped_at, again)
-        for copy, again in pairwise(copies)
-        if copy.dropped_at is not None
+        _gap(report, position, block.dropped_at, block.again_at)
+        for block in copies
+        if block.dropped_at is not None and block.again_at is not None
     )
     return Life(
         storage=report.storages[position],
@@ -132,18 +131,18 @@ def _moment(report: Report, kind: str, at: int, **more: Any) -> Moment:
     return Moment(kind, at, operator, event.phase, event.live, event.reason, event.source, **more)
 
 
-def _gap(report: Report, dropped_at: int, again: Block) -> Gap:
-    steps = report.events[dropped_at + 1 : again.made_at]
+def _gap(report: Report, storage: int, dropped_at: int, again_at: int) -> Gap:
+    steps = report.events[dropped_at + 1 : again_at]
     between = [event for event in steps if event.kind in ("compute", "recompute")]
     # Whatever the gap holds, the value was there before it and is there after it.
-    most = max(between, key=lambda event: event.live, default=report.events[again.made_at])
+    most = max(between, key=lambda event: event.live, default=report.events[again_at])
     return Gap(
         dropped_at=dropped_at,
-        recomputed_at=again.made_at,
+        recomputed_at=again_at,
         operators=len(between),
         seconds=math.fsum(event.cost for event in between),
         operator=most.name,
-        peak=most.live + (report.storages[again.storage].nbytes if between else 0),
+        peak=most.live + (report.storages[storage].nbytes if between else 0),
     )
 
 

@@ -17,10 +17,10 @@ _CONSTANT = ("parameter", "input")
 class Block:
     """One copy of a storage.
 
-    ``storage`` is its position in ``Report.storages``; ``made_at`` (-1: before the step), ``readers`` and
-    ``dropped_at``, if it is dropped to be computed again, are positions in ``Report.events``.  It is free
-    once the last reader has run, or ``stays`` to the step's end.  A ``spare`` one is made beside another
-    output of a recompute while its storage is still there.
+    ``storage`` is its position in ``Report.storages``; ``made_at`` (-1: before the step), ``readers``,
+    ``dropped_at`` and ``again_at``, where the storage is computed again, are positions in ``Report.events``.
+    It is free once the last reader has run, or ``stays`` to the step's end.  A ``spare`` one is made beside
+    another output of a recompute while its storage is still there.
     """
 
     storage: int
@@ -28,6 +28,7 @@ class Block:
     spare: bool = False
     stays: bool = False
     dropped_at: int | None = None
+    again_at: int | None = None
     readers: list[int] = field(default_factory=list)
 
     @property
@@ -51,7 +52,9 @@ def blocks(report: Report) -> list[Block]:
                 is_spare = event.kind == "recompute" and newest[storage].dropped_at is None
                 made = Block(storage, at, is_spare)
                 found.append(made)
-                if not made.spare:
+                if not is_spare:
+                    if event.kind == "recompute":
+                        newest[storage].again_at = at
                     newest[storage] = made
     for storage, block in newest.items():
         block.stays = report.storages[storage].kind in (*_CONSTANT, "output")
