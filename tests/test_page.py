@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from dtr_fx.compiler.backend import plan_step
+from dtr_fx.inspect.diff import why
 from dtr_fx.inspect.html import render
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
@@ -53,6 +54,8 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: complaints.extend(_network(request.url)))
         page.goto(path.as_uri())
+        if options.get("java_script_enabled", True):
+            page.wait_for_function("document.getElementById('status').textContent")  # the reports are shown
         return page
 
     yield open_page
@@ -140,7 +143,7 @@ def test_every_row_of_the_diff_says_what_its_event_says(open_page: Open, step: R
             *marks[event.kind],
             event.origin,
             format_bytes(event.nbytes),
-            event.reason,
+            why(event),
             event.source,
             format_bytes(event.live),
         ]
@@ -221,17 +224,6 @@ def _storage_row(storage: StorageStats) -> list[str]:
     cost = format_seconds(storage.recompute_cost) if storage.recompute_cost else "0"
     drops, recomputes = str(storage.drops), str(storage.recomputes)
     return [storage.name, storage.kind, format_bytes(storage.nbytes), drops, recomputes, cost]
-
-
-def test_numbers_are_shown_as_everywhere_else(open_page: Open, step: Report) -> None:
-    page = open_page(step)
-    draw = random.Random(0)
-    sizes = [0, 1, 999, 1023, 1024, 1152, 1160, 10240, 2**20 - 1, 2**40, 5 * 2**50]
-    sizes += [draw.randrange(2 ** draw.randrange(1, 45)) for _ in range(2000)]
-    sizes += [eighths * 128 for eighths in range(1000)]  # halfway between two that can be shown
-    assert page.evaluate("(sizes) => sizes.map(formatBytes)", sizes) == [format_bytes(n) for n in sizes]
-    times = [0.0, 1.0, 0.9995, 9.995e-4, 75.0, 0.0123] + [10 ** draw.uniform(-9, 3) for _ in range(2000)]
-    assert page.evaluate("(times) => times.map(formatSeconds)", times) == [format_seconds(t) for t in times]
 
 
 # --- use ----------------------------------------------------------------------------------------------------

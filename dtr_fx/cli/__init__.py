@@ -34,18 +34,7 @@ _INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a ``dtr-fx`` command line.
-
-    Returns
-    -------
-    int
-        0, 2 after a user's error, which is written to stderr, or 130 after Ctrl-C.
-
-    Raises
-    ------
-    SystemExit
-        After ``--help``, and on arguments that cannot be parsed.
-    """
+    """Run a command line: 0, 2 after a user's error, which is written to stderr, or 130 after Ctrl-C."""
     _print_anything()
     given = sys.argv[1:] if argv is None else list(argv)
     arguments = make_parser(given[:1]).parse_args(given)

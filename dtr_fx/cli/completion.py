@@ -24,13 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command.
-
-    Raises
-    ------
-    CommandError
-        The library that writes such scripts is missing.
-    """
     if importlib.util.find_spec("shtab") is None:
         raise CommandError("this needs shtab: pip install 'dtr_fx[completion]'")
     import shtab

@@ -47,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command; a user's error is a ``DTRError``."""
     if arguments.other is not None or arguments.vs is not None:
         _compare(arguments)
     else:

@@ -68,7 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command; a user's error is a ``DTRError``."""
     numbers = sorted(set(arguments.numbers)) or FIGURES
     _check_numbers(numbers)
     _check_libraries(numbers)

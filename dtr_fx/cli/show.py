@@ -36,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command; a user's error is a ``DTRError``."""
 
     def view(report: Report) -> View:
         found = overview(report, top=arguments.top, depth=arguments.depth)

@@ -82,7 +82,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command; a user's error is a ``DTRError``."""
     _check_outputs(arguments)
     programs = [read(path, simrd=arguments.simrd) for path in arguments.logs]
     if any(path.suffix in _PICTURES for path in arguments.output):

@@ -36,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command; a user's error is a ``DTRError``."""
     check_output(arguments.output, force=arguments.force)
     options = Options(max_overhead=arguments.max_overhead, plan_seconds=arguments.plan_seconds)
     with waiting(f"smallest budget of {arguments.target}"):

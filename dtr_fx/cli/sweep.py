@@ -81,7 +81,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command; a user's error is a ``DTRError``."""
     _check(arguments)
     found = _compare(arguments)
     sys.stdout.write(to_json(found) if arguments.json else _as_text(found))

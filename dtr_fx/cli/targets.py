@@ -25,19 +25,9 @@ Inputs: TypeAlias = "tuple[Any, ...] | dict[str, Any]"
 
 
 def load_target(target: str, **settings: Any) -> tuple[Callable[..., Any], Inputs]:
-    """Import a factory and call it with ``settings``.
+    """Import a factory and call it: the model, and its positional or keyword arguments.
 
-    Parameters
-    ----------
-    target:
-        ``package.module:factory``, importable from here or from the working directory, or
-        ``path/to/file.py:factory``, which may import from the file's own directory, or ``zoo:NAME``, one of
-        ``dtr_fx.lab.zoo.MODELS``.
-
-    Returns
-    -------
-    tuple
-        The model, and its example inputs: a tuple of positional or a dict of keyword arguments.
+    A module may import from the working directory, a file from its own.
     """
     place, colon, name = target.rpartition(":")
     if not (place and colon and name):

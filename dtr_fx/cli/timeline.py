@@ -33,7 +33,6 @@ add_arguments = plans.add_arguments
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command; a user's error is a ``DTRError``."""
     plans.show(arguments, lambda report: View(partial(_data, report), partial(render_timeline, report)))
 
 

@@ -46,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command; a user's error is a ``DTRError``."""
     plans.check(arguments)
     lives = _lives(plans.reports_of(arguments, watch=arguments.value), arguments.value)
     plans.print_views(arguments, [View(partial(asdict, life), partial(render_life, life)) for life in lives])

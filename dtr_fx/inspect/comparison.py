@@ -56,6 +56,12 @@ class Comparison:
         """The kinds of marks that there are, each once."""
         return list(dict.fromkeys(mark.kind for mark in self.marks))
 
+    @property
+    def rows(self) -> list[tuple[str, str, int | None, int, float]]:
+        """Kind, setting, budget, peak and overhead of our plans, then of the marks, which have no budget."""
+        ours = [("dtr", "", point.budget, point.peak, point.overhead) for point in self.curve.points]
+        return ours + [(mark.kind, mark.setting, None, mark.peak, mark.overhead) for mark in self.marks]
+
     def share(self, nbytes: int) -> float:
         """Of the step's own peak, inputs and parameters in both."""
         return nbytes / self.curve.baseline_peak
@@ -91,10 +97,6 @@ def to_csv(comparison: Comparison) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("kind", "setting", "budget", "peak", "share_of_peak", "overhead"))
-    for point in comparison.curve.points:
-        share = comparison.share(point.peak)
-        writer.writerow(("dtr", "", point.budget, point.peak, share, point.overhead))
-    for mark in comparison.marks:
-        share = comparison.share(mark.peak)
-        writer.writerow((mark.kind, mark.setting, "", mark.peak, share, mark.overhead))
+    for *named, peak, overhead in comparison.rows:
+        writer.writerow((*named, peak, comparison.share(peak), overhead))
     return text.getvalue()

@@ -19,17 +19,7 @@ _NARROWEST, _WIDEST = 60, 110
 
 
 def render_curve(comparison: Comparison, *, width: int = 100, color: bool = False) -> str:
-    """The picture: extra compute over the budget, a share of the step's own peak.
-
-    Parameters
-    ----------
-    comparison:
-        What to draw.
-    width:
-        Columns to fill; 60 to 110 are taken.
-    color:
-        True to use the terminal's escape sequences.
-    """
+    """Extra compute over the budget, a share of the step's own peak; 60 to 110 columns are taken."""
     ink = Ink(color)
     columns = min(max(width, _NARROWEST), _WIDEST) - _MARGIN - len("00%")
     lines = [ink(BOLD, "extra compute")]

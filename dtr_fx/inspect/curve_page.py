@@ -117,7 +117,7 @@ def _curve(comparison: Comparison, scale: _Scale) -> Iterator[str]:
 
 def _mark(comparison: Comparison, mark: Mark, scale: _Scale) -> str:
     color, shape = _LOOKS[mark.kind]
-    title = _title(_name(mark), comparison, mark.peak, mark.overhead)
+    title = _title(_name(mark.kind, mark.setting), comparison, mark.peak, mark.overhead)
     x, y = scale.x(comparison.share(mark.peak)), scale.y(mark.overhead)
     place = f'transform="translate({x} {y})" fill="{color}" stroke="{color}" fill-opacity="0.75"'
     return f'<path d="{shape}" {place}><title>{title}</title></path>'
@@ -147,17 +147,12 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
 def _table(comparison: Comparison) -> Iterator[str]:
     yield "<table>"
     yield row("th", ("", "budget", "peak", "of the own peak", "extra compute"))
-    for point in comparison.curve.points:
-        numbers = _numbers(comparison, point.peak, point.overhead)
-        yield row("td", ("dtr", format_bytes(point.budget), *numbers))
-    for mark in comparison.marks:
-        yield row("td", (_name(mark), "", *_numbers(comparison, mark.peak, mark.overhead)))
+    for kind, setting, budget, peak, overhead in comparison.rows:
+        asked = "" if budget is None else format_bytes(budget)
+        percents = format_percent(comparison.share(peak)), format_percent(overhead)
+        yield row("td", (_name(kind, setting), asked, format_bytes(peak), *percents))
     yield "</table>"
 
 
-def _name(mark: Mark) -> str:
-    return f"{NAMES[mark.kind]} {mark.setting}".strip()
-
-
-def _numbers(comparison: Comparison, peak: int, overhead: float) -> tuple[str, str, str]:
-    return format_bytes(peak), format_percent(comparison.share(peak)), format_percent(overhead)
+def _name(kind: str, setting: str) -> str:
+    return f"{NAMES.get(kind, kind)} {setting}".strip()

@@ -3,7 +3,7 @@
     render_diff
     ├── Report.summary      the verdict, and what the plan costs
     ├── timelines           memory over operators as block characters, one scale, the budget as a line
-    └── _sections           one per phase, in execution order
+    └── sections            one per phase, in execution order
         └── _fold           which events are shown, and how many operators lie between
 
 Nodes are matched by the node of the original graph that they stand for, not by their own names.
@@ -26,22 +26,12 @@ MARKS = {"drop": ("-", RED), "recompute": ("+", GREEN)}
 
 
 def render_diff(report: Report, *, width: int = 100, color: bool = False) -> str:
-    """A plan's changes to a graph, for people to read.
-
-    Parameters
-    ----------
-    report:
-        The outcome of one plan.
-    width:
-        Columns to fill; at least 72 are taken.
-    color:
-        True to use the terminal's escape sequences.
-    """
+    """A plan's changes to a graph, for people to read; at least 72 columns are taken."""
     ink = Ink(color)
     width = max(width, _NARROWEST)
     lines = [ink(_verdict_color(report), report.summary()), ink(DIM, circumstances(report)), ""]
     lines += timelines(report, width, ink)
-    lines += _sections(report.events, width, ink)
+    lines += _folded(report.events, width, ink)
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
@@ -68,11 +58,30 @@ _DECIDED = {"search": "search decided, runtime checked", "none": "as it was"}
 
 
 @dataclass(frozen=True)
-class _Fold:
+class Fold:
     """Unchanged operators that are not shown one by one."""
 
-    operators: int
-    live: int
+    events: Sequence[Event]
+
+    @property
+    def live(self) -> int:
+        """The highest live bytes."""
+        return max(event.live for event in self.events)
+
+
+def sections(events: Sequence[Event]) -> Iterator[tuple[str, list[Event | Fold]]]:
+    """The title of each phase, empty where a graph has none, and its rows."""
+    # A banished storage is freed where the original graph frees it too: nothing changed there.
+    steps = [event for event in events if event.kind != "banish"]
+    for phase, group in groupby(steps, key=lambda event: event.phase):
+        members = list(group)
+        yield _title(phase, members) if phase else "", _fold(members)
+
+
+def _title(phase: str, events: Sequence[Event]) -> str:
+    kinds = [event.kind for event in events]
+    nouns = {"compute": "operator", "drop": "drop", "recompute": "recompute"}
+    return f"{phase}: {', '.join(format_count(kinds.count(kind), noun) for kind, noun in nouns.items())}"
 
 
 @dataclass(frozen=True)
@@ -84,34 +93,32 @@ class _Columns:
     source: int
 
 
-def _sections(events: Sequence[Event], width: int, ink: Ink) -> Iterator[str]:
-    # A banished storage is freed where the original graph frees it too: nothing changed there.
-    steps = [event for event in events if event.kind != "banish"]
-    shown = [(phase, _fold(list(group))) for phase, group in groupby(steps, key=lambda event: event.phase)]
+def _folded(events: Sequence[Event], width: int, ink: Ink) -> Iterator[str]:
+    shown = list(sections(events))
     columns = _columns([row for _, rows in shown for row in rows if isinstance(row, Event)], width)
     if shown:
         yield ink(DIM, _head(columns))
-    for phase, rows in shown:
-        if phase:
-            yield ink(BOLD, _title(phase, rows, width))
+    for title, rows in shown:
+        if title:
+            yield ink(BOLD, f"{f'── {title} ':─<{width}}")
         for row in rows:
-            if isinstance(row, _Fold):
+            if isinstance(row, Fold):
                 yield ink(DIM, _fold_line(row, width))
             else:
                 yield ink(MARKS.get(row.kind, (" ", ""))[1], _event_line(row, columns))
 
 
-def _fold(events: Sequence[Event]) -> list[Event | _Fold]:
+def _fold(events: Sequence[Event]) -> list[Event | Fold]:
     """Every change with its context; runs of other operators become one entry."""
     changes = [i for i, event in enumerate(events) if event.kind in MARKS]
     near = {i + offset for i in changes for offset in range(-_CONTEXT, _CONTEXT + 1)}
-    rows: list[Event | _Fold] = []
+    rows: list[Event | Fold] = []
     for is_near, group in groupby(range(len(events)), key=near.__contains__):
         run = [events[i] for i in group]
         if is_near or len(run) == 1:  # a fold of one operator saves no line
             rows += run
         else:
-            rows.append(_Fold(len(run), max(event.live for event in run)))
+            rows.append(Fold(run))
     return rows
 
 
@@ -140,18 +147,8 @@ def _head(columns: _Columns) -> str:
     return _with_live(_row("", "", "operator", "bytes", "why (score)", "source", columns), "live")
 
 
-def _title(phase: str, rows: Sequence[Event | _Fold], width: int) -> str:
-    kinds = [row.kind for row in rows if isinstance(row, Event)]
-    operators = kinds.count("compute") + sum(row.operators for row in rows if isinstance(row, _Fold))
-    text = (
-        f"── {phase}: {format_count(operators, 'operator')}, {format_count(kinds.count('drop'), 'drop')}, "
-        f"{format_count(kinds.count('recompute'), 'recompute')} "
-    )
-    return f"{text:─<{width}}"
-
-
-def _fold_line(fold: _Fold, width: int) -> str:
-    operators = f"    … {format_count(fold.operators, 'operator')}"
+def _fold_line(fold: Fold, width: int) -> str:
+    operators = f"    … {format_count(len(fold.events), 'operator')}"
     return _with_live(f"{operators:{width}}", f"≤ {format_bytes(fold.live)}")
 
 

@@ -1,19 +1,23 @@
 """Reports as one HTML page: the verdict, memory over time by kind, the folded diff, the table of storages.
 
-The page is drawn by the scripts in ``assets``, from the reports that lie in it as columns.
+The page is drawn by the scripts in ``assets``, from the reports that lie in it compressed.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from html import escape
+from typing import Any
 
-from dtr_fx.inspect.columns import to_columns
-from dtr_fx.inspect.diff import circumstances
-from dtr_fx.inspect.page import asset, document
-from dtr_fx.report import KINDS, Report
-from dtr_fx.units import format_bytes, format_percent
+from dtr_fx.inspect.diff import Fold, circumstances, name_of, sections, why
+from dtr_fx.inspect.page import asset, document, row
+from dtr_fx.inspect.timeline import peak_at, sources_by_name
+from dtr_fx.report import KINDS, Event, Point, Report, StorageStats
+from dtr_fx.units import format_bytes, format_percent, format_seconds
 
 _SCRIPTS = ("data.js", "list.js", "diff.js", "chart.js", "storages.js", "report.js")
 _STORAGE_HEADS = {
@@ -22,40 +26,32 @@ _STORAGE_HEADS = {
     "nbytes": "bytes",
     "drops": "dropped",
     "recomputes": "recomputed",
-    "cost": "recompute cost",
+    "recompute_cost": "recompute cost",
 }
+_TRACE_HEADS = ("", "why", "peak", "budget", "drops", "recomputes", "overhead")
 
 
 def render(reports: Sequence[Report]) -> str:
-    """The page, complete in itself.
-
-    Parameters
-    ----------
-    reports:
-        One for each graph that was traced, in order.
-
-    Raises
-    ------
-    ValueError
-        There are no reports.
-    """
+    """The page of one report or more, complete in itself."""
     if not reports:
         raise ValueError("no reports, so there is nothing to show")
     body = asset("report.html").substitute(
         verdict=escape(reports[0].summary()),
         circumstances=escape(circumstances(reports[0])),
         traces="\n".join(_traces(reports)) if len(reports) > 1 else "",
-        legend="\n".join(map(_legend_entry, KINDS)),
-        heads="".join(_head(*head) for head in _STORAGE_HEADS.items()),
-        data=_as_data(reports),
+        legend="\n".join(f'<li class="{kind}"><i></i>{kind} <output></output></li>' for kind in KINDS),
+        heads="".join(
+            f'<th data-key="{key}" scope="col"><button type="button">{title}</button></th>'
+            for key, title in _STORAGE_HEADS.items()
+        ),
+        data=_packed(reports),
     )
     return document("dtr_fx report", body, styles=("report.css",), scripts=_SCRIPTS)
 
 
 def _traces(reports: Sequence[Report]) -> Iterator[str]:
     """A row for each graph, with a button that shows it below."""
-    yield '<section class="wide"><table id="traces">'
-    yield "<tr>" + "".join(f"<th>{name}</th>" for name in _TRACE_HEADS) + "</tr>"
+    yield f'<section class="wide"><table id="traces">{row("th", _TRACE_HEADS)}'
     for number, report in enumerate(reports, 1):
         cells = (
             report.trigger,
@@ -70,17 +66,66 @@ def _traces(reports: Sequence[Report]) -> Iterator[str]:
     yield "</table></section>"
 
 
-_TRACE_HEADS = ("", "why", "peak", "budget", "drops", "recomputes", "overhead")
+def _packed(reports: Sequence[Report]) -> str:
+    """JSON, compressed, in letters that end no script."""
+    text = json.dumps([_data(report) for report in reports])
+    return b64encode(gzip.compress(text.encode(), compresslevel=5, mtime=0)).decode()
 
 
-def _legend_entry(kind: str) -> str:
-    return f'<li class="{kind}"><i></i>{kind} <output></output></li>'
+def _data(report: Report) -> dict[str, Any]:
+    sources = sources_by_name(report)
+    return {
+        "kinds": KINDS,
+        "summary": report.summary(),
+        "circumstances": circumstances(report),
+        "peakBefore": peak_at(report.before, report.baseline_peak, sources),
+        "peakAfter": peak_at(report.after, report.planned_peak, sources),
+        "budget": report.budget,
+        "budgetText": format_bytes(report.budget),
+        "rows": list(_rows(report)),
+        "before": list(map(_point, report.before)),
+        "after": list(map(_point, report.after)),
+        "storages": list(map(_storage, report.storages)),
+    }
 
 
-def _head(key: str, title: str) -> str:
-    return f'<th data-key="{key}" scope="col"><button type="button">{title}</button></th>'
+def _rows(report: Report) -> Iterator[dict[str, Any]]:
+    """The diff: titles of phases, steps, and folds of steps."""
+    for title, rows in sections(report.events):
+        if title:
+            yield {"title": title}
+        for item in rows:
+            if isinstance(item, Fold):
+                yield {"fold": list(map(_step, item.events)), "live": format_bytes(item.live), "open": False}
+            else:
+                yield _step(item)
 
 
-def _as_data(reports: Sequence[Report]) -> str:
-    """JSON in which nothing ends the script that it lies in."""
-    return json.dumps(to_columns(reports), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+def _step(event: Event) -> dict[str, Any]:
+    return {
+        "kind": event.kind,
+        "name": event.name,
+        "origin": name_of(event),
+        "phase": event.phase,
+        "bytes": format_bytes(event.nbytes),
+        "seconds": format_seconds(event.cost),
+        "live": format_bytes(event.live),
+        "why": why(event),
+        "source": event.source,
+        "storages": event.storages,
+    }
+
+
+_as_text = lru_cache(format_bytes)  # from one operator to the next most kinds stay as they are
+
+
+def _point(point: Point) -> dict[str, Any]:
+    # A report without parts shows its live bytes as activations.
+    parts = point.parts or [point.live * (kind == "activation") for kind in KINDS]
+    texts = dict(zip((*KINDS, "live"), map(_as_text, (*parts, sum(parts)))))
+    return {"name": point.name, "live": sum(parts), "parts": parts, "texts": texts}
+
+
+def _storage(storage: StorageStats) -> dict[str, Any]:
+    cost = format_seconds(storage.recompute_cost) if storage.recompute_cost else "0"
+    return {**vars(storage), "texts": {"nbytes": format_bytes(storage.nbytes), "recompute_cost": cost}}

@@ -76,6 +76,11 @@ def life_of(report: Report, name: str) -> Life:
         for choice in report.choices
         if choice.at <= end  # the graph frees a value after its last read, which a heuristic cannot know
     ]
+    gaps = (
+        _gap(report, position, block.dropped_at, block.again_at)
+        for block in copies
+        if block.dropped_at is not None and block.again_at is not None
+    )
     return Life(
         storage=report.storages[position],
         operator=makers[0].target if makers else "",
@@ -84,7 +89,7 @@ def life_of(report: Report, name: str) -> Life:
         budget=report.budget,
         decided_by=report.heuristic,
         moments=tuple(sorted(moments, key=lambda moment: moment.at)),
-        gaps=tuple(_gaps(report, position)),
+        gaps=tuple(gaps),
     )
 
 
@@ -111,19 +116,13 @@ def _moments_of(report: Report, block: Block) -> Iterator[Moment]:
         yield _moment(report, "recomputed" if again else "computed", block.made_at)
     for at in block.readers:
         yield _moment(report, "read", at)
-    dropped = _drop_after(report, block)
-    if dropped is not None:
-        event = report.events[dropped]
-        yield _moment(report, "dropped", dropped, score=event.score, again=event.again, away=event.away)
+    if block.dropped_at is not None:
+        event = report.events[block.dropped_at]
+        yield _moment(
+            report, "dropped", block.dropped_at, score=event.score, again=event.again, away=event.away
+        )
     elif not block.stays and block.last_at >= 0:
         yield _moment(report, "freed", block.last_at)
-
-
-def _drop_after(report: Report, block: Block) -> int | None:
-    """Where the block is dropped to be computed again, if it is."""
-    later = range(max(block.made_at, 0), len(report.events))
-    drops = (at for at in later if report.events[at].kind == "drop")
-    return next((at for at in drops if block.storage in report.events[at].storages), None)
 
 
 def _moment(report: Report, kind: str, at: int, **more: Any) -> Moment:
@@ -132,29 +131,19 @@ def _moment(report: Report, kind: str, at: int, **more: Any) -> Moment:
     return Moment(kind, at, operator, event.phase, event.live, event.reason, event.source, **more)
 
 
-def _gaps(report: Report, position: int) -> Iterator[Gap]:
-    nbytes = report.storages[position].nbytes
-    dropped: int | None = None
-    for at, event in enumerate(report.events):
-        if position not in event.storages:
-            continue
-        if event.kind == "drop":
-            dropped = at
-        elif event.kind == "recompute" and dropped is not None:
-            between = [
-                event for event in report.events[dropped + 1 : at] if event.kind in ("compute", "recompute")
-            ]
-            # Whatever the gap holds, the value was there before it and is there after it.
-            most = max(between, key=lambda event: event.live, default=event)
-            yield Gap(
-                dropped_at=dropped,
-                recomputed_at=at,
-                operators=len(between),
-                seconds=math.fsum(event.cost for event in between),
-                operator=most.name,
-                peak=most.live + (nbytes if between else 0),
-            )
-            dropped = None
+def _gap(report: Report, storage: int, dropped_at: int, again_at: int) -> Gap:
+    steps = report.events[dropped_at + 1 : again_at]
+    between = [event for event in steps if event.kind in ("compute", "recompute")]
+    # Whatever the gap holds, the value was there before it and is there after it.
+    most = max(between, key=lambda event: event.live, default=report.events[again_at])
+    return Gap(
+        dropped_at=dropped_at,
+        recomputed_at=again_at,
+        operators=len(between),
+        seconds=math.fsum(event.cost for event in between),
+        operator=most.name,
+        peak=most.live + (report.storages[storage].nbytes if between else 0),
+    )
 
 
 # As text

@@ -33,7 +33,7 @@ class Chart {
     this.changes = report.events.filter((event) => event.kind in LANES);
     this.operators = report.events.filter((event) => event.kind !== "drop");
     this.places = {
-      after: report.after.live.map((_, i) => i),
+      after: report.after.map((_, i) => i),
       before: placesBefore(report, this.operators),
     };
     this.draw();
@@ -50,9 +50,9 @@ class Chart {
     this.height = this.width < 600 ? 300 : 380;
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
     this.svg.replaceChildren();
-    this.count = Math.max(1, this.report.after.live.length);
+    this.count = Math.max(1, this.report.after.length);
     const { budget } = this.report;
-    const top = Math.max(1, most(this.report.before.live), most(this.report.after.live));
+    const top = Math.max(1, most(this.report.before), most(this.report.after));
     this.hasBudget = budget <= 1.3 * top;
     this.axis = axisOf(this.hasBudget ? Math.max(top, budget) : top);
     const stacked = this.stacked;
@@ -97,15 +97,15 @@ class Chart {
 
   // A point for each pixel at most: that of most live bytes, so that no peak is lost.
   columns(which) {
-    const { live } = this.report[which];
+    const points = this.report[which];
     const places = this.places[which];
     const pixels = this.width - MARGIN.left - MARGIN.right;
     const found = [];
     let last = -1;
-    live.forEach((nbytes, i) => {
+    points.forEach(({ live }, i) => {
       const column = Math.floor((places[i] / this.count) * pixels);
       if (column !== last) found.push(i);
-      else if (nbytes > live[found.at(-1)]) found[found.length - 1] = i;
+      else if (live > points[found.at(-1)].live) found[found.length - 1] = i;
       last = column;
     });
     return found;
@@ -113,10 +113,10 @@ class Chart {
 
   drawStack(which) {
     const columns = this.columns(which);
-    const { parts } = this.report[which];
+    const points = this.report[which];
     let below = columns.map(() => 0);
     this.report.kinds.forEach((kind, k) => {
-      const above = columns.map((i, c) => below[c] + parts[k][i]);
+      const above = columns.map((i, c) => below[c] + points[i].parts[k]);
       if (above.some((nbytes, c) => nbytes > below[c])) {
         const edge = this.steps(which, columns, above);
         const back = this.steps(which, columns, below).reverse();
@@ -128,8 +128,8 @@ class Chart {
 
   outline(which) {
     const columns = this.columns(which);
-    const { live } = this.report[which];
-    return columns.length ? `M${this.steps(which, columns, columns.map((i) => live[i])).join("L")}` : "";
+    const heights = columns.map((i) => this.report[which][i].live);
+    return columns.length ? `M${this.steps(which, columns, heights).join("L")}` : "";
   }
 
   // The corners of a line that is level over each column.
@@ -157,31 +157,30 @@ class Chart {
   drawBudget() {
     const y = this.y(this.report.budget);
     this.add("line", { class: "budget", x1: MARGIN.left, x2: this.width - MARGIN.right, y1: y, y2: y });
-    this.text(MARGIN.left + 6, y + 15, `budget ${formatBytes(this.report.budget)}`, "start", "halo budget-label");
+    this.text(MARGIN.left + 6, y + 15, `budget ${this.report.budgetText}`, "start", "halo budget-label");
   }
 
   peak(which = "after") {
-    const { live } = this.report[which];
-    return this.places[which][live.indexOf(most(live))] ?? 0;
+    return this.places[which][highest(this.report[which])] ?? 0;
   }
 
   drawPeaks(stacked, outlined) {
     const y = this.drawPeak(stacked);
-    const other = this.y(most(this.report[outlined].live));
+    const other = this.y(most(this.report[outlined]));
     if (Math.abs(y - other) > 20) this.drawPeak(outlined);
   }
 
   // Returns the height of the peak, where its label is.
   drawPeak(which) {
-    const { live, name } = this.report[which];
-    const i = live.indexOf(most(live));
+    const i = highest(this.report[which]);
     if (i < 0) return Infinity;
+    const { live, name, texts } = this.report[which][i];
     const x = this.x(this.places[which][i]);
-    const y = this.y(live[i]);
+    const y = this.y(live);
     this.add("circle", { class: "peak", cx: x, cy: y, r: 4 });
     const isRight = x > 0.6 * this.width;
-    const where = this.width < 600 ? "" : ` at ${name[i]}`;
-    const label = `${which}: ${formatBytes(live[i])}${where}`;
+    const where = this.width < 600 ? "" : ` at ${name}`;
+    const label = `${which}: ${texts.live}${where}`;
     const line = this.y(this.report.budget);
     const above = y - 8 > line - 4 && y - 20 < line ? line - 6 : y - 8; // not across the line of the budget
     this.text(x + (isRight ? -9 : 9), Math.max(above, 12), label, isRight ? "end" : "start", "halo peak-label");
@@ -250,16 +249,14 @@ class Chart {
     const which = this.stacked;
     const place = at ?? this.peak(which);
     const i = this.places[which].findLastIndex((x) => x <= place);
-    const { live, name, parts } = this.report[which];
     if (i < 0) return;
-    const event = this.operators.find((operator) => operator.name === name[i]);
+    const { name, texts } = this.report[which][i];
+    const event = this.operators.find((operator) => operator.name === name);
     const source = event?.source ? `, ${event.source}` : "";
     this.readout.textContent =
-      `${at === null ? "At the peak" : `Operator ${i + 1} of ${live.length}`} ${which}: ` +
-      `${name[i]}, ${formatBytes(live[i])} live${source}`;
-    this.report.kinds.forEach((kind, k) => {
-      this.legend.querySelector(`.${kind} output`).textContent = formatBytes(parts[k][i]);
-    });
+      `${at === null ? "At the peak" : `Operator ${i + 1} of ${this.report[which].length}`} ${which}: ` +
+      `${name}, ${texts.live} live${source}`;
+    for (const kind of this.report.kinds) this.legend.querySelector(`.${kind} output`).textContent = texts[kind];
   }
 
   choose() {
@@ -304,11 +301,16 @@ class Chart {
 function placesBefore(report, operators) {
   const now = new Map(operators.map((event, i) => [event.name, i]));
   let last = -1;
-  return report.before.name.map((name) => (last = now.get(name) ?? last + 1));
+  return report.before.map(({ name }) => (last = now.get(name) ?? last + 1));
 }
 
-function most(numbers) {
-  return numbers.reduce((a, b) => Math.max(a, b), 0);
+// Where the peak is; -1 without operators.
+function highest(points) {
+  return points.reduce((at, { live }, i) => (at < 0 || live > points[at].live ? i : at), -1);
+}
+
+function most(points) {
+  return points[highest(points)]?.live ?? 0;
 }
 
 // Round numbers of one binary unit, up to the top.

@@ -1,6 +1,5 @@
-// The operators in execution order, unchanged runs folded, or those that a search finds.
+// The rows of the diff: phases by their titles, steps, folds of unchanged operators; or the steps that a search finds.
 
-const CONTEXT = 1; // unchanged operators shown on either side of a change, as in the terminal
 const MARKS = { drop: "−", recompute: "+" };
 
 class Diff {
@@ -10,7 +9,7 @@ class Diff {
     this.lit = new Set();
     this.tree = new VirtualTree(root.querySelector("#diff"), {
       fill: (element, row) => this.fill(element, row),
-      onActive: (row) => this.light(row?.event ? together(row.event) : [], row?.event),
+      onActive: (row) => (row?.kind ? this.light(together(row), row) : this.light([])),
       onOpen: (row, expanded) => this.open(row, expanded),
     });
     this.search = root.querySelector("#search");
@@ -30,7 +29,7 @@ class Diff {
 
   show(report) {
     this.events = report.events;
-    this.rows = foldedRows(report.events);
+    this.rows = report.rows;
     this.folds = this.rows.filter((row) => row.fold);
     this.texts = report.events.map((event) =>
       [event.kind, event.name, event.origin, event.why, event.source, ...made(event, report)].join("\n").toLowerCase(),
@@ -42,16 +41,13 @@ class Diff {
 
   update() {
     const wanted = this.search.value.trim().toLowerCase();
-    const visible = wanted ? this.matching(wanted) : this.rows.flatMap(withInside);
+    const visible = wanted
+      ? this.events.filter((_, i) => this.texts[i].includes(wanted))
+      : this.rows.flatMap((row) => (row.open ? [row, ...row.fold] : [row]));
     this.found.textContent = wanted ? `${visible.length} of ${formatCount(this.events.length, "step")}` : "";
     this.unfold.disabled = Boolean(wanted) || !this.folds.length;
     this.unfold.textContent = this.folds.every((fold) => fold.open) && this.folds.length ? "Fold all" : "Unfold all";
     this.tree.show(visible);
-  }
-
-  matching(wanted) {
-    const texts = this.texts;
-    return this.events.filter((_, i) => texts[i].includes(wanted)).map(rowOf);
   }
 
   // A fold opens or closes; from a change it goes to the change that belongs to it.
@@ -59,17 +55,17 @@ class Diff {
     if (row.fold) {
       row.open = expanded ?? !row.open;
       this.update();
-    } else if (row.event?.pairs.length && expanded === undefined) {
-      this.goTo(row.event.pairs[0]);
+    } else if (row.pairs?.length && expanded === undefined) {
+      this.goTo(row.pairs[0]);
     }
   }
 
   goTo(event) {
-    if (this.search.value && !this.tree.rows.includes(rowOf(event))) this.search.value = "";
+    if (this.search.value && !this.tree.rows.includes(event)) this.search.value = "";
     const fold = this.folds.find((candidate) => candidate.fold.includes(event));
     if (fold) fold.open = true;
     this.update();
-    this.tree.reveal(rowOf(event));
+    this.tree.reveal(event);
   }
 
   setLit(events) {
@@ -81,7 +77,7 @@ class Diff {
   // Beside the list, where in it a lit event is.
   place(event) {
     const mark = document.createElement("i");
-    const at = this.tree.rows.indexOf(rowOf(event));
+    const at = this.tree.rows.indexOf(event);
     mark.style.top = `${(100 * (at + 0.5)) / this.tree.rows.length}%`;
     mark.hidden = at < 0;
     return mark;
@@ -92,18 +88,16 @@ class Diff {
       element.className = "fold";
       element.setAttribute("aria-expanded", row.open);
       const count = formatCount(row.fold.length, "operator");
-      setCells(element, { name: `${row.open ? "▾" : "…"} ${count}`, live: `≤ ${formatBytes(row.live)}` });
-    } else if (row.event) {
-      const { event } = row;
-      const changed = event.kind in MARKS;
-      element.className = `step ${event.kind}${this.lit.has(event) ? " lit" : ""}`;
+      setCells(element, { name: `${row.open ? "▾" : "…"} ${count}`, live: `≤ ${row.live}` });
+    } else if (row.kind) {
+      element.className = `step ${row.kind}${this.lit.has(row) ? " lit" : ""}`;
       setCells(element, {
-        mark: MARKS[event.kind] ?? "", verb: changed ? event.kind : "", name: event.origin,
-        bytes: formatBytes(event.nbytes), why: event.why, source: event.source, live: formatBytes(event.live),
+        mark: MARKS[row.kind] ?? "", verb: row.kind in MARKS ? row.kind : "", name: row.origin,
+        bytes: row.bytes, why: row.why, source: row.source, live: row.live,
       });
     } else {
       element.className = "phase";
-      setCells(element, { name: row.phase });
+      setCells(element, { name: row.title });
     }
   }
 }
@@ -127,51 +121,4 @@ function made(event, report) {
 // The change itself, and those that belong to it.
 function together(event) {
   return [event, ...event.pairs];
-}
-
-const rows = new WeakMap();
-
-function rowOf(event) {
-  if (!rows.has(event)) rows.set(event, { event });
-  return rows.get(event);
-}
-
-function withInside(row) {
-  return row.fold && row.open ? [row, ...row.fold.map(rowOf)] : [row];
-}
-
-function foldedRows(events) {
-  const found = [];
-  for (const phase of groups(events, (event) => event.phase)) {
-    if (phase[0].phase) found.push({ phase: title(phase) });
-    const isNear = new Array(phase.length).fill(false);
-    phase.forEach((event, i) => {
-      if (event.kind in MARKS) isNear.fill(true, Math.max(0, i - CONTEXT), i + CONTEXT + 1);
-    });
-    const near = new Map(phase.map((event, i) => [event, isNear[i]]));
-    for (const run of groups(phase, (event) => near.get(event))) {
-      if (near.get(run[0]) || run.length === 1) found.push(...run.map(rowOf));
-      else found.push({ fold: run, open: false, live: run.reduce((most, { live }) => Math.max(most, live), 0) });
-    }
-  }
-  return found;
-}
-
-function groups(items, key) {
-  const found = [];
-  let last;
-  for (const item of items) {
-    if (found.length && key(item) === last) found.at(-1).push(item);
-    else found.push([item]);
-    last = key(item);
-  }
-  return found;
-}
-
-function title(events) {
-  const count = (kind) => events.filter((event) => event.kind === kind).length;
-  return (
-    `${events[0].phase}: ${formatCount(count("compute"), "operator")}, ` +
-    `${formatCount(count("drop"), "drop")}, ${formatCount(count("recompute"), "recompute")}`
-  );
 }

@@ -10,7 +10,7 @@ class VirtualTree {
     this.rows = [];
     this.shown = new Map();
     this.active = null;
-    element.addEventListener("scroll", () => this.schedule());
+    element.addEventListener("scroll", () => this.draw());
     element.addEventListener("keydown", (event) => this.onKey(event));
     element.addEventListener("pointermove", (event) => {
       // Rows that scroll past a pointer at rest are not pointed at.
@@ -39,13 +39,6 @@ class VirtualTree {
     for (const row of this.shown.values()) row.remove();
     this.shown.clear();
     this.draw();
-  }
-
-  schedule() {
-    this.scheduled ??= requestAnimationFrame(() => {
-      this.scheduled = undefined;
-      this.draw();
-    });
   }
 
   draw() {

@@ -2,8 +2,8 @@
 
 const HINT = "Point at a drop, here or in the picture, to light up where it is computed again; Enter or a click goes there.";
 
-function start() {
-  const reports = readReports(JSON.parse(document.getElementById("data").textContent));
+async function start() {
+  const reports = await readReports(document.getElementById("data").textContent);
   const status = document.getElementById("status");
   let shown;
 
@@ -41,11 +41,11 @@ function sentence(event, report) {
   const [drop, again] = event.kind === "drop" ? [event, event.pairs[0]] : [event.pairs[0], event];
   if (event.kind === "compute") {
     const place = event.source ? ` · ${event.source}` : "";
-    return `${event.origin}: computed in ${formatSeconds(event.cost)}, ${formatBytes(event.live)} live${place}`;
+    return `${event.origin}: computed in ${event.seconds}, ${event.live} live${place}`;
   }
   const parts = [];
-  if (drop) parts.push(`${formatBytes(drop.nbytes)} dropped (${drop.why})`);
-  if (again) parts.push(`made again ${again.why} in ${formatSeconds(again.cost)}`);
+  if (drop) parts.push(`${drop.bytes} dropped (${drop.why})`);
+  if (again) parts.push(`made again ${again.why} in ${again.seconds}`);
   if (drop && again) parts.push(`away for ${formatCount(Math.round(again.at - drop.at - 0.5), "operator")}`);
   const source = drop?.source || again?.source;
   return `${name}: ${parts.join(", ")}${source ? ` · ${source}` : ""}`;

@@ -62,11 +62,10 @@ class Storages {
     const row = document.createElement("tr");
     row.tabIndex = i ? -1 : 0;
     row.dataset.storage = i;
-    const texts = [
-      storage.name, storage.kind, formatBytes(storage.nbytes), storage.drops, storage.recomputes,
-      storage.cost ? formatSeconds(storage.cost) : "0",
-    ];
-    for (const text of texts) row.appendChild(document.createElement("td")).textContent = text;
+    for (const { dataset } of this.heads) {
+      const { key } = dataset;
+      row.appendChild(document.createElement("td")).textContent = storage.texts[key] ?? storage[key];
+    }
     return row;
   }
 

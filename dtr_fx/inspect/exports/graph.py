@@ -39,15 +39,6 @@ def _drops_by_operator(report: Report) -> Counter[str]:
 
 
 def _attributes(event: Event, drops: int, recomputes: int) -> dict[str, str | int | float]:
-    return {
-        "kind": "operator",
-        "target": event.target,
-        "phase": event.phase,
-        "module": event.module,
-        "source": event.source,
-        "nbytes": event.nbytes,
-        "cost": event.cost,
-        "drops": drops,
-        "recomputes": recomputes,
-        "recompute_cost": recomputes * event.cost,
-    }
+    facts = {name: getattr(event, name) for name in ("target", "phase", "module", "source", "nbytes", "cost")}
+    again = {"recomputes": recomputes, "recompute_cost": recomputes * event.cost}
+    return {"kind": "operator", **facts, "drops": drops, **again}

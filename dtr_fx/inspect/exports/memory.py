@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
 
-from dtr_fx.report import Event, Report
-from dtr_fx.report.blocks import Block, blocks
+from dtr_fx.report import Report
+from dtr_fx.report.blocks import blocks
 
 _MICROSECONDS = 1e6
-_FREE = ("free_requested", "free_completed")
 
 
 def to_memory_snapshot(report: Report) -> dict[str, Any]:
@@ -21,109 +23,39 @@ def to_memory_snapshot(report: Report) -> dict[str, Any]:
     addresses are made up, one for each block, so that nothing is reused and nothing fragments; there is one
     segment, one stream, and no cache.
     """
-    tracer = _Tracer(report)
-    trace = tracer.trace()
-    return {"segments": [tracer.segment()], "device_traces": [trace], "allocator_settings": {}}
-
-
-class _Tracer:
-    """Blocks at made-up addresses, one after the other."""
-
-    def __init__(self, report: Report) -> None:
-        self._report = report
-        self._blocks = [block for block in blocks(report) if report.storages[block.storage].nbytes]
-        self._top = 0
-        self._addresses = [self._place(self._nbytes(block)) for block in self._blocks]
-
-    def trace(self) -> list[dict[str, Any]]:
-        """Allocations and releases, in order."""
-        made: dict[int, list[int]] = {}
-        freed: dict[int, list[int]] = {}
-        for number, block in enumerate(self._blocks):
-            made.setdefault(block.made_at, []).append(number)
-            if not block.stays:
-                freed.setdefault(block.last_at, []).append(number)
-        temporary = {point.name: point.parts[-1] for point in self._report.after if point.parts}
-        entries = [self._entry("alloc", number, 0.0) for number in made.get(-1, ())]
-        clock = 0.0
-        for at, event in enumerate(self._report.events):
-            entries += [self._entry("alloc", number, clock) for number in made.get(at, ())]
-            entries += self._temporary(event, temporary.get(event.name, 0), clock)
-            clock += event.cost * _MICROSECONDS
-            for number in freed.get(at, ()):
-                entries += [self._entry(action, number, clock) for action in _FREE]
-        return entries
-
-    def segment(self) -> dict[str, Any]:
-        """The memory at the step's end; after ``trace``, which finds out how much there is."""
-        held = [
-            {
-                "address": address,
-                "size": self._nbytes(block),
-                "requested_size": self._nbytes(block),
-                "state": "active_allocated" if block.stays else "inactive",
-                "frames": self._frames(block),
-            }
-            for block, address in zip(self._blocks, self._addresses)
-        ]
-        end = sum(map(self._nbytes, self._blocks))
-        if self._top > end:
-            held.append({"address": end, "size": self._top - end, "requested_size": 0, "state": "inactive"})
-        live = sum(self._nbytes(block) for block in self._blocks if block.stays)
-        return {
-            "device": 0,
-            "address": 0,
-            "total_size": self._top,
-            "allocated_size": live,
-            "active_size": live,
-            "stream": 0,
-            "segment_type": "large",
-            "blocks": held,
-        }
-
-    def _place(self, nbytes: int) -> int:
-        address = self._top
-        self._top += nbytes
-        return address
-
-    def _nbytes(self, block: Block) -> int:
-        return self._report.storages[block.storage].nbytes
-
-    def _temporary(self, event: Event, nbytes: int, clock: float) -> list[dict[str, Any]]:
-        """The workspace of an operator: there while it runs."""
-        if not nbytes:
-            return []
-        frames = _frames(f"{event.name} (temporary)", event.source)
-        end = clock + event.cost * _MICROSECONDS
-        address = self._place(nbytes)
-        return [
-            _entry(action, address, nbytes, frames, clock if action == "alloc" else end)
-            for action in ("alloc", *_FREE)
-        ]
-
-    def _entry(self, action: str, number: int, clock: float) -> dict[str, Any]:
-        block = self._blocks[number]
-        return _entry(action, self._addresses[number], self._nbytes(block), self._frames(block), clock)
-
-    def _frames(self, block: Block) -> list[dict[str, Any]]:
-        name = self._report.storages[block.storage].name
-        if block.made_at < 0:
-            return _frames(name, "")
-        event = self._report.events[block.made_at]
-        return _frames(f"{event.name}: {name}" if event.name != name else name, event.source)
-
-
-def _entry(
-    action: str, address: int, nbytes: int, frames: list[dict[str, Any]], clock: float
-) -> dict[str, Any]:
+    pieces = [piece for piece in _pieces(report) if piece.nbytes]
+    addresses = list(accumulate((piece.nbytes for piece in pieces), initial=0))
+    trace = list(_trace(report, list(zip(pieces, addresses))))
     return {
-        "action": action,
-        "addr": address,
-        "size": nbytes,
-        "stream": 0,
-        "time_us": round(clock),
-        "frames": frames,
+        "segments": [_segment(pieces, addresses)],
+        "device_traces": [trace],
+        "allocator_settings": {},
     }
+
+
+class _Piece(NamedTuple):
+    """Memory at an address of its own, from one event (-1: before the step) to another (None: it stays)."""
+
+    nbytes: int
+    made_at: int
+    freed_at: int | None
+    frames: list[dict[str, Any]]
+
+
+def _pieces(report: Report) -> Iterator[_Piece]:
+    """The blocks, and the workspaces of operators, each there while the operator runs."""
+    for block in blocks(report):
+        name, nbytes = report.storages[block.storage].name, report.storages[block.storage].nbytes
+        source = ""
+        if block.made_at >= 0:
+            event = report.events[block.made_at]
+            name, source = f"{event.name}: {name}" if event.name != name else name, event.source
+        freed_at = None if block.stays else block.last_at
+        yield _Piece(nbytes, block.made_at, freed_at, _frames(name, source))
+    temporary = {point.name: point.parts[-1] for point in report.after if point.parts}
+    for at, event in enumerate(report.events):
+        frames = _frames(f"{event.name} (temporary)", event.source)
+        yield _Piece(temporary.get(event.name, 0), at, at, frames)
 
 
 def _frames(name: str, source: str) -> list[dict[str, Any]]:
@@ -132,3 +64,44 @@ def _frames(name: str, source: str) -> list[dict[str, Any]]:
     filename, _, line = place.rpartition(":")
     own = [{"filename": "dtr_fx", "line": 0, "name": name}]
     return own + ([{"filename": filename, "line": int(line), "name": code}] if line.isdecimal() else [])
+
+
+def _trace(report: Report, placed: Sequence[tuple[_Piece, int]]) -> Iterator[dict[str, Any]]:
+    """Allocations and releases, in order."""
+    made, freed = defaultdict(list), defaultdict(list)
+    for piece, address in placed:
+        entry = {"addr": address, "size": piece.nbytes, "stream": 0, "frames": piece.frames}
+        made[piece.made_at].append(entry)
+        freed[piece.freed_at].append(entry)
+    yield from ({**entry, "action": "alloc", "time_us": 0} for entry in made[-1])
+    clock = 0.0
+    for at, event in enumerate(report.events):
+        yield from ({**entry, "action": "alloc", "time_us": round(clock)} for entry in made[at])
+        clock += event.cost * _MICROSECONDS
+        for entry in freed[at]:
+            for action in ("free_requested", "free_completed"):
+                yield {**entry, "action": action, "time_us": round(clock)}
+
+
+def _segment(pieces: Sequence[_Piece], addresses: Sequence[int]) -> dict[str, Any]:
+    """The memory at the step's end."""
+    live = sum(piece.nbytes for piece in pieces if piece.freed_at is None)
+    return {
+        "device": 0,
+        "address": 0,
+        "total_size": addresses[-1],
+        "allocated_size": live,
+        "active_size": live,
+        "stream": 0,
+        "segment_type": "large",
+        "blocks": [
+            {
+                "address": address,
+                "size": piece.nbytes,
+                "requested_size": piece.nbytes,
+                "state": "active_allocated" if piece.freed_at is None else "inactive",
+                "frames": piece.frames,
+            }
+            for piece, address in zip(pieces, addresses)
+        ],
+    }
