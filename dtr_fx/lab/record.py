@@ -323,7 +323,7 @@ class _Recorder(TorchDispatchMode):
     """Writes down the operators that run under it, and the ends of their tensors' storages."""
 
     def __init__(self, clock: _CpuClock | _CudaClock, saved: _Saved) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.clock = clock
         self._saved = saved
         self.lines: list[Line] = []

@@ -22,13 +22,13 @@ from dtr_fx.lab.planners import (
     PLANNERS,
     CannotPlan,
     OperatorGraph,
-    Plan,
     Solution,
     check,
     plan_dtr,
     solve_checkmate,
     solve_moccasin,
 )
+from dtr_fx.runtime import Plan
 from dtr_fx.runtime.program import Program
 
 if TYPE_CHECKING:

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dtr_fx.lab.zoo.layers import Model
+
 
 class Cell(nn.Module):
     """One step in time: from (batch, inputs) and two (batch, hidden) states to the next two."""
@@ -41,9 +43,7 @@ class LSTM(nn.Module):
         return F.cross_entropy(self.head(h), labels)
 
 
-def lstm(
-    steps: int = 128, batch: int = 256, inputs: int = 16, hidden: int = 64
-) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def lstm(steps: int = 128, batch: int = 256, inputs: int = 16, hidden: int = 64) -> Model:
     """An LSTM and a batch of random sequences of ``steps`` vectors."""
     model = LSTM(inputs=inputs, hidden=hidden, classes=10)
     return model, (torch.randn(steps, batch, inputs), torch.randint(10, (batch,)))

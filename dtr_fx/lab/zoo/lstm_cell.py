@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dtr_fx.lab.zoo.layers import Model
+
 
 class Steps(nn.Module):
     """A number of steps of one cell."""
@@ -48,7 +50,7 @@ def lstm_cell(
     hidden: int = 128,
     classes: int = 10,
     segment: int | None = None,
-) -> tuple[nn.Module, tuple[Tensor, ...]]:
+) -> Model:
     """An LSTM and a batch of random sequences of ``steps`` vectors."""
     model = CellLSTM(inputs=inputs, hidden=hidden, classes=classes, steps=steps, segment=segment)
     return model, (torch.randn(steps, batch, inputs), torch.randint(classes, (batch,)))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from dtr_fx.lab.zoo.layers import ImageClassifier, Model, conv_norm, conv_norm_relu, labelled_images
 
 
 class BasicBlock(nn.Module):
@@ -15,11 +16,7 @@ class BasicBlock(nn.Module):
         self.stride = outputs // inputs
         self.new_channels = outputs - inputs
         self.residual = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, self.stride, padding=1, bias=False),
-            nn.BatchNorm2d(outputs),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
-            nn.BatchNorm2d(outputs),
+            *conv_norm_relu(inputs, outputs, 3, self.stride), *conv_norm(outputs, outputs, 3)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -31,27 +28,24 @@ class BasicBlock(nn.Module):
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
 
 
-class ResNet(nn.Module):
+class ResNet(ImageClassifier):
     """Three stages of ``blocks`` blocks each, 6 · ``blocks`` + 2 layers in all."""
 
     def __init__(self, *, blocks: int, width: int, classes: int) -> None:
         super().__init__()
         widths = [width] * blocks + [2 * width] * blocks + [4 * width] * blocks
-        self.stem = nn.Sequential(
-            nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
-        )
+        self.stem = nn.Sequential(*conv_norm_relu(3, width, 3))
         self.blocks = nn.Sequential(*(BasicBlock(a, b) for a, b in zip([width, *widths], widths)))
         self.head = nn.Linear(4 * width, classes)
 
     def blocks_to_checkpoint(self) -> list[nn.Module]:
         return list(self.blocks)
 
-    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        features = self.blocks(self.stem(images)).mean((2, 3))
-        return F.cross_entropy(self.head(features), labels)
+    def features(self, images: Tensor) -> Tensor:
+        features: Tensor = self.blocks(self.stem(images))
+        return features
 
 
-def resnet32(batch: int = 16) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """ResNet-32 in its own size, and a batch of random images of CIFAR's."""
-    model = ResNet(blocks=5, width=16, classes=10)
-    return model, (torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,)))
+def resnet32(batch: int = 16, *, blocks: int = 5) -> Model:
+    """ResNet-32 in its own size, and a batch of random images of CIFAR's; 200 blocks make ResNet-1202."""
+    return ResNet(blocks=blocks, width=16, classes=10), labelled_images(batch, 32, 10)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from dtr_fx.lab.zoo.layers import ImageClassifier, Model, conv_norm, conv_norm_relu, labelled_images
 
 _EXPANSION = 4
 
@@ -18,35 +19,23 @@ class Bottleneck(nn.Module):
         super().__init__()
         outputs = width * _EXPANSION
         self.residual = nn.Sequential(
-            nn.Conv2d(inputs, width, 1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(width, width, 3, stride, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(width, outputs, 1, bias=False),
-            nn.BatchNorm2d(outputs),
+            *conv_norm_relu(inputs, width, 1),
+            *conv_norm_relu(width, width, 3, stride),
+            *conv_norm(width, outputs, 1),
         )
-        self.shortcut = nn.Sequential()
-        if inputs != outputs:
-            self.shortcut.append(nn.Conv2d(inputs, outputs, 1, stride, bias=False))
-            self.shortcut.append(nn.BatchNorm2d(outputs))
+        projection = conv_norm(inputs, outputs, 1, stride) if inputs != outputs else ()
+        self.shortcut = nn.Sequential(*projection)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.residual(x) + self.shortcut(x))
 
 
-class ResNet50(nn.Module):
+class ResNet50(ImageClassifier):
     """A stem, and stages of so many blocks."""
 
     def __init__(self, *, blocks: Sequence[int], width: int, classes: int) -> None:
         super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-            nn.MaxPool2d(3, stride=2, padding=1),
-        )
+        self.stem = nn.Sequential(*conv_norm_relu(3, width, 7, 2), nn.MaxPool2d(3, stride=2, padding=1))
         channels = width
         self.stages = nn.ModuleList()
         for stage, count in enumerate(blocks):
@@ -59,11 +48,11 @@ class ResNet50(nn.Module):
     def blocks_to_checkpoint(self) -> list[nn.Module]:
         return list(self.stages)
 
-    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        x = self.stem(images)
+    def features(self, images: Tensor) -> Tensor:
+        x: Tensor = self.stem(images)
         for block in self.stages:
             x = block(x)
-        return F.cross_entropy(self.head(x.mean((2, 3))), labels)
+        return x
 
 
 def resnet50(
@@ -72,7 +61,7 @@ def resnet50(
     size: int = 64,
     classes: int = 10,
     blocks: Sequence[int] = (3, 4, 6, 3),
-) -> tuple[nn.Module, tuple[Tensor, ...]]:
+) -> Model:
     """ResNet-50 in depth, an eighth of its width, and a batch of random images; width 64 is its own."""
     model = ResNet50(blocks=blocks, width=width, classes=classes)
-    return model, (torch.randn(batch, 3, size, size), torch.randint(classes, (batch,)))
+    return model, labelled_images(batch, size, classes)

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dtr_fx.lab.zoo.layers import Model
+
 
 def double_conv(inputs: int, outputs: int) -> nn.Sequential:
     """Two unpadded convolutions: the image loses 4 pixels."""
@@ -43,7 +45,7 @@ class UNet(nn.Module):
         return F.cross_entropy(logits, crop(labels.unsqueeze(1), logits.shape[-1]).squeeze(1))
 
     def logits(self, images: Tensor) -> Tensor:
-        x = self.down[0](images)
+        x: Tensor = self.down[0](images)
         skips = []
         for down in self.down[1:]:
             skips.append(x)
@@ -52,10 +54,11 @@ class UNet(nn.Module):
         for up, merge in zip(self.up, self.merge):
             x = up(x)
             x = merge(torch.cat([crop(skips.pop(), x.shape[-1]), x], 1))
-        return self.head(x)
+        x = self.head(x)
+        return x
 
 
-def unet(width: int = 8, batch: int = 2, size: int = 252) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def unet(width: int = 8, batch: int = 2, size: int = 252) -> Model:
     """U-Net at an eighth of its width, and a batch of random images with a class for each pixel."""
     model = UNet(depth=4, width=width, classes=2)
     return model, (torch.randn(batch, 1, size, size), torch.randint(2, (batch, size, size)))

@@ -8,17 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dtr_fx.lab.zoo.layers import Model, conv_norm_relu
+
 
 def double_conv(inputs: int, outputs: int) -> nn.Sequential:
     """Two padded convolutions: the image keeps its size."""
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
-        nn.BatchNorm2d(outputs),
-        nn.ReLU(inplace=True),
-        nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
-        nn.BatchNorm2d(outputs),
-        nn.ReLU(inplace=True),
-    )
+    return nn.Sequential(*conv_norm_relu(inputs, outputs, 3), *conv_norm_relu(outputs, outputs, 3))
 
 
 class PaddedUNet(nn.Module):
@@ -45,9 +40,7 @@ class PaddedUNet(nn.Module):
         return F.cross_entropy(self.head(x), labels)
 
 
-def unet_bn(
-    depth: int = 4, width: int = 8, batch: int = 8, size: int = 64, classes: int = 4
-) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def unet_bn(depth: int = 4, width: int = 8, batch: int = 8, size: int = 64, classes: int = 4) -> Model:
     """A U-Net and a batch of random images with a class for each pixel."""
     model = PaddedUNet(depth=depth, width=width, classes=classes)
     return model, (torch.randn(batch, 3, size, size), torch.randint(classes, (batch, size, size)))
