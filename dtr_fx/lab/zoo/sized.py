@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from dtr_fx.lab.zoo.layers import Model
-from dtr_fx.lab.zoo.resnet import resnet32
-from dtr_fx.lab.zoo.resnet50 import resnet50
+from dtr_fx.lab.zoo.resnet import resnet32, resnet50
 from dtr_fx.lab.zoo.shufflenet import shufflenet
 from dtr_fx.lab.zoo.transformer import transformer
 from dtr_fx.lab.zoo.treelstm import treelstm
