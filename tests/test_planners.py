@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from itertools import pairwise
+from itertools import count, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +26,7 @@ from dtr_fx.lab.planners import (
     plan_revolve,
     training_chain,
 )
-from dtr_fx.lab.planners.revolve import forward_steps, revolve_order
+from dtr_fx.lab.planners.revolve import revolve_order
 from dtr_fx.lab.replay import replay
 from dtr_fx.runtime import Plan, Step
 from dtr_fx.runtime.program import Call, Constant, Keep, Output, Program, Release
@@ -298,6 +298,17 @@ def fewest_steps(steps: int, snapshots: int) -> int:
         place + fewest_steps(steps - place, snapshots - 1) + fewest_steps(place - 1, snapshots)
         for place in range(1, steps + 1)
     )
+
+
+def forward_steps(steps: int, snapshots: int) -> int:
+    """How many operators a chain's forward pass of N takes, all visits included.
+
+    Griewank and Walther's t(l, c) = r l − C(c + r, c + 1) for l = N + 1 steps and c = s + 1 checkpoints, the
+    input among them, where r is the smallest number with C(c + r, c) ≥ l: no operator runs more often.
+    """
+    checkpoints = snapshots + 1
+    runs = next(runs for runs in count() if math.comb(checkpoints + runs, checkpoints) >= steps + 1)
+    return runs * (steps + 1) - math.comb(checkpoints + runs, checkpoints + 1)
 
 
 @pytest.mark.parametrize("steps", range(1, 31))

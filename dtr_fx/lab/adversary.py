@@ -19,7 +19,7 @@ LEAST_BUDGET = 3  # t_0, and an operator's input and output
 
 @dataclass(frozen=True)
 class AdversaryRun:
-    """What the adversary got out of a heuristic.
+    """The network that the adversary revealed to a heuristic, and its cost.
 
     Of the ``n`` operators of one unit of cost and memory, path j has ``paths[j]``.  ``executed`` counts all
     that ran.
@@ -32,14 +32,9 @@ class AdversaryRun:
     executed: int
 
     @property
-    def optimum(self) -> int:
-        """``n``: computed path by path no operator runs twice, as only an input and an output are needed."""
-        return self.n
-
-    @property
     def ratio(self) -> float:
-        """Operators executed for each of the optimum."""
-        return self.executed / self.optimum
+        """Operators executed for each of the ``n`` that the optimum, path by path, executes."""
+        return self.executed / self.n
 
     @property
     def least_ratio(self) -> float:

@@ -29,19 +29,20 @@ class LogError(DTRError, ValueError):
     """A log that cannot be read: the file, the line, and what was expected there."""
 
 
-class _DamagedError(LogError):
-    """A file that ends in the middle of its data, or has other than text in it."""
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a log."""
 
 
 @dataclass(frozen=True, slots=True)
-class AnnotateLine:
+class AnnotateLine(Line):
     """``START``: the program begins here, what came before does not count. ``BACKWARD``: its second half."""
 
     annotation: str
 
 
 @dataclass(frozen=True, slots=True)
-class CallLine:
+class CallLine(Line):
     """An operator; a ``MemoryLine`` and an ``AliasLine`` follow for each result."""
 
     args: tuple[str, ...]
@@ -51,7 +52,7 @@ class CallLine:
 
 
 @dataclass(frozen=True, slots=True)
-class MutateLine:
+class MutateLine(Line):
     """An operator that writes into the arguments of the numbers ``mutate``."""
 
     args: tuple[str, ...]
@@ -61,14 +62,14 @@ class MutateLine:
 
 
 @dataclass(frozen=True, slots=True)
-class ConstantLine:
+class ConstantLine(Line):
     """A tensor from before the program; its ``MemoryLine`` follows."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryLine:
+class MemoryLine(Line):
     """The bytes of a tensor."""
 
     memory: int
@@ -76,7 +77,7 @@ class MemoryLine:
 
 
 @dataclass(frozen=True, slots=True)
-class AliasLine:
+class AliasLine(Line):
     """Of which argument of its operator a tensor is a view; -1: of none."""
 
     alias: int
@@ -84,7 +85,7 @@ class AliasLine:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyLine:
+class CopyLine(Line):
     """``dst`` is a new name for the tensor ``src``."""
 
     dst: str
@@ -92,7 +93,7 @@ class CopyLine:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyFromLine:
+class CopyFromLine(Line):
     """The name ``dst`` stands for the tensor ``src`` from now on."""
 
     dst: str
@@ -100,23 +101,11 @@ class CopyFromLine:
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseLine:
+class ReleaseLine(Line):
     """The name is gone."""
 
     name: str
 
-
-Line: TypeAlias = (
-    AnnotateLine
-    | CallLine
-    | MutateLine
-    | ConstantLine
-    | MemoryLine
-    | AliasLine
-    | CopyLine
-    | CopyFromLine
-    | ReleaseLine
-)
 
 START = "START"
 BACKWARD = "BACKWARD"
@@ -159,7 +148,7 @@ def _positions(value: Any) -> tuple[int, ...]:
 
 
 # The keys of each instruction, in the order of the class's fields.
-_FORMS: dict[str, tuple[type[Any], dict[str, Callable[[Any], Any]]]] = {
+_FORMS: dict[str, tuple[type[Line], dict[str, Callable[[Any], Any]]]] = {
     "ANNOTATE": (AnnotateLine, {"ANNOTATION": _text}),
     "CALL": (CallLine, {"ARGS": _names, "NAME": _text, "RESULT": _names, "TIME": _amount}),
     "MUTATE": (MutateLine, {"ARGS": _names, "MUTATE": _positions, "NAME": _text, "TIME": _amount}),
@@ -182,7 +171,7 @@ def parse_line(text: str) -> Line:
     Raises
     ------
     LogError
-        What was expected instead.
+        The line is none; the message says what was expected.
     """
     try:
         fields = json.loads(text)
@@ -249,14 +238,39 @@ def read_log(path: str | Path, *, simrd: bool = False) -> Program:
         The file cannot be opened.
     """
     path = Path(path)
-    with _open(path) as file:
-        reader = _read(_Lines(file, path), path, simrd=simrd)
+    lines = _lines(path)
+    start = next((number for number, (_, line) in enumerate(lines, 1) if line == AnnotateLine(START)), 0)
+    before = {name for _, line in lines[:start] for name in _made_by(line)}
+    reader = _Reader(lines[start:], before, simrd=simrd)
+    try:
+        reader.read()
+    except LogError as error:
+        raise LogError(f"{path}:{reader.number}: {error}") from None
     if not reader.calls:
         raise LogError(f"{path}: expected operators, found none")
     program = reader.program(path.name.removesuffix(".gz").removesuffix(".log"))
     if not program.peak:
         raise LogError(f"{path}: expected tensors of some bytes, found 0 bytes in each")
     return program
+
+
+_Numbered: TypeAlias = tuple[int, Line | LogError]
+
+
+def _lines(path: Path) -> list[_Numbered]:
+    """The lines of a file with their numbers; of a malformed one, which may come before START, the error."""
+    lines: list[_Numbered] = []
+    number = 0
+    try:
+        with _open(path) as file:
+            for number, text in enumerate(file, 1):
+                if text.strip():
+                    lines.append((number, _parsed(text)))
+    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
+        raise LogError(
+            f"{path}: expected a log, plain or gzip: damaged after line {number}: {error}"
+        ) from None
+    return lines
 
 
 @contextmanager
@@ -268,107 +282,35 @@ def _open(path: Path) -> Iterator[TextIO]:
             yield text
 
 
-def _read(lines: _Lines, path: Path, *, simrd: bool) -> _Reader:
-    """The lines from START on, or all of them; what is wrong before a START does not count."""
-    reader = _Reader(simrd=simrd)
-    while True:
-        try:
-            for line in lines:
-                reader.read(line, lines)
-        except _Started:
-            reader = _Reader(simrd=simrd, before=lines.before)
-        except _DamagedError:
-            raise
-        except LogError as error:
-            number = lines.number
-            if not lines.skip_to_start():
-                raise LogError(f"{path}:{number}: {error}") from None
-            reader = _Reader(simrd=simrd, before=lines.before)
-        else:
-            return reader
-
-
-class _Started(Exception):
-    """The line was START, and the first."""
-
-
-_START = AnnotateLine(START)
-
-
-class _Lines:
-    """The lines of a file, each checked; ``number`` is that of the last one.
-
-    ``before`` are the names that were made before START.
-    """
-
-    def __init__(self, file: TextIO, path: Path) -> None:
-        self._texts = _numbered(file, path)
-        self._started = False
-        self.number = 0
-        self.before: set[str] = set()
-
-    def __iter__(self) -> Iterator[Line]:
-        for number, text in self._texts:
-            self.number = number
-            if text.strip():
-                line = parse_line(text)
-                if not self._started:
-                    self._look_for_start(line)
-                yield line
-
-    def skip_to_start(self) -> bool:
-        """Go on after START, if it is still to come."""
-        started = self._started
-        while not self._started:
-            try:
-                for _ in self:
-                    pass
-                return False
-            except _DamagedError:
-                raise
-            except (LogError, _Started):
-                pass
-        return not started
-
-    def expect(self, kind: type[Any], name: str) -> Any:
-        """The next line, which has to be of this kind and name."""
-        expected = f"{_KINDS[kind]} of {name}"
-        line = next(iter(self), None)
-        if line is None:
-            raise LogError(f"expected {expected}, found the end of the log")
-        if type(line) is not kind or getattr(line, "name", None) != name:
-            raise LogError(f"expected {expected}, found {format_line(line)}")
-        return line
-
-    def _look_for_start(self, line: Line) -> None:
-        if line == _START:
-            self._started = True
-            raise _Started
-        match line:
-            case CallLine(result=names):
-                self.before.update(names)
-            case ConstantLine(name) | CopyLine(dst=name):
-                self.before.add(name)
-
-
-def _numbered(file: TextIO, path: Path) -> Iterator[tuple[int, str]]:
-    number = 0
+def _parsed(text: str) -> Line | LogError:
     try:
-        for number, text in enumerate(file, 1):
-            yield number, text
-    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
-        raise _DamagedError(
-            f"{path}: expected a log, plain or gzip: damaged after line {number}: {error}"
-        ) from None
+        return parse_line(text)
+    except LogError as error:
+        return error
+
+
+def _made_by(line: Line | LogError) -> Iterable[str]:
+    """The names that a line makes."""
+    match line:
+        case CallLine(result=names):
+            return names
+        case ConstantLine(name) | CopyLine(dst=name):
+            return [name]
+    return ()
 
 
 class _Reader:
-    """Binds names to tensors, line by line, and writes down the steps."""
+    """Binds names to tensors, line by line, and writes down the steps; ``number`` is the last line's.
 
-    def __init__(self, *, simrd: bool, before: Iterable[str] = ()) -> None:
+    ``before`` are names from before START, which may still be released.
+    """
+
+    def __init__(self, lines: Iterable[_Numbered], before: set[str], *, simrd: bool) -> None:
+        self._lines = iter(lines)
+        self.number = 0
         self.instructions: list[Instruction] = []
         self._simrd = simrd
-        self._before = set(before)  # names that may still be released
+        self._before = before
         self._tensors: dict[str, int] = {}  # the tensor that a name stands for
         self._names: dict[int, int] = {}  # how many names a tensor has
         self._storages: list[int] = []  # of each tensor, its storage: the number of the first tensor there
@@ -384,16 +326,36 @@ class _Reader:
         steps = (*self.instructions, *(Keep(tensor) for tensor in kept))
         return Program(name, steps, backward, simrd=self._simrd)
 
-    def read(self, line: Line, lines: _Lines) -> None:
+    def read(self) -> None:
+        while (line := self._next()) is not None:
+            self._read(line)
+
+    def _next(self) -> Line | None:
+        self.number, line = next(self._lines, (self.number, None))
+        if isinstance(line, LogError):
+            raise line
+        return line
+
+    def _expect(self, kind: type[Any], name: str) -> Any:
+        """The next line, which has to be of this kind and name."""
+        expected = f"{_KINDS[kind]} of {name}"
+        line = self._next()
+        if line is None:
+            raise LogError(f"expected {expected}, found the end of the log")
+        if type(line) is not kind or getattr(line, "name", None) != name:
+            raise LogError(f"expected {expected}, found {format_line(line)}")
+        return line
+
+    def _read(self, line: Line) -> None:
         match line:
             case AnnotateLine(annotation):
                 if annotation == BACKWARD:
                     self._backward = self.calls
             case ConstantLine(name):
-                size = lines.expect(MemoryLine, name).memory
+                size = self._expect(MemoryLine, name).memory
                 self.instructions.append(Constant(self._new(name, size), size))
             case CallLine():
-                self._call(line, lines)
+                self._call(line)
             case MutateLine():
                 self._mutate(line)
             case CopyLine(dst, src):
@@ -413,12 +375,12 @@ class _Reader:
             case MemoryLine(name=name) | AliasLine(name=name):
                 raise LogError(f"expected {_KINDS[type(line)]} of {name} only after the line that makes it")
 
-    def _call(self, line: CallLine, lines: _Lines) -> None:
+    def _call(self, line: CallLine) -> None:
         inputs = tuple(self._tensor(name) for name in line.args)
         outputs = []
         for name in line.result:
-            size = lines.expect(MemoryLine, name).memory
-            alias = lines.expect(AliasLine, name).alias
+            size = self._expect(MemoryLine, name).memory
+            alias = self._expect(AliasLine, name).alias
             if not -1 <= alias < len(inputs):
                 raise LogError(f"expected -1 or the number of an argument below {len(inputs)}, found {alias}")
             if alias == -1:

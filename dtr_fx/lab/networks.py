@@ -38,7 +38,7 @@ def training_step(name: str, layers: Sequence[Layer], *, backward_cost: float = 
     layers:
         In an order in which parents come first.
     backward_cost:
-        What a gradient operator costs, relative to its forward operator.  A sum of two gradients costs 1.
+        The cost of a gradient operator, relative to its forward operator.  A sum of two gradients costs 1.
 
     Raises
     ------
@@ -130,7 +130,7 @@ def linear(n: int) -> Program:
     (200.0, 100)
     """
     _at_least(1, n=n)
-    layers = [Layer(f"f{number + 1}", _previous(number)) for number in range(n)]
+    layers = [Layer("f1", ()), *(Layer(f"f{number + 1}", (number - 1,)) for number in range(1, n))]
     return training_step(f"linear({n})", layers, backward_cost=1.0)
 
 
@@ -201,10 +201,6 @@ def random_dag(n: int, seed: int = 0, *, fan_in: int = 3) -> Program:
         for number in range(n)
     ]
     return training_step(f"random_dag({n}, {seed})", layers)
-
-
-def _previous(number: int) -> tuple[int, ...]:
-    return (number - 1,) if number else ()
 
 
 def _at_least(least: int, **arguments: int) -> None:

@@ -131,7 +131,7 @@ def _with_times(lines: Iterable[Line], times: Iterator[int]) -> Iterator[Line]:
 def _record_step(model: Callable[..., Any], inputs: Inputs) -> tuple[list[Line], list[int]]:
     """The lines of a step, and the times that belong into its operators' lines."""
     state = _state(model, inputs)
-    with _as_before(state) as saved, torch.enable_grad(), _Recorder(_clock(state), saved) as recorder:
+    with _as_before(state) as saved, torch.enable_grad(), _Recorder(_Clock(state), saved) as recorder:
         recorder.start(state)
         output = model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
         loss = loss_of(output)
@@ -204,52 +204,34 @@ def _as_before(state: Sequence[Tensor]) -> Iterator[_Saved]:
 # Times
 
 
-class _CpuClock:
-    def __init__(self) -> None:
-        self._times: list[int] = []
+class _Clock:
+    """Times operators; on a CUDA device by events on its stream, so that nothing has to wait."""
+
+    def __init__(self, state: Iterable[Tensor]) -> None:
+        self._device = next((tensor.device for tensor in state if tensor.is_cuda), None)
+        self._spans: list[tuple[Any, Any] | None] = []
 
     def skip(self) -> None:
         """An operator that takes no time."""
-        self._times.append(0)
+        self._spans.append(None)
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        started = time.perf_counter_ns()
+        start = self._now()
         result = function(*args, **kwargs)
-        self._times.append(time.perf_counter_ns() - started)
+        self._spans.append((start, self._now()))
         return result
 
     def times(self) -> list[int]:
         """Nanoseconds of each operator."""
-        return self._times
-
-
-class _CudaClock:
-    """Times between two events on the device's stream around each operator, so that nothing has to wait."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event] | None] = []
-
-    def skip(self) -> None:
-        self._events.append(None)
-
-    def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        pair = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-        stream = torch.cuda.current_stream(self._device)
-        pair[0].record(stream)
-        result = function(*args, **kwargs)
-        pair[1].record(stream)
-        self._events.append(pair)
-        return result
-
-    def times(self) -> list[int]:
+        if self._device is None:
+            return [span[1] - span[0] if span else 0 for span in self._spans]
         torch.cuda.synchronize(self._device)
-        return [round(1e6 * pair[0].elapsed_time(pair[1])) if pair else 0 for pair in self._events]
+        return [round(1e6 * span[0].elapsed_time(span[1])) if span else 0 for span in self._spans]
 
-
-def _clock(state: Iterable[Tensor]) -> _CpuClock | _CudaClock:
-    device = next((tensor.device for tensor in state if tensor.is_cuda), None)
-    return _CpuClock() if device is None else _CudaClock(device)
+    def _now(self) -> Any:
+        if self._device is None:
+            return time.perf_counter_ns()
+        return torch.cuda.current_stream(self._device).record_event(torch.cuda.Event(enable_timing=True))
 
 
 # Names
@@ -280,7 +262,7 @@ class _Argument:
 
 
 def _geometry(tensor: Tensor) -> _Geometry:
-    """What tells two tensors of one storage apart."""
+    """The type, place and shape that tell two tensors of one storage apart."""
     where = (tensor.shape, tensor.stride(), tensor.storage_offset())
     return (tensor.dtype, *where, tensor.is_conj(), tensor.is_neg())
 
@@ -322,8 +304,8 @@ def _written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> l
 class _Recorder(TorchDispatchMode):
     """Writes down the operators that run under it, and the ends of their tensors' storages."""
 
-    def __init__(self, clock: _CpuClock | _CudaClock, saved: _Saved) -> None:
-        super().__init__()
+    def __init__(self, clock: _Clock, saved: _Saved) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.clock = clock
         self._saved = saved
         self.lines: list[Line] = []
@@ -376,7 +358,8 @@ class _Recorder(TorchDispatchMode):
         if not made and not writes:
             replaced.append(self._new_name())
             made.append((replaced[-1], 0, -1))
-        if made or not writes or any(self._has_grown(write.tensor) for write in writes):
+        grown = any(self._storages[write.storage].size != _nbytes(write.tensor) for write in writes)
+        if made or not writes or grown:
             copies = {self._new_name(): write for write in writes}
             made += [(name, _nbytes(write.tensor), -1) for name, write in copies.items()]
             self._call(operator, names, made)
@@ -452,9 +435,6 @@ class _Recorder(TorchDispatchMode):
         self._release(name for name in storage.names.values() if name != write.name)
         storage.names = {_geometry(write.tensor): write.name}
         storage.size = _nbytes(write.tensor)
-
-    def _has_grown(self, tensor: Tensor) -> bool:
-        return self._storages[_key(tensor)].size != _nbytes(tensor)
 
     def _died(self, key: int, _: object) -> None:
         self._release(self._storages.pop(key).names.values())

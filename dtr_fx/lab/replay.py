@@ -26,7 +26,7 @@ Outcome: TypeAlias = Literal["ok", "out of memory", "thrash"]
 
 @dataclass(frozen=True)
 class Replay:
-    """What a replay came to.
+    """The outcome of a replay, and its counts.
 
     ``budget``, ``whole`` (the program's own peak) and ``peak`` are bytes.  ``base`` is the cost of the
     program's operators, each once, and ``recompute`` that of the rematerialized ones, both in the program's
@@ -130,7 +130,7 @@ def replay(
 
 
 def check_limits(program: Program, deallocation: Deallocation, max_slowdown: float) -> None:
-    """What a replay of the program cannot do.
+    """Refuse what a replay of the program cannot do.
 
     Raises
     ------

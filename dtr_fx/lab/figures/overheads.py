@@ -22,13 +22,13 @@ from dtr_fx.lab.planners import (
     PLANNERS,
     CannotPlan,
     OperatorGraph,
-    Plan,
     Solution,
     check,
     plan_dtr,
     solve_checkmate,
     solve_moccasin,
 )
+from dtr_fx.runtime import Plan
 from dtr_fx.runtime.program import Program
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ _DASHES = {"MOCCASIN": "dotted", "dtr-eq": "dashed"}
 
 @dataclass(frozen=True)
 class Planned:
-    """What a planner came to on a graph of ``operators`` under a budget.
+    """The outcome of a planner on a graph of ``operators`` under a budget.
 
     ``budget`` and ``peak`` are bytes, constants aside, and ``ratio`` is the budget over the graph's own peak.
     ``overhead`` is total over base cost; no plan of the planner's kind is below ``bound``.  What is not known
@@ -152,10 +152,9 @@ class PlannerComparison:
 
     def run(self, *, processes: int | None = None, watch: Callable[[int], None] = lambda done: None) -> None:
         """Plan; ``processes`` and ``watch`` are as for ``run_tasks``."""
-        self.results = run_tasks(self._plan, len(self), processes=processes, watch=watch)
-
-    def _plan(self, number: int) -> Planned:
-        return _plan(*self._tasks[number])
+        self.results = run_tasks(
+            lambda number: _plan(*self._tasks[number]), len(self), processes=processes, watch=watch
+        )
 
 
 def _plan(graph: OperatorGraph, planner: str, budget: int) -> Planned:
@@ -205,7 +204,7 @@ def plot_overheads(graphs: Sequence[OperatorGraph], results: Sequence[Planned], 
 
 def _draw(axes: Axes, planner: str, results: Sequence[Planned]) -> None:
     axes.plot(*_points(results), **_strokes(planner), zorder=3)
-    _draw_end(axes, planner, results)
+    _draw_end(axes, _LOOKS[planner].color, results)
     unproved = [result for result in results if planner in _EXACT and result.outcome != "optimal"]
     axes.plot(
         *_points(unproved),
@@ -217,24 +216,13 @@ def _draw(axes: Axes, planner: str, results: Sequence[Planned]) -> None:
     )
 
 
-def _draw_end(axes: Axes, planner: str, results: Sequence[Planned]) -> None:
-    """A mark at the budget below the smallest that there is a plan for."""
-    ended = _ended(results)
-    if ended is None:
-        return
-    last, failed = ended
-    ratios, overheads = (last.ratio, failed.ratio), (last.overhead or 1.0, last.overhead or 1.0)
-    draw_ending(axes, _LOOKS[planner].color, ratios, overheads)
-    axes.plot(ratios[1:], overheads[1:], color=_LOOKS[planner].color, marker="x", markersize=5.5, zorder=4)
-
-
-def _ended(results: Sequence[Planned]) -> tuple[Planned, Planned] | None:
-    """The result of the smallest budget that has a plan, and that of the next one."""
-    by_size = sorted(results, key=lambda result: -result.ratio)
-    planned = [number for number, result in enumerate(by_size) if result.overhead is not None]
-    if not planned or planned[-1] + 1 == len(by_size):
-        return None
-    return by_size[planned[-1]], by_size[planned[-1] + 1]
+def _draw_end(axes: Axes, color: str, results: Sequence[Planned]) -> None:
+    """A mark at the budget below the smallest that there is a plan for; ``results`` come by their budget."""
+    ratios, overheads = _points(results)
+    below = [result.ratio for result in results if ratios and result.ratio < ratios[-1]]
+    if below:
+        draw_ending(axes, color, (ratios[-1], below[0]), overheads[-1:] * 2)
+        axes.plot(below[:1], overheads[-1:], color=color, marker="x", markersize=5.5, zorder=4)
 
 
 def _points(results: Sequence[Planned]) -> tuple[list[float], list[float]]:

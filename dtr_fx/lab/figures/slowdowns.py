@@ -36,7 +36,7 @@ def plot_slowdowns(replays: Sequence[Replay], title: str, programs: Iterable[Pro
     replays:
         As ``Sweep.run`` returns them.  Replays without a limit are left out.
     title:
-        What the figure shows, and from what.
+        The subject of the figure, and its source.
     programs:
         Those that were replayed, for the two areas of Figure 2: budgets that do not even hold the constants,
         and those that do not hold the largest operator beside them.
@@ -61,7 +61,7 @@ def plot_slowdowns(replays: Sequence[Replay], title: str, programs: Iterable[Pro
 
 
 def panel_style(axes: Axes, title: str) -> None:
-    """What the panels over memory ratios have in common."""
+    """The style of all panels over memory ratios."""
     axes.set_title(title, fontsize=10)
     axes.tick_params(labelsize=8)
     axes.grid(visible=True, color="#E4E4E4", linewidth=0.6)

@@ -101,7 +101,7 @@ class Study:
                 self._replays[key] = [next(following) for _ in sweep.budgets]
 
     def replays(self, figure: int) -> list[Replay]:
-        """What a figure shows, each heuristic under the figure's name for it."""
+        """The replays that a figure shows, each heuristic under the figure's name for it."""
         return [
             replace(replay, heuristic=one.name)
             for program in self.programs

@@ -1,4 +1,4 @@
-"""What all figures share: how each heuristic looks, and the grid of panels.
+"""The look of each heuristic, and the grid of panels, in all figures.
 
 Colours are those of Okabe and Ito and of Paul Tol's muted scheme, which colour-blind people can tell apart;
 each comes with a marker of its own.
@@ -37,10 +37,6 @@ class Look:
     marker: str
 
 
-def _ablated(staleness: str, size: str, cost: str) -> str:
-    return f"$h'({staleness},\\ {size},\\ {cost})$"
-
-
 _COSTS = {"exact": "e^*", "eq": r"\tilde{e}^*", "local": r"\mathrm{local}", "no": "-"}
 _FACTORS = {
     ("s", "m"): ("#332288", "o"),
@@ -60,7 +56,7 @@ _HEURISTICS: dict[str, Look] = {
     "next-use": Look("next use", "#000000", "p"),
     "next-use-root": Look("next use, root", "#882255", ">"),
 } | {
-    f"h'({staleness}, {size}, {cost})": Look(_ablated(staleness, size, sign), color, marker)
+    f"h'({staleness}, {size}, {cost})": Look(f"$h'({staleness},\\ {size},\\ {sign})$", color, marker)
     for (staleness, size), (color, marker) in _FACTORS.items()
     for cost, sign in _COSTS.items()
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dtr_fx.lab.planners.chain import training_chain
 from dtr_fx.lab.planners.checkmate import solve_checkmate
 from dtr_fx.lab.planners.chen import plan_chen_greedy, plan_chen_sqrt
-from dtr_fx.lab.planners.dtr import plan_dtr, plan_search
+from dtr_fx.lab.planners.dtr import plan_dtr
 from dtr_fx.lab.planners.gaps import Gap, gaps
 from dtr_fx.lab.planners.graph import Node, OperatorGraph
 from dtr_fx.lab.planners.moccasin import solve_moccasin
@@ -39,7 +39,6 @@ __all__ = [
     "plan_dtr",
     "plan_order",
     "plan_revolve",
-    "plan_search",
     "solve_checkmate",
     "solve_moccasin",
     "training_chain",

@@ -101,7 +101,7 @@ class _Program:
         self._variables = variables
 
     def solve(self, seconds: float) -> Any:
-        """What ``scipy.optimize.milp`` returns."""
+        """The result of ``scipy.optimize.milp``."""
         try:
             from scipy.optimize import Bounds, LinearConstraint, milp
             from scipy.sparse import coo_array
@@ -154,14 +154,14 @@ class _Program:
             yield self._memory_row(t, k)
 
     def _run_rows(self, t: int, k: int, run: int) -> Iterator[_Row]:
-        """What runs finds its inputs there; a recomputation is read or kept (a cut)."""
+        """An operator that runs finds its inputs there; a recomputation is read or kept (a cut)."""
         for source in dict.fromkeys(self._graph.nodes[k].inputs):
             yield [(run, 1), *_times(-1, self._there(t, source, k))], -math.inf, 0
         if k < t:
             yield [(run, 1), *_times(-1, self._wanted(t, k))], -math.inf, 0
 
     def _keep_rows(self, t: int, i: int, keep: int) -> Iterator[_Row]:
-        """What is kept is what is still there when a stage ends; it is not run again (a cut)."""
+        """Kept are the results still there when a stage ends; they are not made again (a cut)."""
         yield [(keep, 1), *_times(-1, self._there(t - 1, i, t))], 0, 0
         if t < len(self._graph):
             yield [(keep, 1), (self._run[t, i], 1)], -math.inf, 1
@@ -178,7 +178,7 @@ class _Program:
         return terms, 0, 0
 
     def _there(self, t: int, i: int, before: int) -> _Terms:
-        """Whether i's result is there in stage t at the turn of ``before``: kept or run, and not freed."""
+        """1 if i's result is there in stage t at the turn of ``before``: kept or run, and not freed."""
         kept: _Terms = [(self._keep[t, i], 1)] if i < t else []
         frees = [(self._free[t, i, k], -1.0) for k in (i, *self._graph.users[i]) if k < before and k <= t]
         return [(self._run[t, i], 1), *kept, *frees]

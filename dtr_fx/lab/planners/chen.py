@@ -72,7 +72,7 @@ def _thresholds(graph: OperatorGraph) -> Iterator[float]:
 
 
 def segment_order(graph: OperatorGraph, starts: Sequence[int]) -> list[int]:
-    """What to compute, in order, when the segments after the first start at these operators."""
+    """The operators to compute, in order, when the segments after the first start at these operators."""
     forward, backward = forward_and_backward(graph, "checkpointing")
     bounds = [0, *starts, len(forward)]
     segment = [number for number, (low, high) in enumerate(pairwise(bounds)) for _ in range(low, high)]

@@ -1,13 +1,12 @@
-"""DTR itself as a planner: what the runtime, or a search, makes of a graph."""
+"""DTR itself as a planner: the runtime on a graph."""
 
 from __future__ import annotations
 
 from dtr_fx.lab.planners.graph import OperatorGraph
 from dtr_fx.lab.planners.plan import CannotPlan
-from dtr_fx.runtime import HEURISTICS, Heuristic, Plan, RunFailed, Runtime
+from dtr_fx.runtime import Heuristic, Plan, RunFailed, Runtime
 from dtr_fx.runtime.driver import drive
 from dtr_fx.runtime.heuristics import Score
-from dtr_fx.search import Infeasible, Policy, search
 
 
 def plan_dtr(
@@ -39,17 +38,3 @@ def plan_dtr(
     except RunFailed as error:
         raise CannotPlan(f"{graph.name}: DTR under {runtime.heuristic.name}: {error}") from None
     return Plan.of(graph.program, runtime, runtime.heuristic.name)
-
-
-def plan_search(graph: OperatorGraph, budget: int, seconds: float | None = None) -> Plan:
-    """The plan that a search finds (see ``dtr_fx.search``).
-
-    Raises
-    ------
-    CannotPlan
-        It finds none.
-    """
-    try:
-        return search(graph.program, budget, Policy(HEURISTICS["next-use"]), seconds)
-    except Infeasible:
-        raise CannotPlan(f"{graph.name}: a search found no plan in {budget} bytes") from None

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dtr_fx.lab.planners.checkmate import TooLarge, solve_checkmate
-from dtr_fx.lab.planners.dtr import plan_dtr, plan_search
+from dtr_fx.lab.planners.dtr import plan_dtr
 from dtr_fx.lab.planners.graph import OperatorGraph
 from dtr_fx.lab.planners.moccasin import require_ortools, solve_moccasin
 from dtr_fx.lab.planners.plan import CannotPlan, check
 from dtr_fx.lab.planners.solution import Solution
+from dtr_fx.runtime import HEURISTICS
+from dtr_fx.search import Infeasible, Policy, search
 
 SEARCH = "search"
 """Among heuristics: the plan that a search finds."""
@@ -108,7 +110,10 @@ def _solve(graph: OperatorGraph, budget: int, seconds: float) -> Solution:
 
 def _cost(graph: OperatorGraph, budget: int, heuristic: str) -> float:
     try:
-        plan = plan_search(graph, budget) if heuristic == SEARCH else plan_dtr(graph, budget, heuristic)
+        if heuristic == SEARCH:
+            plan = search(graph.program, budget, Policy(HEURISTICS["next-use"]))
+        else:
+            plan = plan_dtr(graph, budget, heuristic)
         return check(graph, plan, budget).total
-    except CannotPlan:
+    except (CannotPlan, Infeasible):
         return math.inf

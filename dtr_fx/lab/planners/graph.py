@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
 from typing import NamedTuple
 
 from dtr_fx.errors import GraphError
-from dtr_fx.runtime.program import Call, Constant, Instruction, Keep, Output, Program, Release
+from dtr_fx.runtime.program import Call, Instruction, Keep, Output, Program, Release
 from dtr_fx.search import lower_bound
 
 
@@ -34,7 +34,7 @@ class OperatorGraph:
     Parameters
     ----------
     name:
-        What reports call it.
+        Its name in reports.
     nodes:
         The operators; each reads earlier ones only.
     backward:
@@ -95,18 +95,12 @@ class OperatorGraph:
         runtime's own metadata (C.2); what it reads beside the base is not counted as read again.  Views of
         constants are constants, and cost nothing here.
         """
-        storages = program.storages
-        builder = _Builder({storages[step.tensor] for step in program.instructions if isinstance(step, Keep)})
-        for step in program.instructions:
-            builder.take(step)
-        backward = None if program.backward is None else builder.before(program.backward)
+        merged = _Merged(program)
         return OperatorGraph(
             program.name,
-            tuple(node.freeze() for node in builder.nodes),
-            backward,
-            frozenset(
-                owner for owner in (builder.owner[storage] for storage in builder.kept) if owner is not None
-            ),
+            tuple(merged.nodes),
+            None if program.backward is None else merged.starts[program.backward],
+            frozenset(merged.makers(merged.kept)),
             program.constants,
         )
 
@@ -124,17 +118,9 @@ class OperatorGraph:
         """The operators of the forward pass; all of them if there is no backward pass."""
         return range(len(self.nodes) if self.backward is None else self.backward)
 
-    @cached_property
-    def _last_uses(self) -> list[list[int]]:
-        """Of each operator the values that no operator after it reads."""
-        unused: list[list[int]] = [[] for _ in self.nodes]
-        for number, users in enumerate(self.users):
-            unused[max(users, default=number)].append(number)
-        return unused
-
     @property
     def cost(self) -> float:
-        """What all operators cost, each run once."""
+        """The cost of all operators, each run once."""
         return sum(node.cost for node in self.nodes)
 
     @property
@@ -150,68 +136,48 @@ class OperatorGraph:
     @cached_property
     def program(self) -> Program:
         """The program: each value is released after its last use, and the results are kept at the end."""
+        last_reader = [max(users, default=number) for number, users in enumerate(self.users)]
         steps: list[Instruction] = []
-        for number, (node, unused) in enumerate(zip(self.nodes, self._last_uses)):
+        for number, node in enumerate(self.nodes):
             steps.append(Call(node.name, node.inputs, (Output(number, node.size),), node.cost))
-            steps += (Release(value) for value in unused if value not in self.results)
+            read = sorted({*node.inputs, number} - self.results)
+            steps += (Release(value) for value in read if last_reader[value] == number)
         return Program(self.name, (*steps, *map(Keep, sorted(self.results))), self.backward)
 
 
-@dataclass
-class _Draft:
-    name: str
-    cost: float
-    size: int
-    inputs: dict[int, None]
+class _Merged:
+    """A program's operators as nodes; ``starts`` are the nodes before each call, and before the end."""
 
-    def freeze(self) -> Node:
-        return Node(self.name, self.cost, self.size, tuple(self.inputs))
-
-
-@dataclass
-class _Builder:
-    """``kept`` are results; ``owner`` is the operator that makes a tensor's storage, None for constants."""
-
-    kept: set[int]
-    nodes: list[_Draft] = field(default_factory=list)
-    owner: dict[int, int | None] = field(default_factory=dict)
-    starts: list[int] = field(default_factory=list)  # of each call, how many operators there were before it
-
-    def take(self, step: Instruction) -> None:
-        if isinstance(step, Constant):
-            self.owner[step.tensor] = None
-        elif isinstance(step, Call):
+    def __init__(self, program: Program) -> None:
+        self._storages = program.storages
+        self._maker: dict[int, int] = {}  # of each storage but the constants
+        self.kept = {self._storages[step.tensor] for step in program.instructions if isinstance(step, Keep)}
+        self.nodes: list[Node] = []
+        self.starts: list[int] = []
+        for call in program.calls():
             self.starts.append(len(self.nodes))
-            self._call(step)
+            self._take(call)
+        self.starts.append(len(self.nodes))
 
-    def before(self, call: int) -> int:
-        return self.starts[call] if call < len(self.starts) else len(self.nodes)
+    def makers(self, tensors: Iterable[int]) -> dict[int, None]:
+        """The operators that make the tensors' storages."""
+        storages = (self._storages[tensor] for tensor in tensors)
+        return dict.fromkeys(self._maker[storage] for storage in storages if storage in self._maker)
 
-    def _call(self, call: Call) -> None:
-        bases = [self.owner[output.alias] for output in call.outputs if output.alias is not None]
+    def _take(self, call: Call) -> None:
         fresh = [output for output in call.outputs if output.alias is None]
-        if fresh or not bases:
-            self._make(call, fresh)
-        else:
-            evictable = {base for base in bases if base is not None}
-            for base in evictable:
-                self.nodes[base].cost += call.cost / len(evictable)
-        for output in call.outputs:
-            if output.alias is not None:
-                self.owner[output.tensor] = self.owner[output.alias]
-
-    def _make(self, call: Call, fresh: Sequence[Output]) -> None:
+        if call.outputs and not fresh:
+            bases = self.makers(output.tensor for output in call.outputs)
+            for base in bases:
+                node = self.nodes[base]
+                self.nodes[base] = node._replace(cost=node.cost + call.cost / len(bases))
+            return
         results = [output for output in fresh if output.tensor in self.kept]
         others = [output for output in fresh if output.tensor not in self.kept]
-        self._add(call.name, call.cost, others or results, self._owners(call.inputs))
+        self._add(call.name, call.cost, others or results, self.makers(call.inputs))
         if others and results:
             self._add(f"{call.name} results", 0.0, results, [len(self.nodes) - 1])
 
     def _add(self, name: str, cost: float, outputs: Sequence[Output], reads: Iterable[int]) -> None:
-        for output in outputs:
-            self.owner[output.tensor] = len(self.nodes)
-        self.nodes.append(_Draft(name, cost, sum(output.size for output in outputs), dict.fromkeys(reads)))
-
-    def _owners(self, tensors: Iterable[int]) -> Iterable[int]:
-        owners = (self.owner[tensor] for tensor in tensors)
-        return (owner for owner in owners if owner is not None)
+        self._maker.update((output.tensor, len(self.nodes)) for output in outputs)
+        self.nodes.append(Node(name, cost, sum(output.size for output in outputs), tuple(reads)))

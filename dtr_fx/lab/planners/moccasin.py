@@ -30,12 +30,12 @@ from dtr_fx.lab.planners.solution import Solution, closed, require_room, whole_c
 
 
 def solve_moccasin(
-    graph: OperatorGraph, budget: float, seconds: float = 60.0, *, intervals: int = 3, workers: int = 1
+    graph: OperatorGraph, budget: float, seconds: float = 60.0, *, intervals: int = 3
 ) -> Solution:
     """The cheapest plan within the budget that runs no operator more than ``intervals`` times.
 
     ``bound`` and ``optimal`` speak of such plans.  Costs that are not whole numbers are rounded to 1e-7 of
-    the program's.  More than one of ``workers`` makes it faster, and the plan depend on chance.
+    the program's.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def solve_moccasin(
     cp_model = require_ortools()
     program = _Program(closed(graph), budget, intervals, cp_model)
     solver = cp_model.CpSolver()
-    solver.parameters.num_workers = workers
+    solver.parameters.num_workers = 1  # with more, the plan depends on chance
     solver.parameters.random_seed = 0
     solver.parameters.max_time_in_seconds = max(seconds - (time.perf_counter() - start), 0.01)
     status = solver.solve(program.model)

@@ -14,7 +14,7 @@ from dtr_fx.search import Lifetimes, Operators
 
 
 class CannotPlan(DTRError, ValueError):
-    """What a planner cannot plan, and why."""
+    """The planner cannot plan this; the message says why."""
 
 
 class PlanError(DTRError, ValueError):
@@ -23,7 +23,7 @@ class PlanError(DTRError, ValueError):
 
 @dataclass(frozen=True)
 class Cost:
-    """What a plan comes to: its total cost, its peak in bytes, and how often each operator runs."""
+    """Of a plan: its total cost, its peak in bytes, and how often each operator runs."""
 
     total: float
     peak: int

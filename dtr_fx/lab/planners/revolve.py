@@ -55,7 +55,7 @@ def _fits(graph: OperatorGraph, snapshots: int, budget: float) -> Plan | None:
 
 
 def revolve_order(graph: OperatorGraph, snapshots: int) -> list[int]:
-    """What to compute, in order, with a number of snapshots beside the input."""
+    """The operators to compute, in order, with a number of snapshots beside the input."""
     forward, backward = forward_and_backward(graph, "Revolve")
     visits = _visits(len(forward), snapshots)
     order = list(next(visits, ()))
@@ -67,19 +67,6 @@ def revolve_order(graph: OperatorGraph, snapshots: int) -> list[int]:
             visited -= 1
         order.append(number)
     return order
-
-
-def forward_steps(steps: int, snapshots: int) -> int:
-    """How many operators a chain's forward pass of N takes, all visits included.
-
-    Griewank and Walther's t(l, c) = r l − C(c + r, c + 1) for l = N + 1 steps and c = s + 1 checkpoints, the
-    input among them, where r is the smallest number with C(c + r, c) ≥ l: no operator runs more often.
-
-    >>> forward_steps(4, 0), forward_steps(4, 1), forward_steps(4, 3)
-    (10, 6, 4)
-    """
-    runs = _runs(steps, snapshots)
-    return runs * (steps + 1) - comb(snapshots + 1 + runs, snapshots + 2)
 
 
 def _reach(runs: int, snapshots: int) -> int:
@@ -95,7 +82,7 @@ def _runs(steps: int, snapshots: int) -> int:
 
 
 def _visits(steps: int, snapshots: int) -> Iterator[list[int]]:
-    """What to compute so that the value of step N - 1, N - 2, … 0 is there, one list for each."""
+    """The operators to compute so that the value of step N - 1, N - 2, … 0 is there, one list for each."""
     # The next part comes last: steps low … high - 1, step low - 1 being there; None is a snapshot.
     parts: list[tuple[int, int, int] | None] = [(0, steps, snapshots)] if steps else []
     computed: list[int] = []

@@ -1,4 +1,4 @@
-"""What an exact planner reports, and the units that it solves in."""
+"""The report of an exact planner, and the units that it solves in."""
 
 from __future__ import annotations
 

@@ -18,17 +18,14 @@ from dtr_fx.lab.zoo.densenet import densenet121
 from dtr_fx.lab.zoo.full import gpt2, gpt_full, lstm_full, mlp_full, resnet50_full, unet_full
 from dtr_fx.lab.zoo.gpt import gpt
 from dtr_fx.lab.zoo.inception import inception
-from dtr_fx.lab.zoo.lstm import lstm
-from dtr_fx.lab.zoo.lstm_cell import lstm_cell
+from dtr_fx.lab.zoo.layers import Model
+from dtr_fx.lab.zoo.lstm import lstm, lstm_cell
 from dtr_fx.lab.zoo.mlp import mlp
-from dtr_fx.lab.zoo.resnet import resnet32
-from dtr_fx.lab.zoo.resnet50 import resnet50
+from dtr_fx.lab.zoo.resnet import resnet32, resnet50
 from dtr_fx.lab.zoo.shufflenet import shufflenet
-from dtr_fx.lab.zoo.sized import Model
 from dtr_fx.lab.zoo.transformer import transformer
 from dtr_fx.lab.zoo.treelstm import treelstm
-from dtr_fx.lab.zoo.unet import unet
-from dtr_fx.lab.zoo.unet_bn import unet_bn
+from dtr_fx.lab.zoo.unet import unet, unet_bn
 from dtr_fx.lab.zoo.unrolled_gan import unrolled_gan
 from dtr_fx.lab.zoo.vit import vit
 

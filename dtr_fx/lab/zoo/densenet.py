@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from dtr_fx.lab.zoo.layers import ImageClassifier, Model, conv_norm_relu, labelled_images
 
 
 def norm_relu(channels: int) -> list[nn.Module]:
@@ -34,17 +35,13 @@ class DenseBlock(nn.Module):
         return torch.cat(features, 1)
 
 
-class DenseNet(nn.Module):
+class DenseNet(ImageClassifier):
     """``blocks=(6, 12, 24, 16)`` and ``growth=32`` make DenseNet-121; transitions halve the channels."""
 
     def __init__(self, *, blocks: tuple[int, ...], growth: int, classes: int) -> None:
         super().__init__()
         channels = 2 * growth
-        self.stem = nn.Sequential(
-            nn.Conv2d(3, channels, 7, stride=2, padding=3, bias=False),
-            *norm_relu(channels),
-            nn.MaxPool2d(3, stride=2, padding=1),
-        )
+        self.stem = nn.Sequential(*conv_norm_relu(3, channels, 7, 2), nn.MaxPool2d(3, stride=2, padding=1))
         stages: list[nn.Module] = []
         for layers in blocks:
             if stages:
@@ -59,12 +56,12 @@ class DenseNet(nn.Module):
     def transition(channels: int) -> list[nn.Module]:
         return [*norm_relu(channels), nn.Conv2d(channels, channels // 2, 1, bias=False), nn.AvgPool2d(2)]
 
-    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        features = self.stages(self.stem(images)).mean((2, 3))
-        return F.cross_entropy(self.head(features), labels)
+    def features(self, images: Tensor) -> Tensor:
+        features: Tensor = self.stages(self.stem(images))
+        return features
 
 
-def densenet121(growth: int = 8, batch: int = 8, size: int = 96) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def densenet121(growth: int = 8, batch: int = 8, size: int = 96) -> Model:
     """DenseNet-121 at a quarter of its growth rate, and a batch of random images."""
     model = DenseNet(blocks=(6, 12, 24, 16), growth=growth, classes=10)
-    return model, (torch.randn(batch, 3, size, size), torch.randint(10, (batch,)))
+    return model, labelled_images(batch, size, 10)

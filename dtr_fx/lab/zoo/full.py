@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dtr_fx.lab.zoo.gpt import gpt
-from dtr_fx.lab.zoo.lstm_cell import lstm_cell
+from dtr_fx.lab.zoo.layers import Model
+from dtr_fx.lab.zoo.lstm import lstm_cell
 from dtr_fx.lab.zoo.mlp import mlp
-from dtr_fx.lab.zoo.resnet50 import resnet50
-from dtr_fx.lab.zoo.sized import Model
-from dtr_fx.lab.zoo.unet_bn import unet_bn
+from dtr_fx.lab.zoo.resnet import resnet50
+from dtr_fx.lab.zoo.unet import unet_bn
 
 
 def gpt_full(layers: int = 12) -> Model:

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dtr_fx.lab.zoo.layers import Model
+
 
 class Attention(nn.Module):
     """Causal self-attention with dropout on its weights and on its result."""
@@ -43,7 +45,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm_attention(x))
-        return x + self.mlp(self.norm_mlp(x))
+        x = x + self.mlp(self.norm_mlp(x))
+        return x
 
 
 class GPT(nn.Module):
@@ -64,7 +67,8 @@ class GPT(nn.Module):
         x = self.dropout(self.token(tokens) + self.position[: tokens.shape[1]])
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        logits: Tensor = self.head(self.norm(x))
+        return logits
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(self.logits(tokens).flatten(0, 1), targets.flatten())
@@ -78,7 +82,7 @@ def gpt(
     length: int = 64,
     vocab: int = 96,
     dropout: float = 0.1,
-) -> tuple[nn.Module, tuple[Tensor, ...]]:
+) -> Model:
     """A GPT and a batch of random tokens."""
     model = GPT(layers=layers, width=width, heads=heads, length=length, vocab=vocab, dropout=dropout)
     tokens = torch.randint(vocab, (batch, length + 1))

@@ -8,20 +8,13 @@ smaller than the paper's 299 pixels.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-Kernel = int | tuple[int, int]
+from dtr_fx.lab.zoo.layers import ImageClassifier, Kernel, Model, conv_norm_relu, labelled_images
 
 
 def conv(inputs: int, outputs: int, kernel: Kernel, stride: int = 1) -> nn.Module:
-    """Convolution that keeps the size of its input (up to the stride), batch norm, ReLU."""
-    height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, kernel, stride, padding=(height // 2, width // 2), bias=False),
-        nn.BatchNorm2d(outputs),
-        nn.ReLU(inplace=True),
-    )
+    return nn.Sequential(*conv_norm_relu(inputs, outputs, kernel, stride))
 
 
 def convs(inputs: int, *specs: tuple[int, Kernel]) -> nn.Sequential:
@@ -121,7 +114,7 @@ def block_c(u: int) -> nn.Module:
     )
 
 
-class Inception(nn.Module):
+class Inception(ImageClassifier):
     """Figure 9: 4 A blocks, 7 B blocks and 3 C blocks; ``unit`` channels stand for 32 of the paper's."""
 
     def __init__(self, *, unit: int, classes: int) -> None:
@@ -136,12 +129,8 @@ class Inception(nn.Module):
         )
         self.head = nn.Sequential(nn.Dropout(0.2), nn.Linear(48 * unit, classes))
 
-    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        features = self.features(images).mean((2, 3))
-        return F.cross_entropy(self.head(features), labels)
 
-
-def inception(unit: int = 2, batch: int = 16, size: int = 128) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def inception(unit: int = 2, batch: int = 16, size: int = 128) -> Model:
     """Inception-v4 at a sixteenth of its width, and a batch of random images."""
     model = Inception(unit=unit, classes=10)
-    return model, (torch.randn(batch, 3, size, size), torch.randint(10, (batch,)))
+    return model, labelled_images(batch, size, 10)

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dtr_fx.lab.zoo.layers import Model
+
 
 class MLP(nn.Module):
     """A deep, narrow chain: the linear network of the theory, with weights."""
@@ -22,9 +24,7 @@ class MLP(nn.Module):
         return F.cross_entropy(self.layers(x), labels)
 
 
-def mlp(
-    layers: int = 50, width: int = 128, batch: int = 1024, classes: int = 10
-) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def mlp(layers: int = 50, width: int = 128, batch: int = 1024, classes: int = 10) -> Model:
     """An MLP of ``layers`` hidden layers and a batch of random vectors."""
     model = MLP(layers=layers, width=width, classes=classes)
     return model, (torch.randn(batch, width), torch.randint(classes, (batch,)))

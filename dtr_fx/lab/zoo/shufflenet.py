@@ -6,12 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dtr_fx.lab.zoo.layers import ImageClassifier, Model, conv_norm, labelled_images
+
 
 def convolution(inputs: int, outputs: int, size: int = 1, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, groups=groups, bias=False),
-        nn.BatchNorm2d(outputs),
-    )
+    return nn.Sequential(*conv_norm(inputs, outputs, size, stride, groups))
 
 
 def branch(inputs: int, outputs: int, stride: int) -> nn.Sequential:
@@ -53,7 +52,7 @@ class Downsampling(nn.Module):
         return F.channel_shuffle(torch.cat([self.left(x), self.right(x)], 1), 2)
 
 
-class ShuffleNet(nn.Module):
+class ShuffleNet(ImageClassifier):
     """Table 5: a stem, three stages that begin by downsampling, and a head."""
 
     def __init__(self, *, width: int, units: tuple[int, ...], classes: int) -> None:
@@ -72,14 +71,12 @@ class ShuffleNet(nn.Module):
     def blocks_to_checkpoint(self) -> list[nn.Module]:
         return list(self.stages)
 
-    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        features = self.last(self.stages(self.stem(images))).mean((2, 3))
-        return F.cross_entropy(self.head(features), labels)
+    def features(self, images: Tensor) -> Tensor:
+        features: Tensor = self.last(self.stages(self.stem(images)))
+        return features
 
 
-def shufflenet(
-    width: int = 16, batch: int = 16, size: int = 64, classes: int = 10
-) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def shufflenet(width: int = 16, batch: int = 16, size: int = 64, classes: int = 10) -> Model:
     """ShuffleNet V2 in depth, narrower, and a batch of random images; width 116 is the network's own."""
     model = ShuffleNet(width=width, units=(4, 8, 4), classes=classes)
-    return model, (torch.randn(batch, 3, size, size), torch.randint(classes, (batch,)))
+    return model, labelled_images(batch, size, classes)

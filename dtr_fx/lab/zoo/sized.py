@@ -6,17 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-from torch import Tensor, nn
-
-from dtr_fx.lab.zoo.resnet import ResNet
-from dtr_fx.lab.zoo.resnet50 import resnet50
+from dtr_fx.lab.zoo.layers import Model
+from dtr_fx.lab.zoo.resnet import resnet32, resnet50
 from dtr_fx.lab.zoo.shufflenet import shufflenet
 from dtr_fx.lab.zoo.transformer import transformer
 from dtr_fx.lab.zoo.treelstm import treelstm
 from dtr_fx.lab.zoo.unet import unet
-
-Model = tuple[nn.Module, tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -32,14 +27,8 @@ class Subject:
         return self.factory(**{self.axis: size})
 
 
-def cifar_resnet(batch: int, *, blocks: int) -> Model:
-    """6 · ``blocks`` + 2 layers: 200 make ResNet-1202."""
-    model = ResNet(blocks=blocks, width=16, classes=10)
-    return model, (torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,)))
-
-
 WHOLE = (
-    Subject("resnet1202", "batch", 4, partial(cifar_resnet, blocks=200)),
+    Subject("resnet1202", "batch", 4, partial(resnet32, blocks=200)),
     Subject("resnet50", "batch", 8, partial(resnet50, width=64, size=224, classes=1000)),
     Subject("transformer", "batch", 4, partial(transformer, width=512, length=256, vocab=32000)),
     Subject("unet", "batch", 1, partial(unet, width=64, size=444)),
@@ -48,7 +37,7 @@ WHOLE = (
 )
 
 SMALL = (
-    Subject("resnet1202", "batch", 2, partial(cifar_resnet, blocks=3)),
+    Subject("resnet1202", "batch", 2, partial(resnet32, blocks=3)),
     Subject("resnet50", "batch", 2, resnet50),
     Subject("transformer", "batch", 1, transformer),
     Subject("unet", "batch", 1, partial(unet, size=188)),

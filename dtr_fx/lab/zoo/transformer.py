@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dtr_fx.lab.zoo.layers import Model
+
 
 class Attention(nn.Module):
     """Multi-head attention (Section 3.2)."""
@@ -22,11 +24,13 @@ class Attention(nn.Module):
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         if mask is not None:
             scores = scores.masked_fill(mask, -math.inf)
-        mixed = scores.softmax(-1) @ v
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        mixed: Tensor = scores.softmax(-1) @ v
+        mixed = self.out(mixed.transpose(1, 2).flatten(2))
+        return mixed
 
     def split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (self.heads, -1))
+        return heads.transpose(1, 2)
 
 
 class Sublayer(nn.Module):
@@ -39,7 +43,8 @@ class Sublayer(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor, *others: Tensor | None) -> Tensor:
-        return self.norm(x + self.dropout(self.module(x, *others)))
+        x = self.norm(x + self.dropout(self.module(x, *others)))
+        return x
 
 
 class Layer(nn.Module):
@@ -56,7 +61,8 @@ class Layer(nn.Module):
         x = self.attend(x, x, mask)
         if self.attend_memory is not None:
             x = self.attend_memory(x, memory)
-        return self.feed_forward(x)
+        x = self.feed_forward(x)
+        return x
 
 
 def positions(length: int, width: int) -> Tensor:
@@ -67,6 +73,8 @@ def positions(length: int, width: int) -> Tensor:
 
 class Transformer(nn.Module):
     """From the source tokens and the target's so far to the loss on the target's next."""
+
+    positions: Tensor
 
     def __init__(
         self, *, layers: int, width: int, heads: int, length: int, vocab: int, dropout: float
@@ -90,13 +98,12 @@ class Transformer(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), following.flatten(), label_smoothing=0.1)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens) * math.sqrt(self.embedding.embedding_dim)
-        return self.dropout(x + self.positions)
+        x: Tensor = self.embedding(tokens) * math.sqrt(self.embedding.embedding_dim)
+        x = self.dropout(x + self.positions)
+        return x
 
 
-def transformer(
-    width: int = 64, heads: int = 8, batch: int = 8, length: int = 64, vocab: int = 256
-) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def transformer(width: int = 64, heads: int = 8, batch: int = 8, length: int = 64, vocab: int = 256) -> Model:
     """The base model, 6 layers and 6, at an eighth of its width, and a batch of random tokens."""
     model = Transformer(layers=6, width=width, heads=heads, length=length, vocab=vocab, dropout=0.1)
     source, target = torch.randint(vocab, (batch, length)), torch.randint(vocab, (batch, length + 1))

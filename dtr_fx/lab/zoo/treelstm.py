@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dtr_fx.lab.zoo.layers import Model
+
 State = tuple[Tensor, Tensor]
 
 
@@ -43,9 +45,7 @@ class TreeLSTM(nn.Module):
         return leave.sigmoid() * c.tanh(), c
 
 
-def treelstm(
-    leaves: int = 64, batch: int = 256, inputs: int = 16, hidden: int = 64
-) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def treelstm(leaves: int = 64, batch: int = 256, inputs: int = 16, hidden: int = 64) -> Model:
     """A TreeLSTM and a batch of balanced trees with random vectors at their leaves."""
     model = TreeLSTM(inputs=inputs, hidden=hidden, classes=5)
     return model, (torch.randn(leaves, batch, inputs), torch.randint(5, (batch,)))

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from dtr_fx.lab.zoo.layers import Model
+
 Parameters = Mapping[str, Tensor]
 
 
@@ -64,7 +66,8 @@ class UnrolledGAN(nn.Module):
         return F.softplus(of_fake).mean() + F.softplus(-of_real).mean()
 
     def judge(self, parameters: Parameters, points: Tensor) -> Tensor:
-        return functional_call(self.discriminator, dict(parameters), (points,))
+        verdict: Tensor = functional_call(self.discriminator, dict(parameters), (points,))
+        return verdict
 
 
 def gaussians(count: int) -> Tensor:
@@ -73,9 +76,7 @@ def gaussians(count: int) -> Tensor:
     return 2 * torch.stack([angles.cos(), angles.sin()], 1) + 0.02 * torch.randn(count, 2)
 
 
-def unrolled_gan(
-    steps: int = 10, batch: int = 1024, latent: int = 16, hidden: int = 64
-) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def unrolled_gan(steps: int = 10, batch: int = 1024, latent: int = 16, hidden: int = 64) -> Model:
     """A GAN that looks ``steps`` ahead, and a batch of noise and of points from the mixture."""
     model = UnrolledGAN(latent=latent, hidden=hidden, steps=steps, rate=0.1)
     return model, (torch.randn(batch, latent), gaussians(batch))

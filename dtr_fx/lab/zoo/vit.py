@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dtr_fx.lab.zoo.layers import Model, labelled_images
+
 
 class ViT(nn.Module):
     """With the layers of ``torch.nn``; attention with dropout is not fused on a CPU."""
@@ -31,9 +33,7 @@ class ViT(nn.Module):
         return F.cross_entropy(self.head(x[:, 0]), labels)
 
 
-def vit(
-    layers: int = 12, width: int = 768, batch: int = 32, size: int = 224, classes: int = 1000
-) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def vit(layers: int = 12, width: int = 768, batch: int = 32, size: int = 224, classes: int = 1000) -> Model:
     """ViT-B/16 with dropout on images of 224 × 224."""
     model = ViT(layers=layers, width=width, heads=width // 64, size=size, patch=16, classes=classes)
-    return model, (torch.randn(batch, 3, size, size), torch.randint(classes, (batch,)))
+    return model, labelled_images(batch, size, classes)
