@@ -16,12 +16,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dtr_fx import GraphError, OptionError
+from dtr_fx import GraphError, OptionError, transform
 from dtr_fx.lab import baselines as rivals
 from dtr_fx.lab import zoo
 from dtr_fx.lab.zoo.layers import Model
 from dtr_fx.passes.split import prepare
-from dtr_fx.planning import transform
 from dtr_fx.planning.judge import Judgement, judge
 from dtr_fx.planning.options import Options
 

@@ -84,7 +84,7 @@ def test_every_figure_of_the_diff_is_the_reports(
     verdict, circumstances, *lines = text.splitlines()
     assert verdict == (
         f"fits: peak {format_bytes(saved.baseline_peak)} → {format_bytes(saved.planned_peak)}, "
-        f"budget {format_bytes(saved.budget)}, {format_count(saved.drops, 'drop')}, "
+        f"budget {saved.budget_text}, {format_count(saved.drops, 'drop')}, "
         f"{format_count(saved.recomputes, 'recompute')}, overhead {format_percent(saved.overhead)}"
     )
     for figure in (saved.base_cost, saved.total_cost):
