@@ -185,7 +185,7 @@ def test_a_study_runs_each_replay_once():
     assert len(shared) == (6 + 5 + 16 - 6) * len(RATIOS)
     assert len(Study([networks.linear(30)], [3, 5])) == 0
     seen = []
-    shared.run(processes=1, watch=seen.append)
+    shared.run(processes=1, advance=seen.append)
     assert seen == list(range(1, len(shared) + 1))
 
 

@@ -1,4 +1,4 @@
-"""What no plan of a program can do without."""
+"""Bytes that no plan of a program can do without."""
 
 from __future__ import annotations
 

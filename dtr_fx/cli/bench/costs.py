@@ -41,12 +41,13 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from dtr_fx.cli.bench import fusion, kernels
-from dtr_fx.cli.bench.targets import Rows, add_targets, each_target
-from dtr_fx.cli.progress import progress
+from dtr_fx.cli.bench import kernels
+from dtr_fx.cli.bench.targets import add_targets, each_target
+from dtr_fx.cli.progress import tracked
 from dtr_fx.cli.targets import load_trainee
-from dtr_fx.costs.profile import Profile, Tally, signature
+from dtr_fx.costs.profile import Profile, Tally
 from dtr_fx.costs.roofline import roofline
+from dtr_fx.costs.signature import signature
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
 from dtr_fx.passes.tensors import hint, tensors_of
@@ -143,44 +144,40 @@ def run(arguments: argparse.Namespace) -> None:
     """Carry out the command."""
     if arguments.kernels == bool(arguments.targets):
         raise CommandError("give TARGETs, or --kernels, which measures without them")
+    settings = dict(arguments.arg)
     if arguments.kernels:
         seconds = kernels.seconds_per_element()
         print(json.dumps(seconds) if arguments.json else kernels.text(seconds))
     elif arguments.fusion:
-        each_target(arguments, lambda target: _fusion(target, arguments), fusion.text)
+        # Compilation machinery takes seconds to import, which --help need not wait for.
+        from dtr_fx.cli.bench import fusion
+
+        each_target(
+            arguments,
+            lambda target: fusion.rows(target, settings, arguments.budgets, arguments.pairs),
+            fusion.text,
+        )
     else:
-        found = []
-        with progress("costs", len(arguments.targets)) as watch:
-            for target in arguments.targets:
-                found.append(_compare(target, dict(arguments.arg)))
-                watch(len(found))
+        found = [_compare(target, settings) for target in tracked("costs", arguments.targets)]
         if arguments.json:
-            print(json.dumps([_as_json(step) for step in found], indent=1))
+            print(json.dumps(list(map(_as_json, found)), indent=1))
         else:
             print(_times_table(found), _fit_table(found), *map(_worst_table, found), sep="\n\n")
 
 
-def _fusion(target: str, arguments: argparse.Namespace) -> Rows:
-    trainee = load_trainee(target, **dict(arguments.arg))
-    with progress(target, fusion.steps(arguments.budgets, arguments.pairs)) as watch:
-        return fusion.rows(trainee, arguments.budgets, arguments.pairs, watch)
-
-
 def _compare(target: str, settings: dict[str, Any]) -> StepCosts:
-    # Compilation machinery takes seconds to import, which --help need not wait for.
     from dtr_fx.lab.trainee import compile_step, time_of_step
 
     def shortest_step(forward: Callable[..., Any]) -> float:
         """Seconds of the training step that was disturbed least, after one that compiles."""
-        trainee.restart()
-        trainee.step(forward)
+        trainee.fresh_step(forward)
         return min(time_of_step(trainee, forward) for _ in range(_REPEATS))
 
     trainee = load_trainee(target, **settings)
     accounts = _Accounts(trainee.device)
     graph, _ = compile_step(trainee, Options(costs=accounts))
     compiled = shortest_step(graph)
-    operators = accounts.operators()
+    operators = tuple(accounts.found.values())
     if not operators:
         raise CommandError(f"{target}: its training step has no operator that can be timed")
     eager = shortest_step(trainee.model)
@@ -195,7 +192,7 @@ class _Accounts:
         self._roofline = roofline(device)
         self.profile = Profile(device, self._roofline)
         self.estimated = 0
-        self._found: dict[str, OperatorCost] = {}
+        self.found: dict[str, OperatorCost] = {}
 
     def __call__(self, node: Node) -> float:
         cost = self.profile(node)
@@ -203,16 +200,10 @@ class _Accounts:
         if measured is None:
             self.estimated += 1
         else:
-            self._count(node, measured)
+            key = signature(node)
+            runs = self.found[key].runs if key in self.found else 0
+            self.found[key] = OperatorCost(_name(node), runs + 1, self._roofline(node), measured)
         return cost
-
-    def _count(self, node: Node, measured: float) -> None:
-        key = signature(node)
-        runs = self._found[key].runs if key in self._found else 0
-        self._found[key] = OperatorCost(_name(node), runs + 1, self._roofline(node), measured)
-
-    def operators(self) -> tuple[OperatorCost, ...]:
-        return tuple(self._found.values())
 
 
 def fit(operators: Sequence[OperatorCost]) -> Fit:
@@ -255,8 +246,7 @@ def _name(node: Node) -> str:
 
 
 def _as_json(step: StepCosts) -> dict[str, Any]:
-    sums = {"roofline": step.roofline, "profile": step.profile}
-    return {**asdict(step), **sums}
+    return {**asdict(step), "roofline": step.roofline, "profile": step.profile}
 
 
 def _times_table(found: Sequence[StepCosts]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dtr_fx.cli.bench.goals import ONLINE, ROUNDING, SEARCH, Goal, worst
 from dtr_fx.cli.bench.targets import name_of
-from dtr_fx.cli.progress import progress
+from dtr_fx.cli.progress import tracked
 from dtr_fx.cli.targets import Inputs, load_target
 from dtr_fx.inspect.table import table
 from dtr_fx.planning.options import Options
@@ -28,23 +28,18 @@ Models: TypeAlias = "Mapping[str, Callable[[], tuple[Callable[..., object], Inpu
 
 
 @dataclass(frozen=True)
-class PlannerSeconds:
-    """Of one planner: ``whole`` from the graph to the verified one, ``plan`` to find the plan alone."""
-
-    whole: float
-    plan: float
-
-
-@dataclass(frozen=True)
 class PlanningTimes:
-    """One graph: its nodes, those that are operators, and what planning at a share of its peak takes."""
+    """One graph: its nodes, those that are operators, and the seconds of planning at a share of its peak.
+
+    Of either planner "whole" is from the graph to the verified one, "plan" finding the plan alone.
+    """
 
     name: str
     share: float
     nodes: int
     operators: int
-    online: PlannerSeconds
-    search: PlannerSeconds
+    online: dict[str, float]
+    search: dict[str, float]
 
 
 def of_targets(targets: Sequence[str], settings: Mapping[str, Any]) -> Models:
@@ -58,21 +53,15 @@ def gpts(depths: Sequence[int]) -> Models:
 
 def results(models: Models, shares: Sequence[float]) -> Iterator[PlanningTimes]:
     """Seconds of planning for models, at budgets that are shares of their peaks."""
-    with progress("times", len(models)) as watch:
-        for done, (name, make) in enumerate(models.items(), 1):
-            joint = _trace(make)
-            yield from (_measure(name, joint, share) for share in shares)
-            watch(done)
-
-
-def each(result: PlanningTimes) -> str:
-    return ""
+    for name, make in tracked("times", list(models.items())):
+        joint = _trace(make)
+        yield from (_measure(name, joint, share) for share in shares)
 
 
 def summary(results: Sequence[PlanningTimes]) -> str:
     return "\n\n".join(
         f"planning at {format_percent(share)} of the peak\n"
-        f"{_table([result for result in results if result.share == share])}"
+        f"{table([_row(result) for result in results if result.share == share])}"
         for share in dict.fromkeys(result.share for result in results)
     )
 
@@ -99,14 +88,14 @@ def _measure(name: str, joint: Joint, share: float) -> PlanningTimes:
     )
 
 
-def _seconds(joint: Joint, options: Options) -> PlannerSeconds:
+def _seconds(joint: Joint, options: Options) -> dict[str, float]:
     from dtr_fx.lab.baselines import plan
 
     reports = [plan(joint, options)[1] for _ in range(_RUNS[options.planner])]
-    return PlannerSeconds(
-        whole=min(sum(report.seconds.values()) for report in reports),
-        plan=min(report.seconds["plan"] for report in reports),
-    )
+    return {
+        "whole": min(sum(report.seconds.values()) for report in reports),
+        "plan": min(report.seconds["plan"] for report in reports),
+    }
 
 
 def goals(results: Sequence[PlanningTimes]) -> list[Goal]:
@@ -114,12 +103,12 @@ def goals(results: Sequence[PlanningTimes]) -> list[Goal]:
     return [
         worst(
             f"GPTs, search: of the time allowed, {SEARCH}",
-            ((result.name, result.search.whole / SEARCH(result.nodes)) for result in results),
+            ((result.name, result.search["whole"] / SEARCH(result.nodes)) for result in results),
             1.0,
         ),
         worst(
             f"GPTs, online, the plan alone: of the time allowed, {ONLINE}",
-            ((result.name, result.online.plan / ONLINE(result.nodes)) for result in results),
+            ((result.name, result.online["plan"] / ONLINE(result.nodes)) for result in results),
             1.0,
         ),
         worst(
@@ -133,34 +122,23 @@ def goals(results: Sequence[PlanningTimes]) -> list[Goal]:
 def _growths(results: Sequence[PlanningTimes]) -> Iterator[tuple[str, float]]:
     """By how much the time per node grows, of either planner, in all and for the plan alone."""
     smallest, largest = (pick(results, key=lambda result: result.nodes) for pick in (min, max))
-    kinds: dict[str, Callable[[PlanningTimes], float]] = {
-        "search": lambda result: result.search.whole,
-        "search, plan": lambda result: result.search.plan,
-        "online": lambda result: result.online.whole,
-        "online, plan": lambda result: result.online.plan,
+    more_nodes = largest.nodes / smallest.nodes
+    for name, few, many in (
+        ("search", smallest.search, largest.search),
+        ("online", smallest.online, largest.online),
+    ):
+        yield name, many["whole"] / few["whole"] / more_nodes
+        yield f"{name}, plan", many["plan"] / few["plan"] / more_nodes
+
+
+def _row(result: PlanningTimes) -> dict[str, object]:
+    row: dict[str, object] = {
+        "planning": result.name,
+        "operators": result.operators,
+        "nodes": result.nodes,
     }
-    for name, seconds in kinds.items():
-        yield name, (seconds(largest) / largest.nodes) / (seconds(smallest) / smallest.nodes)
-
-
-def _table(results: Sequence[PlanningTimes]) -> str:
-    return table(
-        [
-            {
-                "planning": result.name,
-                "operators": str(result.operators),
-                "nodes": str(result.nodes),
-                **_cells("online", result.online, result.nodes),
-                **_cells("search", result.search, result.nodes),
-            }
-            for result in results
-        ]
-    )
-
-
-def _cells(planner: str, seconds: PlannerSeconds, nodes: int) -> dict[str, str]:
-    return {
-        f"{planner}: all": format_seconds(seconds.whole),
-        f"{planner}: plan": format_seconds(seconds.plan),
-        f"{planner}: µs per node": f"{1e6 * seconds.whole / nodes:.0f}",
-    }
+    for planner, seconds in (("online", result.online), ("search", result.search)):
+        row[f"{planner}: all"] = format_seconds(seconds["whole"])
+        row[f"{planner}: plan"] = format_seconds(seconds["plan"])
+        row[f"{planner}: µs per node"] = f"{1e6 * seconds['whole'] / result.nodes:.0f}"
+    return row

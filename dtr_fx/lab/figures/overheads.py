@@ -150,9 +150,11 @@ class PlannerComparison:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def run(self, *, processes: int | None = None, watch: Callable[[int], None] = lambda done: None) -> None:
-        """Plan; ``processes`` and ``watch`` are as for ``run_tasks``."""
-        self.results = run_tasks(self._plan, len(self), processes=processes, watch=watch)
+    def run(
+        self, *, processes: int | None = None, advance: Callable[[int], None] = lambda done: None
+    ) -> None:
+        """Plan; ``processes`` and ``advance`` are as for ``run_tasks``."""
+        self.results = run_tasks(self._plan, len(self), processes=processes, advance=advance)
 
     def _plan(self, number: int) -> Planned:
         return _plan(*self._tasks[number])
