@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,12 +18,11 @@ from dtr_fx.cli.progress import tracked
 from dtr_fx.cli.targets import load_target
 from dtr_fx.errors import CommandError, InfeasibleBudgetError
 from dtr_fx.inspect.table import table
+from dtr_fx.lab import baselines
 from dtr_fx.planning.judge import Judgement, judge
 from dtr_fx.planning.options import Options
+from dtr_fx.torch_private import FakeTensorMode
 from dtr_fx.units import format_bytes, format_percent, format_seconds
-
-if TYPE_CHECKING:
-    from dtr_fx.lab.baselines import Joint
 
 BUDGETS = tuple(tenths / 10 for tenths in range(10, -1, -1))
 _MODELS = ("gpt_full", "vit", "resnet50_full", "unet_full", "lstm_full", "mlp_full")
@@ -115,10 +114,6 @@ def compare(
     target: str, options: Options, budgets: Sequence[float], settings: Mapping[str, Any] | None = None
 ) -> ModelBaselines:
     """Hold our plans for one model against the baselines."""
-    # Compilation machinery takes seconds to import, which --help need not wait for.
-    from dtr_fx.lab import baselines
-    from dtr_fx.torch_private import FakeTensorMode
-
     with FakeTensorMode(allow_non_fake_inputs=True):
         model, inputs = load_target(target, **(settings or {}))
         if not isinstance(model, torch.nn.Module):
@@ -160,24 +155,20 @@ def compare(
     )
 
 
-def _plan(joint: Joint, options: Options, eager: Judgement, budget: int) -> OurPlan | None:
-    from dtr_fx.lab.baselines import planned
-
+def _plan(joint: baselines.Joint, options: Options, eager: Judgement, budget: int) -> OurPlan | None:
     try:
-        pair, report = planned(joint, replace(options, budget=budget))
+        pair, report = baselines.planned(joint, replace(options, budget=budget))
     except InfeasibleBudgetError:
         return None
     found = judge(*pair)
     return OurPlan(found.peak, found.overhead(eager), sum(report.seconds.values()))
 
 
-def _smallest(joint: Joint, options: Options) -> tuple[int, int, float]:
+def _smallest(joint: baselines.Joint, options: Options) -> tuple[int, int, float]:
     """The smallest budget that works and the lower bound, in bytes, and the seconds to find them."""
-    from dtr_fx.lab.baselines import plan
-
     started = time.perf_counter()
     try:
-        _, report = plan(joint, replace(options, budget=1))
+        _, report = baselines.plan(joint, replace(options, budget=1))
     except InfeasibleBudgetError as error:
         found = error.smallest, error.lower_bound
     else:

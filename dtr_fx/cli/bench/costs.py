@@ -35,6 +35,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,13 +73,13 @@ class OperatorCost:
 
     @property
     def seconds(self) -> float:
-        """What its runs take together, by the profile."""
+        """Of all its runs, by the profile."""
         return self.runs * self.profile
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How well the roofline, times ``factor``, agrees with the profile.
+    """The agreement of the roofline, times ``factor``, with the profile.
 
     ``median`` and ``ninetieth`` are quantiles, weighted by time, of how far the one is above or below the
     other: 0.5 is within a factor of 1.5.
@@ -103,24 +104,10 @@ class StepCosts:
     estimated: int
     eager: float
     graph: float
+    roofline: float
+    profile: float
     tally: Tally
     fit: Fit
-
-    @property
-    def profile(self) -> float:
-        return sum(operator.seconds for operator in self.operators)
-
-    @property
-    def roofline(self) -> float:
-        return sum(operator.runs * operator.roofline for operator in self.operators)
-
-    def worst(self, count: int) -> list[OperatorCost]:
-        """Those where the misjudgement, as a factor, weighs most in time."""
-
-        def weight(operator: OperatorCost) -> float:
-            return operator.seconds * abs(math.log(self.fit.factor * operator.roofline / operator.profile))
-
-        return sorted(self.operators, key=weight, reverse=True)[:count]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -152,15 +139,12 @@ def run(arguments: argparse.Namespace) -> None:
         # Compilation machinery takes seconds to import, which --help need not wait for.
         from dtr_fx.cli.bench import fusion
 
-        each_target(
-            arguments,
-            lambda target: fusion.rows(target, settings, arguments.budgets, arguments.pairs),
-            fusion.text,
-        )
+        rounds = {"settings": settings, "budgets": arguments.budgets, "rounds": arguments.pairs}
+        each_target(arguments, partial(fusion.rows, **rounds), fusion.text)
     else:
         found = [_compare(target, settings) for target in tracked("costs", arguments.targets)]
         if arguments.json:
-            print(json.dumps(list(map(_as_json, found)), indent=1))
+            print(json.dumps(list(map(asdict, found)), indent=1))
         else:
             print(_times_table(found), _fit_table(found), *map(_worst_table, found), sep="\n\n")
 
@@ -175,14 +159,22 @@ def _compare(target: str, settings: dict[str, Any]) -> StepCosts:
 
     trainee = load_trainee(target, **settings)
     accounts = _Accounts(trainee.device)
-    graph, _ = compile_step(trainee, Options(costs=accounts))
-    compiled = shortest_step(graph)
+    compiled, _ = compile_step(trainee, Options(costs=accounts))
+    graph = shortest_step(compiled)
     operators = tuple(accounts.found.values())
     if not operators:
         raise CommandError(f"{target}: its training step has no operator that can be timed")
-    eager = shortest_step(trainee.model)
-    tally = accounts.profile.tally
-    return StepCosts(target, operators, accounts.estimated, eager, compiled, tally, fit(operators))
+    return StepCosts(
+        target=target,
+        operators=operators,
+        estimated=accounts.estimated,
+        eager=shortest_step(trainee.model),
+        graph=graph,
+        roofline=sum(operator.runs * operator.roofline for operator in operators),
+        profile=sum(operator.seconds for operator in operators),
+        tally=accounts.profile.tally,
+        fit=fit(operators),
+    )
 
 
 class _Accounts:
@@ -245,10 +237,6 @@ def _name(node: Node) -> str:
     return f"{name} {', '.join(shapes)}".strip()
 
 
-def _as_json(step: StepCosts) -> dict[str, Any]:
-    return {**asdict(step), "roofline": step.roofline, "profile": step.profile}
-
-
 def _times_table(found: Sequence[StepCosts]) -> str:
     return table(
         [
@@ -285,7 +273,12 @@ def _fit_table(found: Sequence[StepCosts]) -> str:
 
 
 def _worst_table(step: StepCosts) -> str:
+    """The operators where the misjudgement, as a factor, weighs most in time."""
     factor = step.fit.factor
+
+    def weight(operator: OperatorCost) -> float:
+        return operator.seconds * abs(math.log(factor * operator.roofline / operator.profile))
+
     return table(
         [
             {
@@ -296,6 +289,6 @@ def _worst_table(step: StepCosts) -> str:
                 "roofline, scaled": format_seconds(factor * operator.roofline),
                 "profile / roofline": f"× {operator.profile / operator.roofline / factor:.2f}",
             }
-            for operator in step.worst(_WORST)
+            for operator in sorted(step.operators, key=weight, reverse=True)[:_WORST]
         ]
     )

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -33,13 +33,8 @@ _ACCOUNTS = _KERNELS, _OPERATORS, _COUNT = "kernels", "operators", "count"
 _WARM_UPS = 3
 
 
-class _Compiled(NamedTuple):
-    """A plan: whose costs it was made under, the budget, and the compiled step."""
-
-    made_by: str
-    asked: str
-    forward: Callable[..., object]
-    report: Report
+Compiled: TypeAlias = "tuple[str, str, Callable[..., object], Report]"
+"""A plan: whose costs it was made under, the budget, the compiled step, the report."""
 
 
 def rows(target: str, settings: Mapping[str, Any], budgets: Sequence[str], rounds: int) -> Rows:
@@ -52,22 +47,24 @@ def rows(target: str, settings: Mapping[str, Any], budgets: Sequence[str], round
         compiled = list(_compile(trainee, tracked(target, cases)))
         if not compiled:
             raise CommandError("no plan is within its budget as Inductor compiles it")
-        steps = [plain, *(plan.forward for plan in compiled)]
+        steps = [plain, *(forward for _, _, forward, _ in compiled)]
         ratios = _time_ratios(trainee, steps, tracked(f"{target}, timed", range(_WARM_UPS + rounds)))
-    seconds = {name: _seconds(plan.report for plan in compiled if plan.made_by == name) for name in _ACCOUNTS}
+    kernels, operators = (
+        _seconds(report for made_by, _, _, report in compiled if made_by == name) for name in _ACCOUNTS[:2]
+    )
     return [
         {
-            "made_by": plan.made_by,
-            "asked": plan.asked,
-            "by_kernels": _extra(plan.report, seconds[_KERNELS]),
-            "by_operators": _extra(plan.report, seconds[_OPERATORS]),
+            "made_by": made_by,
+            "asked": asked,
+            "by_kernels": _extra(report, kernels),
+            "by_operators": _extra(report, operators),
             "time_ratio": ratio,
         }
-        for plan, ratio in zip(compiled, ratios)
+        for (made_by, asked, _, report), ratio in zip(compiled, ratios)
     ]
 
 
-def _compile(trainee: Trainee, cases: Iterable[tuple[str, str]]) -> Iterator[_Compiled]:
+def _compile(trainee: Trainee, cases: Iterable[tuple[str, str]]) -> Iterator[Compiled]:
     """Budgets, by whose costs; what is compiled for one stays when the next one is."""
     cost = roofline(trainee.device)
     accounts: dict[str, Cost] = {
@@ -84,7 +81,7 @@ def _compile(trainee: Trainee, cases: Iterable[tuple[str, str]]) -> Iterator[_Co
         except OverBudgetError as error:
             print(f"left out: the plan by {name} at {asked}: {error}", file=sys.stderr)
         else:
-            yield _Compiled(name, asked, forward, report)
+            yield name, asked, forward, report
 
 
 def _time_ratios(

@@ -41,13 +41,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dtr_fx.cli.arguments import positive, seconds, share
-from dtr_fx.cli.bench import baselines, logs, optimum, times
+from dtr_fx.cli.bench import logs, optimum
 from dtr_fx.cli.bench.goals import Goal, goal_table
 from dtr_fx.cli.bench.targets import add_targets, collect
 from dtr_fx.errors import CommandError
@@ -58,14 +58,17 @@ from dtr_fx.runtime import HEURISTICS
 
 _PARTS = ("baselines", "optimum", "logs", "times")
 _QUICK_SECONDS = 0.1
+# Of the GPTs of times: the first has 2,000 nodes, the last 20,000.
+_LAYERS = (16, 24, 50, 100, 164)
+_TIMES_SHARE = 0.7
 
 
 class Part(NamedTuple):
     """Results to come, a text for each of them, if there is one, and the text and the goals of all."""
 
     results: Iterator[Any]
-    summary: Callable[[Sequence[Any]], str]
-    goals: Callable[[Sequence[Any]], list[Goal]]
+    summary: Callable[[list[Any]], str]
+    goals: Callable[[list[Any]], list[Goal]]
     each: Callable[[Any], str] | None = None
 
 
@@ -82,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="budgets, of each peak; of baselines, activation_memory_budget (default: 1.0 0.9 ... 0.0 of "
         f"baselines, {' '.join(map(str, optimum.SHARES))} of optima, those of the reference of logs, "
-        f"{times.SHARE:g} of times)",
+        f"{_TIMES_SHARE:g} of times)",
     )
     parser.add_argument(
         "--heuristic",
@@ -118,7 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=positive,
         metavar="N",
-        help=f"depths of the GPT of times (default: {' '.join(map(str, times.LAYERS))})",
+        help=f"depths of the GPT of times (default: {' '.join(map(str, _LAYERS))})",
     )
 
 
@@ -133,15 +136,18 @@ def run(arguments: argparse.Namespace) -> None:
         if not arguments.json and (summary := part.summary(results)):
             print(summary, end="\n\n", flush=True)
         found += part.goals(results)
-        data[name] = list(map(asdict, results))
+        data[name] = results
     if arguments.json:
-        print(json.dumps({**data, "goals": list(map(asdict, found))}, indent=1))
+        print(json.dumps({**data, "goals": found}, indent=1, default=asdict))
     elif found:
         print(goal_table(found))
 
 
 def _parts(arguments: argparse.Namespace) -> dict[str, Part]:
     """The parts that are asked for; what can be wrong is said before anything runs."""
+    # Compilation machinery takes seconds to import, which --help need not wait for.
+    from dtr_fx.cli.bench import baselines, times
+
     quick, targets, shares, only = arguments.quick, arguments.targets, arguments.shares, arguments.only
     settings = dict(arguments.arg)
     parts: dict[str, Part] = {}
@@ -162,8 +168,8 @@ def _parts(arguments: argparse.Namespace) -> dict[str, Part]:
         ratios = shares or ((0.5,) if quick else None)
         parts["logs"] = Part(logs.results(known, ratios), logs.summary, logs.goals, logs.each)
     if "times" in only:
-        depths = arguments.layers or ((2, 4) if quick else times.LAYERS)
+        depths = arguments.layers or ((2, 4) if quick else _LAYERS)
         subjects = times.of_targets(targets, settings) if targets else times.gpts(depths)
-        planned = times.results(subjects, shares or (times.SHARE,))
+        planned = times.results(subjects, shares or (_TIMES_SHARE,))
         parts["times"] = Part(planned, times.summary, times.goals)
     return parts
