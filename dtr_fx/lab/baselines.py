@@ -51,7 +51,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Joint:
-    """The joint graph of a training step, and what AOTAutograd tells a partitioner about it."""
+    """The joint graph of a training step, and the facts that AOTAutograd gives a partitioner."""
 
     graph: GraphModule
     inputs: Any

@@ -22,7 +22,7 @@ RATIOS = tuple(tenths / 10 for tenths in range(9, 0, -1))
 
 @dataclass(frozen=True)
 class Sweep:
-    """What to replay: every program with every heuristic, policy and budget.
+    """Replays of every program with every heuristic, policy and budget.
 
     A budget is a share of the program's own peak if it is a float, bytes if it is an int; ``max_slowdown``
     is as in ``replay``.  Budgets vary fastest, then policies, then heuristics.

@@ -1,4 +1,4 @@
-"""Costs of kernels, or of the operators in them: which tell how long Inductor's steps take."""
+"""Costs of kernels and of the operators in them, held against the time of Inductor's steps."""
 
 from __future__ import annotations
 

@@ -69,12 +69,6 @@ class LogResult:
         """The lowest ratio at which our plan works."""
         return min((plan.ratio for plan in self.ours if plan.slowdown <= THRASH), default=None)
 
-    @property
-    def not_lower(self) -> dict[float, bool]:
-        """For each ratio at which the original works: True if our slowdown is not lower."""
-        pairs = ((plan, self.original.get(plan.ratio)) for plan in self.ours)
-        return {plan.ratio: not _is_lower(plan.slowdown, best.slowdown) for plan, best in pairs if best}
-
 
 def known(given: Sequence[Path], reference: Path | None) -> list[tuple[Program, Originals]]:
     """The logs with what the reference knows of each, the smallest first; none where the default has none."""
@@ -156,18 +150,23 @@ def goals(results: Sequence[LogResult]) -> list[Goal]:
     """The goals, over all logs; none without logs."""
     if not results:
         return []
-    ratios = [
-        (f"{result.log} at {format_percent(ratio)}", not_lower)
+    works = [
+        (result.log, plan, best.slowdown)
         for result in results
-        for ratio, not_lower in result.not_lower.items()
+        for plan in result.ours
+        if (best := result.original.get(plan.ratio))
     ]
     lower = [(result, ratio) for result in results if (ratio := _lower(result.original)) is not None]
     possible = [(result, ratio) for result, ratio in lower if int(result.peak * ratio) >= result.bound]
     return [
         no_exception(
             "logs: overhead lower than the original's best at every ratio",
-            [name for name, not_lower in ratios if not_lower],
-            len(ratios),
+            [
+                f"{log} at {format_percent(plan.ratio)}"
+                for log, plan, best in works
+                if not _is_lower(plan.slowdown, best)
+            ],
+            len(works),
             "not lower",
         ),
         no_exception(
