@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
+import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dtr_fx.cli.bench.goals import ROUNDING, SEARCH, Goal, format_ratio, no_exception, worst
 from dtr_fx.cli.bench.targets import name_of
-from dtr_fx.cli.progress import tracked
+from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import load_target
 from dtr_fx.errors import CommandError, InfeasibleBudgetError
 from dtr_fx.inspect.table import table
-from dtr_fx.lab import baselines
 from dtr_fx.planning.judge import Judgement, judge
 from dtr_fx.planning.options import Options
-from dtr_fx.torch_private import FakeTensorMode
 from dtr_fx.units import format_bytes, format_percent, format_seconds
+
+if TYPE_CHECKING:
+    from dtr_fx.lab.baselines import Joint
 
 BUDGETS = tuple(tenths / 10 for tenths in range(10, -1, -1))
 _MODELS = ("gpt_full", "vit", "resnet50_full", "unet_full", "lstm_full", "mlp_full")
@@ -96,6 +97,11 @@ class ModelBaselines:
     def ours(self) -> float:
         return sum(point.our_overhead for point in self.partitioner)
 
+    @property
+    def plans(self) -> list[OurPlan]:
+        found = [point.ours for point in (*self.partitioner, self.checkpoint)]
+        return [plan for plan in found if plan is not None]
+
 
 def models() -> list[str]:
     """The models that are compared by default."""
@@ -107,73 +113,102 @@ def results(
     targets: Iterable[str], settings: Mapping[str, Any], options: Options, budgets: Sequence[float]
 ) -> Iterator[ModelBaselines]:
     """Plans beside the baselines; ``budgets`` are those of the partitioner."""
-    return (compare(target, options, budgets, settings) for target in targets)
+    for target in targets:
+        yield compare(target, options, budgets, settings)
 
 
 def compare(
     target: str, options: Options, budgets: Sequence[float], settings: Mapping[str, Any] | None = None
 ) -> ModelBaselines:
     """Hold our plans for one model against the baselines."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        model, inputs = load_target(target, **(settings or {}))
-        if not isinstance(model, torch.nn.Module):
-            raise CommandError(f"{target}: a function has no blocks to checkpoint; give a module")
-        joint = baselines.trace(model, inputs)
-        checkpoint = judge(*baselines.checkpointed(model, inputs))
-    name, eager = name_of(target), judge(*baselines.eager(joint))
-    plan_at = functools.cache(functools.partial(_plan, joint, options, eager))
-    smallest, bound, seconds = _smallest(joint, options)
+    # Compilation machinery takes seconds to import, which --help need not wait for.
+    from dtr_fx.lab import baselines
+    from dtr_fx.torch_private import FakeTensorMode
 
-    def against(name: str, found: Judgement) -> Baseline:
-        return Baseline(name, found.peak, found.overhead(eager), plan_at(found.peak))
+    with progress(name_of(target), len(budgets) + _BISECTIONS + 4) as watch:
+        tick = map(watch, itertools.count(1)).__next__
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            model, inputs = load_target(target, **(settings or {}))
+            if not isinstance(model, torch.nn.Module):
+                raise CommandError(f"{target}: a function has no blocks to checkpoint; give a module")
+            joint = baselines.trace(model, inputs)
+            tick()
+            checkpoint = judge(*baselines.checkpointed(model, inputs))
+            tick()
+        planner = _Planner(joint, options, judge(*baselines.eager(joint)), tick)
+        smallest, bound, seconds = planner.smallest()
+        return ModelBaselines(
+            target=target,
+            nodes=sum(node.op.startswith("call") for node in joint.graph.graph.nodes),
+            eager=planner.eager,
+            partitioner=tuple(
+                planner.against(f"{budget:.1f}", judge(*baselines.min_cut(joint, budget)))
+                for budget in budgets
+            ),
+            checkpoint=planner.against("checkpoint", checkpoint),
+            lowest=planner.lowest_peak(checkpoint.overhead(planner.eager), above=smallest),
+            smallest=smallest,
+            bound=bound,
+            smallest_seconds=seconds,
+        )
 
-    def lowest_peak(overhead: float) -> OurPlan | None:
+
+class _Planner:
+    """Our plans for one joint graph, each made once; ``tick`` is called after each step of a comparison."""
+
+    def __init__(self, joint: Joint, options: Options, eager: Judgement, tick: Callable[[], Any]) -> None:
+        self.eager = eager
+        self._joint = joint
+        self._options = options
+        self._tick = tick
+        self._plans: dict[int, OurPlan | None] = {}
+
+    def at(self, budget: int) -> OurPlan | None:
+        if budget not in self._plans:
+            self._plans[budget] = self._plan(budget)
+        return self._plans[budget]
+
+    def _plan(self, budget: int) -> OurPlan | None:
+        from dtr_fx.lab.baselines import planned
+
+        try:
+            pair, report = planned(self._joint, replace(self._options, budget=budget))
+        except InfeasibleBudgetError:
+            return None
+        found = judge(*pair)
+        return OurPlan(found.peak, found.overhead(self.eager), sum(report.seconds.values()))
+
+    def against(self, name: str, found: Judgement) -> Baseline:
+        beside = Baseline(name, found.peak, found.overhead(self.eager), self.at(found.peak))
+        self._tick()
+        return beside
+
+    def lowest_peak(self, overhead: float, *, above: int) -> OurPlan | None:
         """The plan of the lowest peak that a bisection finds with no more than this overhead."""
-        low, high, best = smallest, eager.peak, None
-        for _ in tracked(f"{name}, lowest peak", range(_BISECTIONS)):
+        low, high, best = above, self.eager.peak, None
+        for _ in range(_BISECTIONS):
             middle = (low + high) // 2
-            plan = plan_at(middle)
+            plan = self.at(middle)
             if plan is not None and plan.overhead <= overhead + ROUNDING:
                 best, high = plan, plan.peak
             else:
                 low = middle
+            self._tick()
         return best
 
-    return ModelBaselines(
-        target=target,
-        nodes=sum(node.op.startswith("call") for node in joint.graph.graph.nodes),
-        eager=eager,
-        partitioner=tuple(
-            against(f"{budget:.1f}", judge(*baselines.min_cut(joint, budget)))
-            for budget in tracked(name, budgets)
-        ),
-        checkpoint=against("checkpoint", checkpoint),
-        lowest=lowest_peak(checkpoint.overhead(eager)),
-        smallest=smallest,
-        bound=bound,
-        smallest_seconds=seconds,
-    )
+    def smallest(self) -> tuple[int, int, float]:
+        """The smallest budget that works and the lower bound, in bytes, and the seconds to find them."""
+        from dtr_fx.lab.baselines import plan
 
-
-def _plan(joint: baselines.Joint, options: Options, eager: Judgement, budget: int) -> OurPlan | None:
-    try:
-        pair, report = baselines.planned(joint, replace(options, budget=budget))
-    except InfeasibleBudgetError:
-        return None
-    found = judge(*pair)
-    return OurPlan(found.peak, found.overhead(eager), sum(report.seconds.values()))
-
-
-def _smallest(joint: baselines.Joint, options: Options) -> tuple[int, int, float]:
-    """The smallest budget that works and the lower bound, in bytes, and the seconds to find them."""
-    started = time.perf_counter()
-    try:
-        _, report = baselines.plan(joint, replace(options, budget=1))
-    except InfeasibleBudgetError as error:
-        found = error.smallest, error.lower_bound
-    else:
-        found = report.planned_peak, report.lower_bound
-    return *found, time.perf_counter() - started
+        started = time.perf_counter()
+        try:
+            _, report = plan(self._joint, replace(self._options, budget=1))
+        except InfeasibleBudgetError as error:
+            found = error.smallest, error.lower_bound
+        else:
+            found = report.planned_peak, report.lower_bound
+        self._tick()
+        return *found, time.perf_counter() - started
 
 
 def goals(results: Sequence[ModelBaselines]) -> list[Goal]:
@@ -211,12 +246,7 @@ def goals(results: Sequence[ModelBaselines]) -> list[Goal]:
         ),
         worst(
             f"planning: of the time allowed, {SEARCH}",
-            (
-                (r.name, point.ours.seconds / SEARCH(r.nodes))
-                for r in results
-                for point in (*r.partitioner, r.checkpoint)
-                if point.ours is not None
-            ),
+            ((r.name, plan.seconds / SEARCH(r.nodes)) for r in results for plan in r.plans),
             1.0,
         ),
     ]
@@ -250,31 +280,41 @@ def each(result: ModelBaselines) -> str:
 
 
 def summary(results: Sequence[ModelBaselines]) -> str:
-    checkpoints = [
-        {
-            "checkpoint": result.name,
-            "peak": result.share(result.checkpoint.peak),
-            "extra compute": format_percent(result.checkpoint.overhead),
-            "ours at its peak": _extra(result.checkpoint.our_overhead),
-            "of its": format_ratio(result.checkpoint.ratio),
-            "our lowest peak at its extra compute": (
-                result.share(result.lowest.peak) if result.lowest else "none"
-            ),
-        }
-        for result in results
-    ]
-    smallest = [
-        {
-            "smallest budget": result.name,
-            "bytes": format_bytes(result.smallest),
-            "of activations": result.share(result.smallest),
-            "lower bound": format_bytes(result.bound),
-            "over the bound": format_ratio(result.smallest / result.bound),
-            "search": format_seconds(result.smallest_seconds),
-        }
-        for result in results
-    ]
-    return f"{table(checkpoints)}\n\n{table(smallest)}"
+    return f"{_checkpoint_table(results)}\n\n{_smallest_table(results)}"
+
+
+def _checkpoint_table(results: Iterable[ModelBaselines]) -> str:
+    return table(
+        [
+            {
+                "checkpoint": result.name,
+                "peak": result.share(result.checkpoint.peak),
+                "extra compute": format_percent(result.checkpoint.overhead),
+                "ours at its peak": _extra(result.checkpoint.our_overhead),
+                "of its": format_ratio(result.checkpoint.ratio),
+                "our lowest peak at its extra compute": (
+                    result.share(result.lowest.peak) if result.lowest else "none"
+                ),
+            }
+            for result in results
+        ]
+    )
+
+
+def _smallest_table(results: Iterable[ModelBaselines]) -> str:
+    return table(
+        [
+            {
+                "smallest budget": result.name,
+                "bytes": format_bytes(result.smallest),
+                "of activations": result.share(result.smallest),
+                "lower bound": format_bytes(result.bound),
+                "over the bound": format_ratio(result.smallest / result.bound),
+                "search": format_seconds(result.smallest_seconds),
+            }
+            for result in results
+        ]
+    )
 
 
 def _extra(overhead: float) -> str:

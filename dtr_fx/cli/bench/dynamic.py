@@ -5,22 +5,24 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
 
 from dtr_fx.cli.bench.targets import Rows
-from dtr_fx.cli.progress import tracked
+from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import load_target
 from dtr_fx.compiler.registry import LivePlan, plans
 from dtr_fx.costs.measure import measure_peak
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
-from dtr_fx.lab.trainee import Trainee, bytes_held, differing
 from dtr_fx.planning.options import Options
 from dtr_fx.torch_private import dynamo_config, dynamo_counters
 from dtr_fx.units import format_percent, parse_percent
+
+if TYPE_CHECKING:
+    from dtr_fx.lab.trainee import Trainee
 
 _LIMIT = 10_000  # of Dynamo's recompilations
 _CALLS = 2000
@@ -28,13 +30,16 @@ _CALLS = 2000
 Batch: TypeAlias = "tuple[Any, ...]"
 
 
-def rows(target: str, settings: Mapping[str, Any], options: Options, shares: Sequence[str]) -> Rows:
+def rows(
+    target: str, settings: Mapping[str, Any], options: Options, shares: Sequence[str], count: int | None
+) -> Rows:
     """A row for each share; sizes are bytes, and ``over`` is the largest peak over the budget."""
     torch.manual_seed(0)
     model, batches = load_target(target, **settings)
     if not isinstance(model, nn.Module) or not all(isinstance(batch, tuple) for batch in batches):
         raise CommandError(f"{target}: give a module and a list of batches, each a tuple of arguments")
-    return [_row(f"{target} at {share}", model, cast(Any, batches), share, options) for share in shares]
+    chosen = [batch for batch in batches if isinstance(batch, tuple)][:count]
+    return [_row(f"{target} at {share}", model, chosen, share, options) for share in shares]
 
 
 def text(target: str, found: Rows) -> str:
@@ -51,13 +56,19 @@ def text(target: str, found: Rows) -> str:
         }
         for row in found
     ]
-    known = f"a known plan is found in {found[0]['look_up_us']:.0f} µs more than a compiled call takes"
-    return f"{target}\n{table(cells)}\n{known}"
+    microseconds = found[0]["look_up_us"]
+    return (
+        f"{target}\n{table(cells)}\n"
+        f"a known plan is found in {microseconds:.0f} µs more than a compiled call takes"
+    )
 
 
 def _row(
     label: str, model: nn.Module, batches: Sequence[Batch], share: str, given: Options
 ) -> dict[str, Any]:
+    # Compilation machinery takes seconds to import, which --help need not wait for.
+    from dtr_fx.lab.trainee import Trainee, bytes_held
+
     budget = _budget(model, batches, parse_percent(share))
     _forget()
     options: Any = {
@@ -70,14 +81,17 @@ def _row(
     identical, peak, seconds = 0, 0, 0.0
     with dynamo_config.patch(recompile_limit=_LIMIT, accumulated_recompile_limit=_LIMIT):
         ours = torch.compile(model, backend="dtr", options=options)
-        for batch in tracked(label, batches):
-            seconds += _first_steps(Trainee(model, batch), ours, made)
-        compilations = dynamo_counters["stats"]["unique_graphs"]
-        plain = torch.compile(model, backend="aot_eager")
-        for batch in tracked(f"{label}, measured", batches):
-            trainee = Trainee(model, batch)
-            peak = max(peak, bytes_held(model, batch) + _peak(trainee, ours))
-            identical += not differing([trainee.fresh_step(ours)], [trainee.fresh_step(plain)])
+        with progress(label, 2 * len(batches)) as watch:
+            for number, batch in enumerate(batches, 1):
+                seconds += _first_steps(Trainee(model, batch), ours, made)
+                watch(number)
+            compilations = dynamo_counters["stats"]["unique_graphs"]
+            plain = torch.compile(model, backend="aot_eager")
+            for number, batch in enumerate(batches, len(batches) + 1):
+                trainee = Trainee(model, batch)
+                peak = max(peak, bytes_held(model, batch) + _peak(trainee, ours))
+                identical += _same(trainee, ours, plain)
+                watch(number)
     reports = [report for plan in plans() for report in plan.reports]
     planning = sum(plan.planning_seconds for plan in made)
     return {
@@ -101,6 +115,8 @@ def _forget() -> None:
 
 
 def _budget(model: nn.Module, batches: Sequence[Batch], share: float) -> int:
+    from dtr_fx.lab.trainee import Trainee, bytes_held
+
     largest = max(batches, key=lambda batch: _peak(Trainee(model, batch), model))
     return bytes_held(model, largest) + int(share * _peak(Trainee(model, largest), model))
 
@@ -119,6 +135,14 @@ def _first_steps(trainee: Trainee, forward: Callable[..., Any], made: list[LiveP
         trainee.step(forward)
     made += [plan for plan in plans() if id(plan) not in known]
     return time.perf_counter() - started
+
+
+def _same(trainee: Trainee, ours: Callable[..., Any], plain: Callable[..., Any]) -> bool:
+    results = []
+    for forward in (ours, plain):
+        trainee.restart()
+        results.append(trainee.results(trainee.step(forward)))
+    return all(torch.equal(results[0][name], results[1][name]) for name in results[1])
 
 
 @functools.cache

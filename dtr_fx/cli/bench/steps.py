@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> None:
     modes: dict[str, tuple[Callable[..., Rows], Callable[[str, Rows], str]]] = {
         "eager": (partial(_rows, repeats=arguments.pairs or 5), _text),
         "inductor": (partial(inductor.rows, pairs=arguments.pairs or 21), inductor.text),
-        "dynamic": (dynamic.rows, dynamic.text),
+        "dynamic": (partial(dynamic.rows, count=None), dynamic.text),
     }
     rows, text = modes[mode]
     each_target(arguments, lambda target: rows(target, settings, options, budgets), text)
