@@ -22,8 +22,7 @@ from dtr_fx.compiler.backend import plan_step
 from dtr_fx.inspect.comparison import Comparison, Mark
 from dtr_fx.inspect.curve import render_curve
 from dtr_fx.inspect.curve_page import curve_page
-from dtr_fx.lab import baselines as rivals
-from dtr_fx.lab import zoo
+from dtr_fx.lab import baselines, zoo
 from dtr_fx.planning.options import Options
 from dtr_fx.report.curve import Curve, CurvePoint
 
@@ -32,7 +31,7 @@ QUICK = {"plan_seconds": 0.02}
 
 def joint(model: nn.Module, inputs: tuple[Tensor, ...]) -> GraphModule:
     """The graph of a training step, in the order in which it runs."""
-    return rivals.plan(rivals.trace(model, inputs), Options())[0]
+    return baselines.plan(baselines.trace(model, inputs), Options())[0]
 
 
 def mlp() -> GraphModule:

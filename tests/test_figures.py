@@ -25,10 +25,9 @@ from dtr_fx.lab import networks
 from dtr_fx.lab.figures.drawing import FIGURES, REPLAYED, draw_comparison, draw_linear, draw_study
 from dtr_fx.lab.figures.overheads import _LOOKS, COMPARED, LARGEST, PlannerComparison
 from dtr_fx.lab.figures.residency import trace_linear
-from dtr_fx.lab.figures.slowdowns import plot_slowdowns
+from dtr_fx.lab.figures.slowdowns import largest_operator, plot_slowdowns
 from dtr_fx.lab.figures.study import Study
 from dtr_fx.lab.log import read_log
-from dtr_fx.lab.needs import largest_operator
 from dtr_fx.lab.planners import OperatorGraph, training_chain
 from dtr_fx.lab.replay import replay
 from dtr_fx.lab.sweep import RATIOS, Sweep
@@ -185,7 +184,7 @@ def test_a_study_runs_each_replay_once():
     assert len(shared) == (6 + 5 + 16 - 6) * len(RATIOS)
     assert len(Study([networks.linear(30)], [3, 5])) == 0
     seen = []
-    shared.run(processes=1, watch=seen.append)
+    shared.run(processes=1, advance=seen.append)
     assert seen == list(range(1, len(shared) + 1))
 
 

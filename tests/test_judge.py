@@ -17,8 +17,7 @@ from torch.fx import Graph, GraphModule, Node, symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dtr_fx import GraphError, OptionError, transform
-from dtr_fx.lab import baselines as rivals
-from dtr_fx.lab import zoo
+from dtr_fx.lab import baselines, zoo
 from dtr_fx.lab.zoo.layers import Model
 from dtr_fx.passes.split import prepare
 from dtr_fx.planning.judge import Judgement, judge
@@ -37,13 +36,13 @@ MODELS: dict[str, Callable[[], Model]] = {
 }
 WITHOUT_BUFFERS = ("gpt", "lstm", "mlp")
 
-_traced: dict[str, rivals.Joint] = {}
+_traced: dict[str, baselines.Joint] = {}
 
 
-def joint(name: str) -> rivals.Joint:
+def joint(name: str) -> baselines.Joint:
     if name not in _traced:
         with FakeTensorMode(allow_non_fake_inputs=True):
-            _traced[name] = rivals.trace(*MODELS[name]())
+            _traced[name] = baselines.trace(*MODELS[name]())
     return _traced[name]
 
 
@@ -213,9 +212,9 @@ def test_unknown_costs_are_refused() -> None:
 def test_the_judge_sees_of_a_plan_what_its_report_says(name: str) -> None:
     graph = joint(name).copy()
     prepare(graph, ())
-    asis, eager = judge(graph), judge(*rivals.eager(joint(name)))
+    asis, eager = judge(graph), judge(*baselines.eager(joint(name)))
     for budget in (1.0, 0.75):
-        pair, report = rivals.planned(joint(name), Options(budget=budget))
+        pair, report = baselines.planned(joint(name), Options(budget=budget))
         found = judge(*pair)
         # Duplicates are merged before the graph is planned.
         assert asis.peak == report.baseline_peak <= eager.peak
@@ -245,14 +244,14 @@ def test_a_rewritten_graph_is_judged_with_its_drops() -> None:
 # Against the allocator
 
 
-def off(form: rivals.Pair) -> float:
+def off(form: baselines.Pair) -> float:
     """By how much the judged peak, above inputs and parameters, is off the measured one."""
     return judge(*form).above_constants / pairs.peak(form) - 1
 
 
 @pytest.mark.parametrize("name", ["gpt", "unet", "mlp"])
 def test_pytorchs_graphs_reach_the_peak_that_is_judged(name: str) -> None:
-    forms = [rivals.eager(joint(name)), *(rivals.min_cut(joint(name), budget) for budget in (0.5, 0.0))]
+    forms = [baselines.eager(joint(name)), *(baselines.min_cut(joint(name), budget) for budget in (0.5, 0.0))]
     assert [off(form) for form in forms] == pytest.approx([0.0] * len(forms), abs=0.02)
 
 
@@ -260,5 +259,5 @@ def test_pytorchs_graphs_reach_the_peak_that_is_judged(name: str) -> None:
 def test_checkpointed_graphs_reach_the_peak_that_is_judged(name: str) -> None:
     """Dropout and batch norm are among what is recomputed."""
     with FakeTensorMode(allow_non_fake_inputs=True):
-        form = rivals.checkpointed(*MODELS[name]())
+        form = baselines.checkpointed(*MODELS[name]())
     assert off(form) == pytest.approx(0.0, abs=0.02)

@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dtr_fx.compiler.backend import plan_step
-from dtr_fx.lab import baselines as rivals
+from dtr_fx.lab import baselines
 from dtr_fx.passes.merge import MergeDuplicates
 from dtr_fx.planning.options import Options
 
@@ -104,8 +104,8 @@ def test_only_attention_with_dropout_needs_saved_states(dropout: float) -> None:
 
 def test_recomputed_attention_runs_once_where_it_stands() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
-        joint = rivals.trace(Attention(0.0), (torch.randn(1, 2, 64, 16),))
-    pair, report = rivals.planned(joint, Options(budget="60%"))
+        joint = baselines.trace(Attention(0.0), (torch.randn(1, 2, 64, 16),))
+    pair, report = baselines.planned(joint, Options(budget="60%"))
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     runs = [event for event in report.events if event.kind != "drop" and event.name.startswith("_scaled_dot")]
     for gm, phase in zip(pair, ("forward", "backward")):

@@ -160,7 +160,7 @@ def test_a_program_fits_into_its_own_peak():
 def test_a_sweep_does_all_replays_in_order(processes):
     done = []
     sweep = Sweep([chain(10), chain(20)], ["dtr", "lru"], [0.5, 9], ["eager", "ignore"])
-    results = sweep.run(processes=processes, watch=done.append)
+    results = sweep.run(processes=processes, advance=done.append)
     assert done == list(range(1, 17))
     assert len(results) == len(sweep) == 16
     expected = [

@@ -29,7 +29,7 @@ import torch
 
 from dtr_fx.cli.arguments import add_jobs, check_names_apart, read
 from dtr_fx.cli.output import check_output, write_picture, write_text
-from dtr_fx.cli.progress import progress
+from dtr_fx.cli.progress import progress, tracked
 from dtr_fx.errors import CommandError
 from dtr_fx.lab.figures.drawing import FIGURES, REPLAYED, Drawing, draw_comparison, draw_linear, draw_study
 from dtr_fx.lab.figures.overheads import PlannerComparison, networks
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> None:
     programs = _programs(arguments, numbers)
     study = Study(programs, numbers)
     with progress("replays", len(study)) as advance:
-        study.run(processes=arguments.jobs, watch=advance)
+        study.run(processes=arguments.jobs, advance=advance)
     for number in numbers:
         if number in REPLAYED:
             drawing = draw_study(study, number)
@@ -130,11 +130,9 @@ def _recorded(folder: Path) -> list[Path]:
 
     paths = {name: _folder(folder) / f"{name}.log.gz" for name in ZOO}
     missing = [name for name, path in paths.items() if not path.exists()]
-    with progress("recording", len(missing)) as advance:
-        for done, name in enumerate(missing, 1):
-            torch.manual_seed(0)
-            record_log(*ZOO[name](), paths[name])
-            advance(done)
+    for name in tracked("recording", missing):
+        torch.manual_seed(0)
+        record_log(*ZOO[name](), paths[name])
     for name in missing:
         print(f"Wrote {paths[name]}")
     return list(paths.values())
@@ -142,8 +140,8 @@ def _recorded(folder: Path) -> list[Path]:
 
 def _compare(programs: Sequence[Program], jobs: int | None) -> Drawing:
     comparison = PlannerComparison([*networks(), *map(OperatorGraph.of, programs)])
-    with progress("plans", len(comparison)) as watch:
-        comparison.run(processes=jobs, watch=watch)
+    with progress("plans", len(comparison)) as advance:
+        comparison.run(processes=jobs, advance=advance)
     return draw_comparison(comparison)
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 _WIDTH = 30
 _CLEAR = "\r\033[K"
 _INTERVAL = 0.1  # seconds between two pictures of the bar
+
+_Item = TypeVar("_Item")
 
 
 @contextmanager
@@ -37,6 +40,14 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
         yield advance
     finally:
         print(_CLEAR, end="", file=sys.stderr, flush=True)
+
+
+def tracked(label: str, items: Sequence[_Item]) -> Iterator[_Item]:
+    """The items, while it shows how many a loop is done with."""
+    with progress(label, len(items)) as advance:
+        for done, item in enumerate(items, 1):
+            yield item
+            advance(done)
 
 
 @contextmanager

@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> None:
         max_slowdown=arguments.max_slowdown,
     )
     with progress("replays", len(sweep)) as advance:
-        results = sweep.run(processes=arguments.jobs, watch=advance)
+        results = sweep.run(processes=arguments.jobs, advance=advance)
     if arguments.json:
         sys.stdout.write(to_json(results))
     else:

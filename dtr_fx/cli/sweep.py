@@ -27,7 +27,7 @@ from torch.fx import GraphModule
 from dtr_fx.cli import plans
 from dtr_fx.cli.arguments import add_outputs, seconds
 from dtr_fx.cli.output import check_outputs, screen, write_text
-from dtr_fx.cli.progress import progress
+from dtr_fx.cli.progress import progress, tracked
 from dtr_fx.cli.targets import Inputs, load_target
 from dtr_fx.inspect.comparison import Comparison, Mark, to_csv, to_json
 from dtr_fx.inspect.curve import render_curve
@@ -144,11 +144,9 @@ def _checkpoint(
 def _partitioner(joint: Joint, eager: Judgement) -> Iterator[Mark]:
     from dtr_fx.lab import baselines
 
-    with progress("PyTorch's partitioner", len(_PARTITIONER)) as advance:
-        for number, budget in enumerate(_PARTITIONER, 1):
-            found = judge(*baselines.min_cut(joint, budget))
-            advance(number)
-            yield Mark("partitioner", f"{budget:.1f}", found.peak, found.overhead(eager))
+    for budget in tracked("PyTorch's partitioner", _PARTITIONER):
+        found = judge(*baselines.min_cut(joint, budget))
+        yield Mark("partitioner", f"{budget:.1f}", found.peak, found.overhead(eager))
 
 
 def _curve(graph: GraphModule, budgets: Sequence[int | str], plan_seconds: float | None) -> Curve:
@@ -198,10 +196,8 @@ def _solutions(operators: OperatorGraph, curve: Curve, limit: float) -> Iterator
 
     whole = operators.peak + operators.constants
     shares = [point.budget / whole for point in curve.points[1:]]
-    with progress("optimum", len(shares)) as advance:
-        for number, gap in enumerate(gaps([operators], shares, (), limit), 1):
-            advance(number)
-            yield gap
+    for share in tracked("optimum", shares):
+        yield from gaps([operators], [share], (), limit)
 
 
 # --- output ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The parts of terminal views: eighths of a block, colour, tables, and text that fits."""
+"""The parts of terminal views: eighths of a block, colour, and text that fits."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Joint:
-    """The joint graph of a training step, and what AOTAutograd tells a partitioner about it."""
+    """The joint graph of a training step, and the facts that AOTAutograd gives a partitioner."""
 
     graph: GraphModule
     inputs: Any
@@ -99,7 +99,7 @@ def eager(joint: Joint) -> Pair:
 
 
 def min_cut(joint: Joint, budget: float) -> Pair:
-    """What PyTorch's partitioner makes at ``activation_memory_budget=budget``, in [0, 1], all else default.
+    """PyTorch's partitioner at ``activation_memory_budget=budget``, in [0, 1], all else default.
 
     It merges common subexpressions first, so that it can cost less than the eager step.
     """
@@ -108,8 +108,9 @@ def min_cut(joint: Joint, budget: float) -> Pair:
 
 
 def activation_memory_budget(budget: float) -> contextlib.AbstractContextManager[Any]:
-    """What PyTorch's partitioner is given; the setting lives in a private module (torch 2.11 and 2.13)."""
-    return functorch_config.patch(activation_memory_budget=budget)
+    """The setting of PyTorch's partitioner, as long as this lasts."""
+    patch: contextlib.AbstractContextManager[Any] = functorch_config.patch(activation_memory_budget=budget)
+    return patch
 
 
 def _mode(joint: Joint) -> contextlib.AbstractContextManager[Any]:
@@ -132,7 +133,7 @@ def checkpointed(model: nn.Module, inputs: Inputs, blocks: Iterable[nn.Module] |
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """What a user would checkpoint: ``model.blocks_to_checkpoint()`` if there is such a method.
+    """The modules that a user would checkpoint: ``model.blocks_to_checkpoint()`` if there is such a method.
 
     Else the children of the outermost ``nn.ModuleList`` and ``nn.Sequential`` containers.
     """
@@ -149,7 +150,7 @@ def checkpoints(model: nn.Module, blocks: Iterable[nn.Module] | None = None) -> 
     """``torch.utils.checkpoint`` around each block, or each of ``blocks_of``, as long as this lasts."""
     chosen = blocks_of(model) if blocks is None else list(blocks)
     for block in chosen:
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
+        vars(block)["forward"] = functools.partial(checkpoint, block.forward, use_reentrant=False)
     try:
         yield
     finally:
@@ -158,7 +159,7 @@ def checkpoints(model: nn.Module, blocks: Iterable[nn.Module] | None = None) -> 
 
 
 def planned(joint: Joint, options: Options) -> tuple[Pair, Report]:
-    """What the backend ``dtr`` runs."""
+    """The pair that the backend ``dtr`` runs."""
     graph, report = plan(joint, options)
     LowerDrops().call(graph)
     return Pair(*split(graph, joint.inputs, **joint.facts)), report

@@ -26,9 +26,9 @@ from dtr_fx.torch_private import BackendCompilerFailed
 
 Forward: TypeAlias = Callable[..., Tensor]
 
-# What Inductor is told to keep of its activations, and what a plan may add to the compute of a step at most.
+# The share of its activations that Inductor keeps, and the most that a plan may add to the compute of a step.
 _KEPT, _ACCEPTED = 0.5, 0.5
-# Seconds of each of the plans that only tell what a size needs.
+# Seconds of each plan that is made to learn the bytes that a size needs.
 _PROBING = 0.05
 # The allocator cannot use all of its memory: blocks are rounded up, and gaps between them are lost.
 _USABLE = 0.95
@@ -85,7 +85,7 @@ BUDGET_OF = {DTR: CHECKPOINT, DTR_INDUCTOR: KEEPING}
 def largest(method: Method, subject: Subject, device: torch.device, cap: int) -> Trial | None:
     """The largest size that trains under ``cap`` bytes, to some per cent; None if the start does not.
 
-    What a step needs grows in proportion to its size, so that two small ones tell where the cap is reached.
+    The bytes of a step grow in proportion to its size, so that two small ones show where the cap is reached.
     """
     first, second = (
         attempt(method, subject, size, device, cap) for size in (subject.start, 2 * subject.start)
@@ -135,7 +135,7 @@ def _step(model: nn.Module, forward: Forward, inputs: tuple[Tensor, ...]) -> Non
 
 @contextlib.contextmanager
 def _capped(device: torch.device, cap: int) -> Iterator[None]:
-    """A device with no more than ``cap`` bytes for PyTorch; on a CPU the peak alone tells."""
+    """A device with no more than ``cap`` bytes for PyTorch; a CPU has no such limit."""
     if device.type != "cuda":
         yield
         return

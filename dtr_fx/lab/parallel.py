@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, TypeVar
 
@@ -16,39 +16,28 @@ def run_tasks(
     count: int,
     *,
     processes: int | None = None,
-    watch: Callable[[int], None] = lambda done: None,
+    advance: Callable[[int], None] = lambda done: None,
 ) -> list[_Result]:
-    """What ``task`` returns for 0, 1, … ``count - 1``.
+    """The results of ``task`` for 0, 1, … ``count - 1``; ``advance`` is called with how many are done.
 
-    Parameters
-    ----------
-    processes:
-        How many at a time; None for one per core.
-    watch:
-        Told how many are done, after each.
+    Of ``processes`` there is one per core if None is given.
     """
     if processes is not None and processes < 1:
         raise ValueError(f"processes is {processes}; it is at least 1, or None for one per core")
     processes = min(processes or _cores(), count)
     if processes > 1 and "fork" in multiprocessing.get_all_start_methods():
-        return _run_forked(task, count, processes, watch)
-    results = []
-    for number in range(count):
-        results.append(task(number))
-        watch(number + 1)
-    return results
+        # Forked processes share what the task works on; sending it would take longer than most tasks.
+        context = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(processes, context, initializer=_adopt, initargs=(task,)) as pool:
+            return _collect(pool.map(_run_adopted, range(count)), advance)
+    return _collect(map(task, range(count)), advance)
 
 
-def _run_forked(
-    task: Callable[[int], _Result], count: int, processes: int, watch: Callable[[int], None]
-) -> list[_Result]:
-    # Forked processes share what the task works on as it is; sending it would take longer than most tasks.
-    context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(processes, context, initializer=_adopt, initargs=(task,)) as pool:
-        results: list[_Result] = []
-        for result in pool.map(_run_adopted, range(count)):
-            results.append(result)
-            watch(len(results))
+def _collect(coming: Iterable[_Result], advance: Callable[[int], None]) -> list[_Result]:
+    results: list[_Result] = []
+    for result in coming:
+        results.append(result)
+        advance(len(results))
     return results
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,10 +22,10 @@ RATIOS = tuple(tenths / 10 for tenths in range(9, 0, -1))
 
 @dataclass(frozen=True)
 class Sweep:
-    """What to replay: every program with every heuristic, policy and budget.
+    """Replays of every program with every heuristic, policy and budget.
 
     A budget is a share of the program's own peak if it is a float, bytes if it is an int; ``max_slowdown``
-    is as in ``replay``.
+    is as in ``replay``.  Budgets vary fastest, then policies, then heuristics.
     """
 
     programs: Sequence[Program]
@@ -33,36 +35,28 @@ class Sweep:
     max_slowdown: float = 2.0
 
     def __post_init__(self) -> None:
-        for program in self.programs:
-            for asked in self.budgets:
-                program.budget(asked)
-            for deallocation in self.deallocations:
-                check_limits(program, deallocation, self.max_slowdown)
-        for heuristic in self.heuristics:
+        for program, heuristic, deallocation, asked in self._cases:
+            program.budget(asked)
+            check_limits(program, deallocation, self.max_slowdown)
             resolve(heuristic)
 
+    @functools.cached_property
+    def _cases(self) -> list[tuple[Program, str | Heuristic, Deallocation, float | int]]:
+        return list(itertools.product(self.programs, self.heuristics, self.deallocations, self.budgets))
+
     def __len__(self) -> int:
-        return len(self.programs) * len(self.heuristics) * len(self.deallocations) * len(self.budgets)
+        return len(self._cases)
 
     def replay(self, number: int) -> Replay:
-        """The replay of that number: budgets vary fastest, then policies, then heuristics."""
-        number, budget = divmod(number, len(self.budgets))
-        number, deallocation = divmod(number, len(self.deallocations))
-        number, heuristic = divmod(number, len(self.heuristics))
-        program = self.programs[number]
-        return replay(
-            program,
-            program.budget(self.budgets[budget]),
-            self.heuristics[heuristic],
-            deallocation=self.deallocations[deallocation],
-            max_slowdown=self.max_slowdown,
-        )
+        program, heuristic, deallocation, asked = self._cases[number]
+        nbytes = program.budget(asked)
+        return replay(program, nbytes, heuristic, deallocation=deallocation, max_slowdown=self.max_slowdown)
 
     def run(
-        self, *, processes: int | None = None, watch: Callable[[int], None] = lambda done: None
+        self, *, processes: int | None = None, advance: Callable[[int], None] = lambda done: None
     ) -> list[Replay]:
-        """All replays, in the order of their numbers; the arguments are those of ``run_tasks``."""
-        return run_tasks(self.replay, len(self), processes=processes, watch=watch)
+        """All replays; the arguments are those of ``run_tasks``."""
+        return run_tasks(self.replay, len(self), processes=processes, advance=advance)
 
 
 def as_rows(replays: Sequence[Replay]) -> list[dict[str, Any]]:

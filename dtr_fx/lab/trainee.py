@@ -83,6 +83,11 @@ class Trainee:
             loss.backward()
         return [leaf.detach() for leaf in leaves]
 
+    def fresh_step(self, forward: Callable[..., Any]) -> dict[str, Tensor]:
+        """One step from the start, and the results of it."""
+        self.restart()
+        return self.results(self.step(forward))
+
     def results(self, outputs: Iterable[Tensor]) -> dict[str, Tensor]:
         """Copies of all that a step may leave behind, by name: outputs, tensors, gradients, generators."""
         found = {f"output {number}": tensor for number, tensor in enumerate(outputs)}
@@ -117,7 +122,7 @@ class Measurement:
 
     @property
     def allowed(self) -> int:
-        """What the budget leaves for a step, above the inputs and parameters."""
+        """The bytes that the budget leaves for a step, above the inputs and parameters."""
         return self.report.budget - self.report.constants
 
     @property
@@ -138,8 +143,7 @@ def compile_step(trainee: Trainee, options: Options) -> tuple[Callable[..., Any]
 def first_step(trainee: Trainee, options: Options) -> tuple[Callable[..., Any], Report, Mapping[str, Tensor]]:
     """The model, compiled by a step from the start; the report of its one plan; what the step left behind."""
     forward, reports = _compiled(trainee, options)
-    trainee.restart()
-    results = trainee.results(trainee.step(forward))
+    results = trainee.fresh_step(forward)
     if len(reports) != 1:
         raise GraphError(f"{len(reports)} graphs were traced: only the step of a single one can be measured")
     return forward, reports[0], results
@@ -166,7 +170,7 @@ def measure(trainee: Trainee, options: Options, *, repeats: int = 0) -> Measurem
 
 
 def smallest_budget(trainee: Trainee, options: Options) -> InfeasibleBudgetError:
-    """What the planner says of a budget that nothing fits, one byte: ``.smallest`` is what works."""
+    """The planner's refusal of one byte, which nothing fits: ``.smallest`` is what works."""
     torch.compiler.reset()
     trainee.restart()
     try:

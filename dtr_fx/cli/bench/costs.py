@@ -35,18 +35,20 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch.fx import Node
 
-from dtr_fx.cli.bench import fusion, kernels
-from dtr_fx.cli.bench.targets import Rows, add_targets, each_target
-from dtr_fx.cli.progress import progress
+from dtr_fx.cli.bench import kernels
+from dtr_fx.cli.bench.targets import add_targets, each_target
+from dtr_fx.cli.progress import tracked
 from dtr_fx.cli.targets import load_trainee
-from dtr_fx.costs.profile import Profile, Tally, signature
+from dtr_fx.costs.profile import Profile, Tally
 from dtr_fx.costs.roofline import roofline
+from dtr_fx.costs.signature import signature
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
 from dtr_fx.passes.tensors import hint, tensors_of
@@ -71,13 +73,13 @@ class OperatorCost:
 
     @property
     def seconds(self) -> float:
-        """What its runs take together, by the profile."""
+        """Of all its runs, by the profile."""
         return self.runs * self.profile
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How well the roofline, times ``factor``, agrees with the profile.
+    """The agreement of the roofline, times ``factor``, with the profile.
 
     ``median`` and ``ninetieth`` are quantiles, weighted by time, of how far the one is above or below the
     other: 0.5 is within a factor of 1.5.
@@ -102,24 +104,10 @@ class StepCosts:
     estimated: int
     eager: float
     graph: float
+    roofline: float
+    profile: float
     tally: Tally
     fit: Fit
-
-    @property
-    def profile(self) -> float:
-        return sum(operator.seconds for operator in self.operators)
-
-    @property
-    def roofline(self) -> float:
-        return sum(operator.runs * operator.roofline for operator in self.operators)
-
-    def worst(self, count: int) -> list[OperatorCost]:
-        """Those where the misjudgement, as a factor, weighs most in time."""
-
-        def weight(operator: OperatorCost) -> float:
-            return operator.seconds * abs(math.log(self.fit.factor * operator.roofline / operator.profile))
-
-        return sorted(self.operators, key=weight, reverse=True)[:count]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -143,49 +131,50 @@ def run(arguments: argparse.Namespace) -> None:
     """Carry out the command."""
     if arguments.kernels == bool(arguments.targets):
         raise CommandError("give TARGETs, or --kernels, which measures without them")
+    settings = dict(arguments.arg)
     if arguments.kernels:
         seconds = kernels.seconds_per_element()
         print(json.dumps(seconds) if arguments.json else kernels.text(seconds))
     elif arguments.fusion:
-        each_target(arguments, lambda target: _fusion(target, arguments), fusion.text)
+        # Compilation machinery takes seconds to import, which --help need not wait for.
+        from dtr_fx.cli.bench import fusion
+
+        rounds = {"settings": settings, "budgets": arguments.budgets, "rounds": arguments.pairs}
+        each_target(arguments, partial(fusion.rows, **rounds), fusion.text)
     else:
-        found = []
-        with progress("costs", len(arguments.targets)) as watch:
-            for target in arguments.targets:
-                found.append(_compare(target, dict(arguments.arg)))
-                watch(len(found))
+        found = [_compare(target, settings) for target in tracked("costs", arguments.targets)]
         if arguments.json:
-            print(json.dumps([_as_json(step) for step in found], indent=1))
+            print(json.dumps(list(map(asdict, found)), indent=1))
         else:
             print(_times_table(found), _fit_table(found), *map(_worst_table, found), sep="\n\n")
 
 
-def _fusion(target: str, arguments: argparse.Namespace) -> Rows:
-    trainee = load_trainee(target, **dict(arguments.arg))
-    with progress(target, fusion.steps(arguments.budgets, arguments.pairs)) as watch:
-        return fusion.rows(trainee, arguments.budgets, arguments.pairs, watch)
-
-
 def _compare(target: str, settings: dict[str, Any]) -> StepCosts:
-    # Compilation machinery takes seconds to import, which --help need not wait for.
     from dtr_fx.lab.trainee import compile_step, time_of_step
 
     def shortest_step(forward: Callable[..., Any]) -> float:
         """Seconds of the training step that was disturbed least, after one that compiles."""
-        trainee.restart()
-        trainee.step(forward)
+        trainee.fresh_step(forward)
         return min(time_of_step(trainee, forward) for _ in range(_REPEATS))
 
     trainee = load_trainee(target, **settings)
     accounts = _Accounts(trainee.device)
-    graph, _ = compile_step(trainee, Options(costs=accounts))
-    compiled = shortest_step(graph)
-    operators = accounts.operators()
+    compiled, _ = compile_step(trainee, Options(costs=accounts))
+    graph = shortest_step(compiled)
+    operators = tuple(accounts.found.values())
     if not operators:
         raise CommandError(f"{target}: its training step has no operator that can be timed")
-    eager = shortest_step(trainee.model)
-    tally = accounts.profile.tally
-    return StepCosts(target, operators, accounts.estimated, eager, compiled, tally, fit(operators))
+    return StepCosts(
+        target=target,
+        operators=operators,
+        estimated=accounts.estimated,
+        eager=shortest_step(trainee.model),
+        graph=graph,
+        roofline=sum(operator.runs * operator.roofline for operator in operators),
+        profile=sum(operator.seconds for operator in operators),
+        tally=accounts.profile.tally,
+        fit=fit(operators),
+    )
 
 
 class _Accounts:
@@ -195,7 +184,7 @@ class _Accounts:
         self._roofline = roofline(device)
         self.profile = Profile(device, self._roofline)
         self.estimated = 0
-        self._found: dict[str, OperatorCost] = {}
+        self.found: dict[str, OperatorCost] = {}
 
     def __call__(self, node: Node) -> float:
         cost = self.profile(node)
@@ -203,16 +192,10 @@ class _Accounts:
         if measured is None:
             self.estimated += 1
         else:
-            self._count(node, measured)
+            key = signature(node)
+            runs = self.found[key].runs if key in self.found else 0
+            self.found[key] = OperatorCost(_name(node), runs + 1, self._roofline(node), measured)
         return cost
-
-    def _count(self, node: Node, measured: float) -> None:
-        key = signature(node)
-        runs = self._found[key].runs if key in self._found else 0
-        self._found[key] = OperatorCost(_name(node), runs + 1, self._roofline(node), measured)
-
-    def operators(self) -> tuple[OperatorCost, ...]:
-        return tuple(self._found.values())
 
 
 def fit(operators: Sequence[OperatorCost]) -> Fit:
@@ -254,11 +237,6 @@ def _name(node: Node) -> str:
     return f"{name} {', '.join(shapes)}".strip()
 
 
-def _as_json(step: StepCosts) -> dict[str, Any]:
-    sums = {"roofline": step.roofline, "profile": step.profile}
-    return {**asdict(step), **sums}
-
-
 def _times_table(found: Sequence[StepCosts]) -> str:
     return table(
         [
@@ -295,7 +273,12 @@ def _fit_table(found: Sequence[StepCosts]) -> str:
 
 
 def _worst_table(step: StepCosts) -> str:
+    """The operators where the misjudgement, as a factor, weighs most in time."""
     factor = step.fit.factor
+
+    def weight(operator: OperatorCost) -> float:
+        return operator.seconds * abs(math.log(factor * operator.roofline / operator.profile))
+
     return table(
         [
             {
@@ -306,6 +289,6 @@ def _worst_table(step: StepCosts) -> str:
                 "roofline, scaled": format_seconds(factor * operator.roofline),
                 "profile / roofline": f"× {operator.profile / operator.roofline / factor:.2f}",
             }
-            for operator in step.worst(_WORST)
+            for operator in sorted(step.operators, key=weight, reverse=True)[:_WORST]
         ]
     )

@@ -15,15 +15,17 @@ Each cell is saved when it is done.  The same command with the same file goes on
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from dtr_fx.cli.progress import progress
+from dtr_fx.cli.progress import tracked
 from dtr_fx.errors import CommandError, did_you_mean
 from dtr_fx.inspect.table import table
 from dtr_fx.units import format_bytes, format_seconds, parse_bytes
@@ -62,22 +64,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    # Compilation machinery takes seconds to import, which --help need not wait for.
+    from dtr_fx.lab.methods import METHODS
+
     device = _device()
     cap = _bytes(arguments.cap or _CAPS[device.type])
     subjects = _chosen(arguments.models, device)
     facts = {"device": _name(device), "torch": torch.__version__, "cap": cap}
     cells = _read(arguments.output, facts)
     until = time.monotonic() + 60 * arguments.minutes
-    todo = [(subject, kind, method) for subject in subjects for kind, method in _order()]
-    with progress("device", len(todo)) as watch:
-        for number, (subject, kind, method) in enumerate(todo, start=1):
-            if time.monotonic() > until:
-                break
-            known = cells.get((subject.name, kind, method))
-            if known is None or known.failure:
-                cells[subject.name, kind, method] = _cell(subject, kind, method, device, cap, cells)
-                _write(arguments.output, facts, cells)
-            watch(number)
+    # A cell comes after those whose results it needs.
+    todo = list(itertools.product(subjects, (_LARGEST, _ALIKE), METHODS))
+    for subject, kind, method in tracked("device", todo):
+        if time.monotonic() > until:
+            break
+        known = cells.get((subject.name, kind, method))
+        if known is None or known.failure:
+            cells[subject.name, kind, method] = _cell(subject, kind, method, device, cap, cells)
+            _write(arguments.output, facts, cells)
     done = sum((subject.name, kind, method) in cells for subject, kind, method in todo)
     print(
         f"{facts['device']}, torch {facts['torch']}, {time.strftime('%Y-%m-%d')}, cap {format_bytes(cap)}\n"
@@ -112,13 +116,6 @@ def _device() -> torch.device:
 
 def _name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-
-
-def _order() -> list[tuple[str, str]]:
-    """What is measured of a model: what a later one needs to know comes first."""
-    from dtr_fx.lab.methods import METHODS
-
-    return [(kind, method) for kind in (_LARGEST, _ALIKE) for method in METHODS]
 
 
 def _cell(subject: Subject, kind: str, method: str, device: torch.device, cap: int, cells: Cells) -> Cell:
@@ -166,46 +163,38 @@ def _read(path: Path | None, facts: Facts) -> Cells:
 
 def _write(path: Path | None, facts: Facts, cells: Cells) -> None:
     if path is not None:
-        saved = {
-            **facts,
-            "date": time.strftime("%Y-%m-%d"),
-            "cells": [asdict(cell) for cell in cells.values()],
-        }
+        date = time.strftime("%Y-%m-%d")
+        saved = {**facts, "date": date, "cells": list(map(asdict, cells.values()))}
         path.write_text(json.dumps(saved, indent=1), encoding="utf-8")
 
 
 def _table(subject: Subject, cells: Cells) -> str:
     from dtr_fx.lab.methods import EAGER, METHODS
 
-    def row(method: str) -> dict[str, str]:
-        pairs = [
-            [cells.get((subject.name, kind, name)) for name in (method, EAGER)] for kind in (_LARGEST, _ALIKE)
-        ]
-        return {"method": method, **_columns_of_largest(*pairs[0]), **_columns_of_alike(*pairs[1])}
+    def trial(kind: str, method: str) -> Trial | None:
+        cell = cells.get((subject.name, kind, method))
+        return None if cell is None else cell.trial
 
-    return f"{subject.name}, size = {subject.axis}\n{table([row(method) for method in METHODS])}"
+    def ratio(kind: str, method: str, value: Callable[[Trial], float]) -> str:
+        ours, theirs = trial(kind, method), trial(kind, EAGER)
+        return f"× {value(ours) / value(theirs):.2f}" if ours and theirs else ""
 
-
-def _columns_of_largest(cell: Cell | None, eager: Cell | None) -> dict[str, str]:
-    ours, theirs = cell and cell.trial, eager and eager.trial
-    return {
-        "largest size": str(ours.size) if ours else _instead(cell),
-        "of eager's": f"× {ours.size / theirs.size:.2f}" if ours and theirs else "",
-        "time a sample": f"× {_per_sample(ours) / _per_sample(theirs):.2f}" if ours and theirs else "",
-    }
-
-
-def _columns_of_alike(cell: Cell | None, eager: Cell | None) -> dict[str, str]:
-    ours, theirs = cell and cell.trial, eager and eager.trial
-    return {
-        "peak at eager's largest": format_bytes(ours.peak) if ours else _instead(cell),
-        "step": format_seconds(ours.seconds) if ours else "",
-        "of eager": f"× {ours.seconds / theirs.seconds:.2f}" if ours and theirs else "",
-    }
-
-
-def _per_sample(trial: Trial) -> float:
-    return trial.seconds / trial.size
+    rows = []
+    for method in METHODS:
+        largest, alike = trial(_LARGEST, method), trial(_ALIKE, method)
+        instead = [_instead(cells.get((subject.name, kind, method))) for kind in (_LARGEST, _ALIKE)]
+        rows.append(
+            {
+                "method": method,
+                "largest size": largest.size if largest else instead[0],
+                "of eager's": ratio(_LARGEST, method, lambda trial: trial.size),
+                "time a sample": ratio(_LARGEST, method, lambda trial: trial.seconds / trial.size),
+                "peak at eager's largest": format_bytes(alike.peak) if alike else instead[1],
+                "step": format_seconds(alike.seconds) if alike else "",
+                "of eager": ratio(_ALIKE, method, lambda trial: trial.seconds),
+            }
+        )
+    return f"{subject.name}, size = {subject.axis}\n{table(rows)}"
 
 
 def _instead(cell: Cell | None) -> str:

@@ -31,7 +31,7 @@ Batch: TypeAlias = "tuple[Any, ...]"
 
 
 def rows(
-    target: str, settings: Mapping[str, Any], shares: Sequence[str], options: Options, count: int | None
+    target: str, settings: Mapping[str, Any], options: Options, shares: Sequence[str], count: int | None
 ) -> Rows:
     """A row for each share; sizes are bytes, and ``over`` is the largest peak over the budget."""
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Costs of kernels, or of the operators in them: which tell how long Inductor's steps take."""
+"""Costs of kernels and of the operators in them, held against the time of Inductor's steps."""
 
 from __future__ import annotations
 
@@ -9,81 +9,71 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from dtr_fx.cli.bench.inductor import bytes_of
 from dtr_fx.cli.bench.targets import Rows
+from dtr_fx.cli.progress import tracked
+from dtr_fx.cli.targets import load_trainee
 from dtr_fx.costs.kernels import apart, of_kernels
 from dtr_fx.costs.roofline import Cost, roofline
 from dtr_fx.errors import CommandError, OverBudgetError
 from dtr_fx.inspect.table import table
+from dtr_fx.lab.trainee import Trainee, first_step, time_of_step
 from dtr_fx.planning.options import Options
+from dtr_fx.report import Report
 from dtr_fx.runtime.steps import DROP
 from dtr_fx.torch_private import dynamo_config
 from dtr_fx.units import format_percent
-
-if TYPE_CHECKING:
-    from dtr_fx.lab.trainee import Trainee
-    from dtr_fx.report import Report
 
 _ACCOUNTS = _KERNELS, _OPERATORS, _COUNT = "kernels", "operators", "count"
 _WARM_UPS = 3
 
 
-@dataclass(frozen=True)
-class _Compiled:
-    """A plan: whose costs it was made under, the budget, and the compiled step."""
-
-    made_by: str
-    asked: str
-    forward: Callable[..., object]
-    report: Report
+Compiled: TypeAlias = "tuple[str, str, Callable[..., object], Report]"
+"""A plan: whose costs it was made under, the budget, the compiled step, the report."""
 
 
-def rows(trainee: Trainee, budgets: Sequence[str], rounds: int, watch: Callable[[int], None]) -> Rows:
+def rows(target: str, settings: Mapping[str, Any], budgets: Sequence[str], rounds: int) -> Rows:
     """Plans, whose costs each was made under, the extra compute by either, and the measured time."""
+    trainee = load_trainee(target, **settings)
     cases = list(itertools.product(budgets, _ACCOUNTS))
     torch.compiler.reset()
     with dynamo_config.patch(recompile_limit=2 * len(cases) + 4):
         plain = torch.compile(trainee.model)
-        compiled = list(_compile(trainee, cases, watch))
+        compiled = list(_compile(trainee, tracked(target, cases)))
         if not compiled:
             raise CommandError("no plan is within its budget as Inductor compiles it")
-        forwards = [plan.forward for plan in compiled]
-        ratios = _time_ratios(trainee, plain, forwards, rounds, lambda done: watch(len(cases) + done))
-    seconds = {name: _seconds(plan.report for plan in compiled if plan.made_by == name) for name in _ACCOUNTS}
+        steps = [plain, *(forward for _, _, forward, _ in compiled)]
+        ratios = _time_ratios(trainee, steps, tracked(f"{target}, timed", range(_WARM_UPS + rounds)))
+    kernels, operators = (
+        _seconds(report for made_by, _, _, report in compiled if made_by == name) for name in _ACCOUNTS[:2]
+    )
     return [
         {
-            "made_by": plan.made_by,
-            "asked": plan.asked,
-            "by_kernels": _extra(plan.report, seconds[_KERNELS]),
-            "by_operators": _extra(plan.report, seconds[_OPERATORS]),
+            "made_by": made_by,
+            "asked": asked,
+            "by_kernels": _extra(report, kernels),
+            "by_operators": _extra(report, operators),
             "time_ratio": ratio,
         }
-        for plan, ratio in zip(compiled, ratios)
+        for (made_by, asked, _, report), ratio in zip(compiled, ratios)
     ]
 
 
-def steps(budgets: Sequence[str], rounds: int) -> int:
-    """How far ``watch`` counts."""
-    return len(budgets) * len(_ACCOUNTS) + rounds
-
-
-def _compile(
-    trainee: Trainee, cases: Iterable[tuple[str, str]], watch: Callable[[int], None]
-) -> Iterator[_Compiled]:
+def _compile(trainee: Trainee, cases: Iterable[tuple[str, str]]) -> Iterator[Compiled]:
     """Budgets, by whose costs; what is compiled for one stays when the next one is."""
-    # Compilation machinery takes seconds to import, which --help need not wait for.
-    from dtr_fx.lab.trainee import first_step
-
-    accounts = _accounts(trainee.device)
+    cost = roofline(trainee.device)
+    accounts: dict[str, Cost] = {
+        _KERNELS: of_kernels(cost, trainee.device),
+        _OPERATORS: apart(cost),
+        _COUNT: lambda node: 1.0,
+    }
     _, whole, _ = first_step(trainee, Options(executor="inductor"))
-    for done, (asked, name) in enumerate(cases):
-        watch(done)
+    for asked, name in cases:
         budget = bytes_of(asked, whole.constants, whole.budget - whole.constants)
         options = Options(budget=budget, executor="inductor", costs=accounts[name])
         try:
@@ -91,36 +81,21 @@ def _compile(
         except OverBudgetError as error:
             print(f"left out: the plan by {name} at {asked}: {error}", file=sys.stderr)
         else:
-            yield _Compiled(name, asked, forward, report)
-
-
-def _accounts(device: torch.device) -> dict[str, Cost]:
-    cost = roofline(device)
-    return {_KERNELS: of_kernels(cost, device), _OPERATORS: apart(cost), _COUNT: lambda node: 1.0}
+            yield name, asked, forward, report
 
 
 def _time_ratios(
-    trainee: Trainee,
-    plain: Callable[..., object],
-    plans: Sequence[Callable[..., object]],
-    rounds: int,
-    watch: Callable[[int], None],
+    trainee: Trainee, steps: Sequence[Callable[..., object]], rounds: Iterable[int]
 ) -> list[float]:
-    """The median time of each plan's step over that of a plain one; all take turns, in any order."""
-    from dtr_fx.lab.trainee import time_of_step
-
+    """The median time of each step over that of the first, which is plain; all take turns, in any order."""
     clock = time.process_time if trainee.device.type == "cpu" else time.perf_counter
-    steps = [plain, *plans]
     shuffled = random.Random(0)
-    found: list[list[float]] = [[] for _ in plans]
-    for number in range(_WARM_UPS + rounds):
+    found: list[list[float]] = []
+    for _ in rounds:
         order = shuffled.sample(range(len(steps)), len(steps))
         times = {which: time_of_step(trainee, steps[which], clock) for which in order}
-        if number >= _WARM_UPS:
-            for which, ratios in enumerate(found, start=1):
-                ratios.append(times[which] / times[0])
-            watch(number - _WARM_UPS)
-    return list(map(statistics.median, found))
+        found.append([times[which] / times[0] for which in range(1, len(steps))])
+    return list(map(statistics.median, zip(*found[_WARM_UPS:])))
 
 
 def _seconds(reports: Iterable[Report]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Goals of benchmarks: what plans and planning are to reach, and the table that says so."""
+"""Goals of plans and of planning, and the table that says which are met."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Goal:
-    """What is to be reached, the worst that was found, and whether that is good enough."""
+    """A goal, the worst that was found, and ``met``: True if that is good enough."""
 
     goal: str
     worst: str

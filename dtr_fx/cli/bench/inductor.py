@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dtr_fx.cli.bench.targets import Rows
+from dtr_fx.cli.progress import tracked
+from dtr_fx.cli.targets import load_trainee
 from dtr_fx.costs.measure import measure_peak
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
+from dtr_fx.lab.trainee import Trainee, measure, time_of_step
 from dtr_fx.planning.options import Options, parse_budget
 from dtr_fx.units import format_bytes, format_percent
 
-if TYPE_CHECKING:
-    from dtr_fx.lab.trainee import Trainee
-
 _WHOLE = "100%"
+_OVER = {_WHOLE: "no limit"}
 # Batch norms over few numbers make some per cent of single precision's rounding; a wrong graph makes 100.
 _TOLERANCE = 0.1
 
 
 def rows(
-    trainee: Trainee, options: Options, budgets: Sequence[str], pairs: int, watch: Callable[[int], None]
+    target: str, settings: Mapping[str, Any], options: Options, budgets: Sequence[str], *, pairs: int
 ) -> Rows:
     """A row without a budget, then one for each, in bytes above the ``constants``."""
+    trainee = load_trainee(target, **settings)
     whole = _row(trainee, options, _WHOLE, 1.0, pairs)
     found = [whole]
-    for asked in budgets:
-        watch(len(found) - 1)
+    for asked in tracked(target, budgets):
         budget = bytes_of(asked, whole["constants"], whole["allowed"])
         found.append(_row(trainee, options, asked, budget, pairs))
     return found
@@ -48,13 +49,9 @@ def bytes_of(asked: str, constants: int, above: int) -> int:
 
 def _row(trainee: Trainee, options: Options, asked: str, budget: float | int, pairs: int) -> dict[str, Any]:
     """Steps under a budget, held against plain Inductor's."""
-    # Compilation machinery takes seconds to import, which --help need not wait for.
-    from dtr_fx.lab.trainee import measure, time_of_step
-
     ours = measure(trainee, replace(options, budget=budget, executor="inductor"))
     plain = torch.compile(trainee.model)
-    trainee.restart()
-    plain_results = trainee.results(trainee.step(plain))
+    plain_results = trainee.fresh_step(plain)
     trainee.clear_gradients()
     plain_peak = measure_peak(lambda: trainee.step(plain), device=trainee.device)
     difference = _difference(ours.results[0], plain_results)
@@ -84,15 +81,9 @@ def _difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> flo
     A gradient that is next to nothing counts as a thousandth of the largest: what it has is rounding.
     """
     norms = {name: float(theirs[name].norm()) for name in theirs if name.startswith("gradient")}
-    least = max(norms.values(), default=0.0) / 1000
-    return max(
-        (
-            float((ours[name] - theirs[name]).norm()) / max(norm, least)
-            for name, norm in norms.items()
-            if norm
-        ),
-        default=0.0,
-    )
+    largest = max(norms.values(), default=0.0)
+    off = {name: float((ours[name] - theirs[name]).norm()) for name, norm in norms.items() if norm}
+    return max((off[name] / max(norms[name], largest / 1000) for name in off), default=0.0)
 
 
 def text(target: str, found: Rows) -> str:
@@ -100,7 +91,7 @@ def text(target: str, found: Rows) -> str:
         {
             "budget": row["asked"],
             **{size: format_bytes(row[size]) for size in ("allowed", "planned", "measured")},
-            "within": _within(row),
+            "within": "yes" if row["measured"] <= row["allowed"] else _OVER.get(row["asked"], "NO"),
             "plain Inductor": format_bytes(row["plain"]),
             "extra compute": format_percent(row["overhead"]),
             "time": f"× {row['time_ratio']:.3f}",
@@ -109,9 +100,3 @@ def text(target: str, found: Rows) -> str:
         for row in found
     ]
     return f"{target}\n{table(cells)}"
-
-
-def _within(row: dict[str, Any]) -> str:
-    if row["measured"] <= row["allowed"]:
-        return "yes"
-    return "no limit" if row["asked"] == _WHOLE else "NO"

@@ -1,4 +1,4 @@
-"""What the code that Inductor generates takes for an element, by operator."""
+"""Seconds of the code that Inductor generates for an element, by operator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dtr_fx.cli.progress import progress
+from dtr_fx.cli.progress import tracked
 from dtr_fx.costs.roofline import FUNCTION, SCALAR
 from dtr_fx.inspect.table import table
 
@@ -37,12 +37,7 @@ _CASES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
 
 def seconds_per_element() -> dict[str, float]:
     """One operator at a time is compiled, and run over 2**20 single-precision elements in the cache."""
-    found: dict[str, float] = {}
-    with progress("kernels", len(_CASES)) as watch:
-        for name, (_, operator) in _CASES.items():
-            watch(len(found))
-            found[name] = _seconds_per_element(operator)
-    return found
+    return {name: _seconds_per_element(_CASES[name][1]) for name in tracked("kernels", list(_CASES))}
 
 
 def text(found: dict[str, float]) -> str:

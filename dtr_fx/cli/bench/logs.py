@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,13 +13,12 @@ from typing import TypeAlias
 from dtr_fx.cli.arguments import read
 from dtr_fx.cli.bench.goals import Goal, no_exception
 from dtr_fx.cli.bench.reference import THRASH, Slowdowns, read_reference
-from dtr_fx.cli.progress import progress
+from dtr_fx.cli.progress import tracked
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
-from dtr_fx.lab.needs import lower_bound
 from dtr_fx.runtime import HEURISTICS
 from dtr_fx.runtime.program import Program
-from dtr_fx.search import Infeasible, Policy, search
+from dtr_fx.search import Infeasible, Policy, lower_bound, search
 from dtr_fx.units import format_percent, format_seconds
 
 FOLDER = Path("../shared/dtr_logs")
@@ -40,14 +40,6 @@ class Original:
 
 
 @dataclass(frozen=True)
-class KnownLog:
-    """A log, and the original's best on it at each ratio of its peak; None where no heuristic works."""
-
-    program: Program
-    original: Originals
-
-
-@dataclass(frozen=True)
 class PlannedRatio:
     """A budget in bytes, a ``ratio`` of the peak, and the slowdown of our plan, infinite without one."""
 
@@ -56,14 +48,10 @@ class PlannedRatio:
     slowdown: float
     seconds: float
 
-    @property
-    def works(self) -> bool:
-        return self.slowdown <= THRASH
-
 
 @dataclass(frozen=True)
 class LogResult:
-    """One log: the original's best at each ratio, and our plans.
+    """One log: the original's best at each ratio, None where no heuristic works, and our plans.
 
     ``bound`` are the bytes that no plan can do without, ``peak`` those of the program as it is.
     """
@@ -78,30 +66,10 @@ class LogResult:
     @property
     def lowest(self) -> float | None:
         """The lowest ratio at which our plan works."""
-        return min((plan.ratio for plan in self.ours if plan.works), default=None)
-
-    @property
-    def lower(self) -> float | None:
-        """The ratio by which ours is to work: ``_LOWER`` below the original's lowest."""
-        return _lower(self.original)
-
-    @property
-    def can_be_lower(self) -> bool:
-        """True if the lower bound lets any plan work at the ratio ``lower``."""
-        return self.lower is not None and int(self.peak * self.lower) >= self.bound
-
-    @property
-    def is_lower(self) -> bool:
-        return self.lower is not None and self.lowest is not None and self.lowest <= self.lower
-
-    @property
-    def not_lower(self) -> dict[float, bool]:
-        """For each ratio at which the original works: True if our slowdown is not lower."""
-        pairs = ((plan, self.original.get(plan.ratio)) for plan in self.ours)
-        return {plan.ratio: not _is_lower(plan.slowdown, best.slowdown) for plan, best in pairs if best}
+        return min((plan.ratio for plan in self.ours if plan.slowdown <= THRASH), default=None)
 
 
-def known(given: Sequence[Path], reference: Path | None) -> list[KnownLog]:
+def known(given: Sequence[Path], reference: Path | None) -> list[tuple[Program, Originals]]:
     """The logs with what the reference knows of each, the smallest first; none where the default has none."""
     folders = [path for path in given or [FOLDER] if path.is_dir()]
     inside = [log for folder in folders for log in folder.glob("*.log.gz")]
@@ -110,29 +78,24 @@ def known(given: Sequence[Path], reference: Path | None) -> list[KnownLog]:
         raise CommandError(f"--logs {given[0]}: there are no logs (*.log.gz)")
     if not paths:
         return []
-    return load(paths, reference or paths[0].parent / REFERENCE)
+    reference = reference or paths[0].parent / REFERENCE
+    slowdowns = read_reference(reference)
+    programs = [read(path) for path in paths]
+    for program in programs:
+        if not slowdowns.get(program.name):
+            raise CommandError(f"{reference} knows no log named {program.name}")
+    return [(program, _best(slowdowns[program.name])) for program in programs]
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def results(cases: Iterable[KnownLog], ratios: Sequence[float] | None) -> Iterator[LogResult]:
+def results(
+    cases: Iterable[tuple[Program, Originals]], ratios: Sequence[float] | None
+) -> Iterator[LogResult]:
     """Plans for logs at some ratios of the peak, all that the reference has if None."""
-    for log in cases:
-        yield compare(log.program, log.original, ratios)
-
-
-def load(logs: Iterable[Path], reference: Path) -> list[KnownLog]:
-    """The logs with what the reference knows of each."""
-    slowdowns = read_reference(reference)
-    known = []
-    for path in logs:
-        program = read(path)
-        if not slowdowns.get(program.name):
-            raise CommandError(f"{reference} knows no log named {program.name}")
-        known.append(KnownLog(program, _best(slowdowns[program.name])))
-    return known
+    return (_compare(program, original, ratios) for program, original in cases)
 
 
 def _best(slowdowns: Slowdowns) -> dict[float, Original | None]:
@@ -145,32 +108,25 @@ def _best(slowdowns: Slowdowns) -> dict[float, Original | None]:
     return found
 
 
-def compare(program: Program, original: Originals, ratios: Sequence[float] | None = None) -> LogResult:
-    """Plan for a log at some ratios of its peak, all of the original's if None, at its lowest and below."""
+def _compare(program: Program, original: Originals, ratios: Sequence[float] | None) -> LogResult:
+    """Plan for a log at some ratios of its peak, at the original's lowest, and below."""
     ends = (_lowest(original), _lower(original))
     wanted = {*(original if ratios is None else ratios), *(end for end in ends if end is not None)}
-    bound = lower_bound(program)
-    plans = []
-    with progress(program.name, len(wanted)) as watch:
-        for ratio in sorted(wanted, reverse=True):
-            plans.append(_planned(program, ratio, bound))
-            watch(len(plans))
+    bound = lower_bound(program).nbytes
+    tried = tracked(program.name, sorted(wanted, reverse=True))
+    plans = tuple(_planned(program, ratio, bound) for ratio in tried)
     operators = sum(1 for _ in program.calls())
-    return LogResult(program.name, operators, program.peak, bound, original, tuple(plans))
+    return LogResult(program.name, operators, program.peak, bound, original, plans)
 
 
 def _planned(program: Program, ratio: float, bound: int) -> PlannedRatio:
     budget = int(program.peak * ratio)
     started = time.perf_counter()
-    slowdown = _slowdown(program, budget) if budget >= bound else math.inf
+    slowdown = math.inf
+    if budget >= bound:
+        with contextlib.suppress(Infeasible):
+            slowdown = 1 + search(program, budget, Policy(HEURISTICS["next-use"])).cost / program.cost
     return PlannedRatio(ratio, budget, slowdown, time.perf_counter() - started)
-
-
-def _slowdown(program: Program, budget: int) -> float:
-    try:
-        return 1 + search(program, budget, Policy(HEURISTICS["next-use"])).cost / program.cost
-    except Infeasible:
-        return math.inf
 
 
 def _lowest(original: Originals) -> float | None:
@@ -178,6 +134,7 @@ def _lowest(original: Originals) -> float | None:
 
 
 def _lower(original: Originals) -> float | None:
+    """The ratio by which ours is to work: ``_LOWER`` below the original's lowest."""
     lowest = _lowest(original)
     # 0.2 - 0.05 is not 0.15 in binary.
     return None if lowest is None or lowest <= _LOWER else round(lowest - _LOWER, _DIGITS)
@@ -192,22 +149,28 @@ def goals(results: Sequence[LogResult]) -> list[Goal]:
     """The goals, over all logs; none without logs."""
     if not results:
         return []
-    ratios = [
-        (f"{result.log} at {format_percent(ratio)}", not_lower)
+    works = [
+        (result.log, plan, best.slowdown)
         for result in results
-        for ratio, not_lower in result.not_lower.items()
+        for plan in result.ours
+        if (best := result.original.get(plan.ratio))
     ]
-    possible = [result for result in results if result.can_be_lower]
+    lower = [(result, ratio) for result in results if (ratio := _lower(result.original)) is not None]
+    possible = [(result, ratio) for result, ratio in lower if int(result.peak * ratio) >= result.bound]
     return [
         no_exception(
             "logs: overhead lower than the original's best at every ratio",
-            [name for name, not_lower in ratios if not_lower],
-            len(ratios),
+            [
+                f"{log} at {format_percent(plan.ratio)}"
+                for log, plan, best in works
+                if not _is_lower(plan.slowdown, best)
+            ],
+            len(works),
             "not lower",
         ),
         no_exception(
             f"logs: works {_LOWER:g} of the peak lower where the bound allows it",
-            [result.log for result in possible if not result.is_lower],
+            [result.log for result, ratio in possible if result.lowest is None or result.lowest > ratio],
             len(possible),
             "do not",
         ),
@@ -239,7 +202,7 @@ def _ours(plan: PlannedRatio, bound: int) -> str:
         return "below the bound"
     if not math.isfinite(plan.slowdown):
         return "no plan"
-    return f"× {plan.slowdown:.{_DIGITS}f}{'' if plan.works else ', thrash'}"
+    return f"× {plan.slowdown:.{_DIGITS}f}{'' if plan.slowdown <= THRASH else ', thrash'}"
 
 
 def summary(results: Sequence[LogResult]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from dtr_fx.cli.bench.goals import Goal
-from dtr_fx.cli.progress import progress
+from dtr_fx.cli.progress import tracked
 from dtr_fx.inspect.table import table
 from dtr_fx.lab import networks
 from dtr_fx.lab.planners import Gap, OperatorGraph, gaps, training_chain
@@ -27,18 +28,23 @@ def results(
     graphs: Sequence[OperatorGraph], shares: Sequence[float], heuristics: Sequence[str], seconds: float
 ) -> Iterator[Gap]:
     """DTR's cost above the optimum; ``seconds`` are for each exact planner."""
-    with progress("optima", len(graphs) * len(shares)) as watch:
-        for done, gap in enumerate(gaps(graphs, shares, heuristics, seconds), 1):
-            yield gap
-            watch(done)
-
-
-def each(result: Gap) -> str:
-    return ""
+    for graph, share in tracked("optima", list(itertools.product(graphs, shares))):
+        yield from gaps([graph], [share], heuristics, seconds)
 
 
 def summary(found: Sequence[Gap]) -> str:
-    return f"{_table(found)}\n\n{_summary(found)}".rstrip()
+    proved = [gap for gap in found if gap.optimal]
+    rows = [
+        {
+            "above the optimum": heuristic,
+            "average": f"{statistics.mean(above):+.1%}",
+            "at worst": f"{max(above):+.1%}",
+            "planned": f"{len(above)} of {len(proved)}",
+        }
+        for heuristic in found[0].dtr
+        if (above := _gaps(proved, heuristic))
+    ]
+    return f"{_table(found)}\n\n{table(rows)}".rstrip()
 
 
 def goals(found: Iterable[Gap]) -> list[Goal]:
@@ -117,19 +123,3 @@ def _above(gap: Gap, heuristic: str) -> str:
     if not math.isfinite(gap.dtr[heuristic]):
         return "no plan"
     return f"{gap.gap(heuristic):+.1%}" if gap.optimal else f"× {gap.dtr[heuristic] / gap.cost:.3f}"
-
-
-def _summary(found: Sequence[Gap]) -> str:
-    proved = [gap for gap in found if gap.optimal]
-    return table(
-        [
-            {
-                "above the optimum": heuristic,
-                "average": f"{statistics.mean(above):+.1%}",
-                "at worst": f"{max(above):+.1%}",
-                "planned": f"{len(above)} of {len(proved)}",
-            }
-            for heuristic in found[0].dtr
-            if (above := _gaps(proved, heuristic))
-        ]
-    )

@@ -1,4 +1,4 @@
-"""What the paper proves of the runtime, and replays of operator logs.
+"""The paper's theorems on the runtime, and replays of operator logs.
 
 "linear": the network of Theorem 3.1. N unit operators forward and N backward run under a budget of 2⌈√N⌉
 units. This prints how many operators are executed for each of the 2N of the program, which the theorem bounds
@@ -26,6 +26,7 @@ how far off the slowdowns are, and which verdicts differ:
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,12 +34,12 @@ from typing import get_args
 
 from dtr_fx.cli.arguments import budget, positive, read
 from dtr_fx.cli.bench.reference import THRASH, VERDICTS, read_reference
-from dtr_fx.cli.progress import progress
+from dtr_fx.cli.progress import tracked
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
 from dtr_fx.lab.adversary import LEAST_BUDGET, run_adversary
 from dtr_fx.lab.linear import LinearRun, run_linear
-from dtr_fx.lab.replay import Replay, replay
+from dtr_fx.lab.replay import replay
 from dtr_fx.runtime import HEURISTICS, Deallocation, Thrash
 from dtr_fx.runtime.program import Program
 from dtr_fx.units import format_percent
@@ -107,20 +108,17 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _linear(arguments: argparse.Namespace) -> str:
     policy = arguments.deallocation
-    found = [
-        (heuristic, _fastest(n, heuristic, policy))
-        for heuristic in arguments.heuristic or ("dtr-eq",)
-        for n in arguments.n or (4000, 50000)
-    ]
+    cases = itertools.product(arguments.heuristic or ("dtr-eq",), arguments.n or (4000, 50000))
     rows = [
         {
             "heuristic": heuristic,
-            "N": run.n,
+            "N": n,
             "budget": run.budget,
             "executed / 2N": f"{run.ratio:.3f}",
             "µs per executed operator": f"{1e6 * run.seconds_per_operator:.1f}",
         }
-        for heuristic, run in found
+        for heuristic, n in cases
+        for run in [_fastest(n, heuristic, policy)]
     ]
     title = f"linear network, forward and backward, deallocation {policy}, best of {_REPEATS}"
     return f"{title}\n{table(rows)}"
@@ -145,12 +143,11 @@ def _adversary(arguments: argparse.Namespace) -> str:
         if heuristic not in _ONLINE:
             raise CommandError(f"--heuristic: {heuristic} knows the future, as the adversary does not")
     rows = []
-    for units in budgets:
-        for n in arguments.n or (125, 250, 500):
-            runs = {heuristic: run_adversary(n, units, heuristic) for heuristic in heuristics}
-            least = next(iter(runs.values())).least_ratio
-            ratios = {heuristic: f"{run.ratio:.2f}" for heuristic, run in runs.items()}
-            rows.append({"B": units, "N": n, "(N/B + 1)/2": f"{least:.2f}", **ratios})
+    for units, n in itertools.product(budgets, arguments.n or (125, 250, 500)):
+        runs = {heuristic: run_adversary(n, units, heuristic) for heuristic in heuristics}
+        least = next(iter(runs.values())).least_ratio
+        ratios = {heuristic: f"{run.ratio:.2f}" for heuristic, run in runs.items()}
+        rows.append({"B": units, "N": n, "(N/B + 1)/2": f"{least:.2f}", **ratios})
     return f"network grown by an adversary: operators executed for each of the N that suffice\n{table(rows)}"
 
 
@@ -163,34 +160,27 @@ def _logs(arguments: argparse.Namespace) -> str:
 
 
 def _speeds(arguments: argparse.Namespace) -> str:
-    rows = []
-    for path in arguments.logs:
-        program = read(path)
-        for heuristic in arguments.heuristic or ("dtr-eq",):
-            for asked in arguments.budget or (0.5,):
-                seconds, result = _timed(program, heuristic, asked)
-                executed = result.operators + result.rematerialized
-                rows.append(
-                    {
-                        "log": program.name,
-                        "heuristic": heuristic,
-                        "budget": format_percent(result.budget / result.whole),
-                        "executed": executed,
-                        "slowdown": f"{result.slowdown:.4f}" if result.outcome == "ok" else result.outcome,
-                        "µs per executed operator": f"{1e6 * seconds / executed:.1f}",
-                    }
-                )
+    programs = map(read, arguments.logs)
+    cases = itertools.product(programs, arguments.heuristic or ("dtr-eq",), arguments.budget or (0.5,))
+    rows = [_speed(*case) for case in cases]
     return f"CPU time, best of {_REPEATS}\n{table(rows, text=('heuristic',))}"
 
 
-def _timed(program: Program, heuristic: str, asked: float | int) -> tuple[float, Replay]:
-    nbytes = program.budget(asked)
-    best = float("inf")
+def _speed(program: Program, heuristic: str, asked: float | int) -> dict[str, object]:
+    times = []
     for _ in range(_REPEATS):
         started = time.process_time()
-        result = replay(program, nbytes, heuristic)
-        best = min(best, time.process_time() - started)
-    return best, result
+        result = replay(program, program.budget(asked), heuristic)
+        times.append(time.process_time() - started)
+    executed = result.operators + result.rematerialized
+    return {
+        "log": program.name,
+        "heuristic": heuristic,
+        "budget": format_percent(result.budget / result.whole),
+        "executed": executed,
+        "slowdown": f"{result.slowdown:.4f}" if result.outcome == "ok" else result.outcome,
+        "µs per executed operator": f"{1e6 * min(times) / executed:.1f}",
+    }
 
 
 def _deviations(arguments: argparse.Namespace) -> str:
@@ -204,13 +194,7 @@ def _deviations(arguments: argparse.Namespace) -> str:
     ]
     if not tasks:
         raise CommandError(f"{arguments.reference} has none of these logs under these heuristics")
-    with progress("replays", len(tasks)) as watch:
-        rows = []
-        for program, heuristic, known in tasks:
-            rows.append(
-                {"log": program.name, "heuristic": heuristic, **_deviation(program, heuristic, known)}
-            )
-            watch(len(rows))
+    rows = [_deviation(*task) for task in tracked("replays", tasks)]
     return table(rows, text=("heuristic", "other verdicts"))
 
 
@@ -225,6 +209,8 @@ def _deviation(program: Program, heuristic: str, known: Mapping[str, float | str
         elif found != expected:
             differing.append(f"{ratio}: {found}, not {expected}")
     return {
+        "log": program.name,
+        "heuristic": heuristic,
         "budgets": len(known),
         "largest deviation": f"{max(deviations):.4f}",
         "other verdicts": "; ".join(differing) or "none",

@@ -41,15 +41,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from dtr_fx.cli.arguments import positive, seconds, share
-from dtr_fx.cli.bench import baselines, logs, optimum, times
+from dtr_fx.cli.bench import logs, optimum
 from dtr_fx.cli.bench.goals import Goal, goal_table
-from dtr_fx.cli.bench.targets import add_targets
+from dtr_fx.cli.bench.targets import add_targets, collect
 from dtr_fx.errors import CommandError
 from dtr_fx.lab.planners.gaps import SEARCH
 from dtr_fx.lab.planners.moccasin import require_ortools
@@ -58,16 +58,18 @@ from dtr_fx.runtime import HEURISTICS
 
 _PARTS = ("baselines", "optimum", "logs", "times")
 _QUICK_SECONDS = 0.1
+# Of the GPTs of times: the first has 2,000 nodes, the last 20,000.
+_LAYERS = (16, 24, 50, 100, 164)
+_TIMES_SHARE = 0.7
 
 
-class Tables(Protocol):
-    """What a part's module has: a text for each result, and one for all, "" if there is none; its goals."""
+class Part(NamedTuple):
+    """Results to come, a text for each of them, if there is one, and the text and the goals of all."""
 
-    def each(self, result: Any) -> str: ...
-
-    def summary(self, results: Sequence[Any]) -> str: ...
-
-    def goals(self, results: Sequence[Any]) -> list[Goal]: ...
+    results: Iterator[Any]
+    summary: Callable[[list[Any]], str]
+    goals: Callable[[list[Any]], list[Goal]]
+    each: Callable[[Any], str] | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="budgets, of each peak; of baselines, activation_memory_budget (default: 1.0 0.9 ... 0.0 of "
         f"baselines, {' '.join(map(str, optimum.SHARES))} of optima, those of the reference of logs, "
-        f"{times.SHARE:g} of times)",
+        f"{_TIMES_SHARE:g} of times)",
     )
     parser.add_argument(
         "--heuristic",
@@ -119,7 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=positive,
         metavar="N",
-        help=f"depths of the GPT of times (default: {' '.join(map(str, times.LAYERS))})",
+        help=f"depths of the GPT of times (default: {' '.join(map(str, _LAYERS))})",
     )
 
 
@@ -129,47 +131,45 @@ def run(arguments: argparse.Namespace) -> None:
         raise CommandError("give TARGETs, or --layers, the depths of the GPT that is measured without them")
     found: list[Goal] = []
     data: dict[str, Any] = {}
-    for name, (tables, coming) in _parts(arguments).items():
-        results = []
-        for result in coming:
-            results.append(result)
-            if not arguments.json:
-                _show(tables.each(result))
-        if not arguments.json:
-            _show(tables.summary(results))
-        found += tables.goals(results)
-        data[name] = list(map(asdict, results))
+    for name, part in _parts(arguments).items():
+        results = collect(part.results, part.each, quiet=arguments.json)
+        if not arguments.json and (summary := part.summary(results)):
+            print(summary, end="\n\n", flush=True)
+        found += part.goals(results)
+        data[name] = results
     if arguments.json:
-        print(json.dumps({**data, "goals": list(map(asdict, found))}, indent=1))
+        print(json.dumps({**data, "goals": found}, indent=1, default=asdict))
     elif found:
         print(goal_table(found))
 
 
-def _show(text: str) -> None:
-    if text:
-        print(text, end="\n\n", flush=True)
+def _parts(arguments: argparse.Namespace) -> dict[str, Part]:
+    """The parts that are asked for; what can be wrong is said before anything runs."""
+    # Compilation machinery takes seconds to import, which --help need not wait for.
+    from dtr_fx.cli.bench import baselines, times
 
-
-def _parts(arguments: argparse.Namespace) -> dict[str, tuple[Tables, Iterator[Any]]]:
-    """What is asked for, and its results to come; what can be wrong is said before anything runs."""
     quick, targets, shares, only = arguments.quick, arguments.targets, arguments.shares, arguments.only
     settings = dict(arguments.arg)
-    parts: dict[str, tuple[Tables, Iterator[Any]]] = {}
+    parts: dict[str, Part] = {}
     if "baselines" in only:
         models = targets or (["zoo:mlp_full"] if quick else baselines.models())
         options = Options(plan_seconds=_QUICK_SECONDS if quick else None)
         budgets = shares or ((1.0, 0.5) if quick else baselines.BUDGETS)
-        parts["baselines"] = baselines, baselines.results(models, settings, options, budgets)
+        results = baselines.results(models, settings, options, budgets)
+        parts["baselines"] = Part(results, baselines.summary, baselines.goals, baselines.each)
     if "optimum" in only:
         require_ortools()
         graphs = optimum.small_networks()[: 2 if quick else None]
         wanted = shares or ((0.5,) if quick else optimum.SHARES)
-        parts["optimum"] = optimum, optimum.results(graphs, wanted, arguments.heuristic, arguments.seconds)
+        gaps = optimum.results(graphs, wanted, arguments.heuristic, arguments.seconds)
+        parts["optimum"] = Part(gaps, optimum.summary, optimum.goals)
     if "logs" in only:
         known = logs.known(arguments.logs or [], arguments.reference)[: 1 if quick else None]
-        parts["logs"] = logs, logs.results(known, shares or ((0.5,) if quick else None))
+        ratios = shares or ((0.5,) if quick else None)
+        parts["logs"] = Part(logs.results(known, ratios), logs.summary, logs.goals, logs.each)
     if "times" in only:
-        depths = arguments.layers or ((2, 4) if quick else times.LAYERS)
+        depths = arguments.layers or ((2, 4) if quick else _LAYERS)
         subjects = times.of_targets(targets, settings) if targets else times.gpts(depths)
-        parts["times"] = times, times.results(subjects, shares or (times.SHARE,))
+        planned = times.results(subjects, shares or (_TIMES_SHARE,))
+        parts["times"] = Part(planned, times.summary, times.goals)
     return parts

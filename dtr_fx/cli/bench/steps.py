@@ -27,14 +27,13 @@ planning, those of planning, and at last what it takes to find a known plan agai
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dtr_fx.cli.bench import dynamic, inductor
 from dtr_fx.cli.bench.targets import Rows, add_targets, each_target
-from dtr_fx.cli.progress import progress
+from dtr_fx.cli.progress import tracked
 from dtr_fx.cli.targets import load_trainee
 from dtr_fx.inspect.table import table
 from dtr_fx.planning.options import Options, parse_budget, resolve_budget
@@ -42,15 +41,13 @@ from dtr_fx.runtime import HEURISTICS
 from dtr_fx.units import format_bytes, format_percent
 
 if TYPE_CHECKING:
-    from dtr_fx.lab.trainee import Measurement, Trainee
+    from dtr_fx.lab.trainee import Measurement
 
-_SMALLEST = "smallest"
 _BUDGETS = {
-    "eager": (*(f"{percent}%" for percent in range(90, 0, -10)), _SMALLEST),
+    "eager": (*(f"{percent}%" for percent in range(90, 0, -10)), "smallest"),
     "inductor": ("80%", "60%", "40%"),
     "dynamic": ("70%",),
 }
-_PAIRS = {"eager": 5, "inductor": 21}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,57 +73,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--planner", choices=("search", "online"), default="search", help="default: search")
     parser.add_argument("--pairs", type=int, metavar="N", help="steps timed (default: 5, with Inductor 21)")
-    parser.add_argument("--batches", type=int, metavar="N", help="the first so many (default: all)")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Carry out the command."""
+    # Compilation machinery takes seconds to import, which --help need not wait for.
+    from dtr_fx.cli.bench import dynamic, inductor
+
     settings = dict(arguments.arg)
     options = Options(heuristic=arguments.heuristic, planner=arguments.planner)
-    budgets = arguments.budgets or _BUDGETS["dynamic" if arguments.dynamic else arguments.executor]
-    if arguments.dynamic:
-        measure: Callable[[str], Rows] = partial(
-            dynamic.rows, settings=settings, shares=budgets, options=options, count=arguments.batches
-        )
-        each_target(arguments, measure, dynamic.text)
-        return
-    rows, text = (inductor.rows, inductor.text) if arguments.executor == "inductor" else (_rows, _text)
-    pairs = arguments.pairs or _PAIRS[arguments.executor]
-
-    def measure_steps(target: str) -> Rows:
-        trainee = load_trainee(target, **settings)
-        with progress(target, len(budgets)) as watch:
-            return rows(trainee, options, budgets, pairs, watch)
-
-    each_target(arguments, measure_steps, text)
+    mode = "dynamic" if arguments.dynamic else arguments.executor
+    budgets = arguments.budgets or _BUDGETS[mode]
+    modes: dict[str, tuple[Callable[..., Rows], Callable[[str, Rows], str]]] = {
+        "eager": (partial(_rows, repeats=arguments.pairs or 5), _text),
+        "inductor": (partial(inductor.rows, pairs=arguments.pairs or 21), inductor.text),
+        "dynamic": (partial(dynamic.rows, count=None), dynamic.text),
+    }
+    rows, text = modes[mode]
+    each_target(arguments, lambda target: rows(target, settings, options, budgets), text)
 
 
 def _rows(
-    trainee: Trainee, options: Options, budgets: Sequence[str], repeats: int, watch: Callable[[int], None]
+    target: str, settings: Mapping[str, Any], options: Options, budgets: Sequence[str], *, repeats: int
 ) -> Rows:
     """A row for every budget that works."""
-    # Compilation machinery takes seconds to import, which --help need not wait for.
-    from dtr_fx.lab.trainee import measure, smallest_budget
+    from dtr_fx.lab.trainee import SMALLEST, measure, smallest_budget
 
-    asked_for = {asked: None if asked == _SMALLEST else parse_budget(asked) for asked in budgets}
+    specs = [(asked, None if asked == SMALLEST else parse_budget(asked)) for asked in budgets]
+    trainee = load_trainee(target, **settings)
     base = measure(trainee, replace(options, budget=1.0), repeats=repeats)
     smallest = smallest_budget(trainee, options).smallest
     rows = []
-    for done, (asked, spec) in enumerate(asked_for.items(), 1):
+    for asked, spec in tracked(target, specs):
         budget = smallest if spec is None else resolve_budget(spec, base.report.baseline_peak, trainee.device)
         if budget >= smallest:
             ours = measure(trainee, replace(options, budget=budget), repeats=repeats)
             rows.append({"asked": asked, **_row(ours, base)})
-        watch(done)
     return rows
 
 
 def _row(ours: Measurement, base: Measurement) -> dict[str, object]:
-    """What one budget came to beside the unrewritten graph.
-
-    Sizes are bytes; ``allowed``, ``planned`` and ``measured`` count above the ``constants``, inputs and
-    parameters.
-    """
+    """One budget beside the unrewritten graph; ``allowed``, ``planned``, ``measured`` leave constants out."""
     from dtr_fx.lab.trainee import differing
 
     report, names = ours.report, differing(ours.results, base.results)

@@ -1,15 +1,17 @@
-"""What the benchmarks of models share: their TARGETs, and a row or more for each."""
+"""The TARGETs of benchmarks, and the one loop that measures and prints."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias, TypeVar
 
 from dtr_fx.cli.plans import add_settings
 
 Rows: TypeAlias = "list[dict[str, Any]]"
+
+_Result = TypeVar("_Result")
 
 
 def add_targets(parser: argparse.ArgumentParser, nargs: str = "+", default: str = "") -> None:
@@ -26,14 +28,22 @@ def each_target(
     arguments: argparse.Namespace, measure: Callable[[str], Rows], text: Callable[[str, Rows], str]
 ) -> None:
     """Print a text for each target, as soon as it is measured, or at the end a JSON list of them all."""
-    found = []
-    for target in arguments.targets:
-        rows = measure(target)
-        found.append({"target": target, "rows": rows})
-        if not arguments.json:
-            print(text(target, rows), end="\n\n", flush=True)
+    measured = ((target, measure(target)) for target in arguments.targets)
+    found = collect(measured, lambda pair: text(*pair), quiet=arguments.json)
     if arguments.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps([{"target": target, "rows": rows} for target, rows in found], indent=1))
+
+
+def collect(
+    results: Iterable[_Result], text: Callable[[_Result], str] | None, *, quiet: bool
+) -> list[_Result]:
+    """The results; unless ``quiet``, a text for each, if there is one, is printed as soon as it is there."""
+    found = []
+    for result in results:
+        found.append(result)
+        if text is not None and not quiet:
+            print(text(result), end="\n\n", flush=True)
+    return found
 
 
 def name_of(target: str) -> str:

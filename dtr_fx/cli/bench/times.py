@@ -3,48 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from dtr_fx.cli.bench.goals import ONLINE, ROUNDING, SEARCH, Goal, worst
-from dtr_fx.cli.bench.targets import name_of
-from dtr_fx.cli.progress import progress
+from dtr_fx.cli.bench.targets import Rows, name_of
+from dtr_fx.cli.progress import tracked
 from dtr_fx.cli.targets import Inputs, load_target
 from dtr_fx.inspect.table import table
+from dtr_fx.lab.baselines import Joint, plan, trace
 from dtr_fx.planning.options import Options
+from dtr_fx.torch_private import FakeTensorMode
 from dtr_fx.units import format_percent, format_seconds
 
-if TYPE_CHECKING:
-    from dtr_fx.lab.baselines import Joint
-
-# The first has 2,000 nodes, the last 20,000.
-LAYERS = (16, 24, 50, 100, 164)
-SHARE = 0.7
 _RUNS = {"online": 2, "search": 1}
 _GROWTH = 2.0
 
 Models: TypeAlias = "Mapping[str, Callable[[], tuple[Callable[..., object], Inputs]]]"
-
-
-@dataclass(frozen=True)
-class PlannerSeconds:
-    """Of one planner: ``whole`` from the graph to the verified one, ``plan`` to find the plan alone."""
-
-    whole: float
-    plan: float
-
-
-@dataclass(frozen=True)
-class PlanningTimes:
-    """One graph: its nodes, those that are operators, and what planning at a share of its peak takes."""
-
-    name: str
-    share: float
-    nodes: int
-    operators: int
-    online: PlannerSeconds
-    search: PlannerSeconds
 
 
 def of_targets(targets: Sequence[str], settings: Mapping[str, Any]) -> Models:
@@ -56,70 +31,61 @@ def gpts(depths: Sequence[int]) -> Models:
     return {f"gpt of {depth}": partial(load_target, "zoo:gpt_full", layers=depth) for depth in depths}
 
 
-def results(models: Models, shares: Sequence[float]) -> Iterator[PlanningTimes]:
-    """Seconds of planning for models, at budgets that are shares of their peaks."""
-    with progress("times", len(models)) as watch:
-        for done, (name, make) in enumerate(models.items(), 1):
-            joint = _trace(make)
-            yield from (_measure(name, joint, share) for share in shares)
-            watch(done)
+def results(models: Models, shares: Sequence[float]) -> Iterator[dict[str, Any]]:
+    """Seconds of planning for models, at budgets that are shares of their peaks.
+
+    Of either planner "whole" is from the graph to the verified one, "plan" finding the plan alone.
+    """
+    for name, make in tracked("times", list(models.items())):
+        joint = _trace(make)
+        yield from (_measure(name, joint, share) for share in shares)
 
 
-def each(result: PlanningTimes) -> str:
-    return ""
-
-
-def summary(results: Sequence[PlanningTimes]) -> str:
+def summary(results: Rows) -> str:
     return "\n\n".join(
         f"planning at {format_percent(share)} of the peak\n"
-        f"{_table([result for result in results if result.share == share])}"
-        for share in dict.fromkeys(result.share for result in results)
+        f"{table([_cells(row) for row in results if row['share'] == share])}"
+        for share in dict.fromkeys(row["share"] for row in results)
     )
 
 
 def _trace(make: Callable[[], tuple[Callable[..., object], Inputs]]) -> Joint:
-    # Compilation machinery takes seconds to import, which --help need not wait for.
-    from dtr_fx.lab.baselines import trace
-    from dtr_fx.torch_private import FakeTensorMode
-
     with FakeTensorMode(allow_non_fake_inputs=True):
         return trace(*make())
 
 
-def _measure(name: str, joint: Joint, share: float) -> PlanningTimes:
+def _measure(name: str, joint: Joint, share: float) -> dict[str, Any]:
     nodes = list(joint.graph.graph.nodes)
-    return PlanningTimes(
-        name=name,
-        share=share,
-        nodes=len(nodes),
-        operators=sum(node.op.startswith("call") for node in nodes),
+    return {
+        "name": name,
+        "share": share,
+        "nodes": len(nodes),
+        "operators": sum(node.op.startswith("call") for node in nodes),
         # First, and best of two: the first plan in a process imports what later ones find there.
-        online=_seconds(joint, Options(budget=share, planner="online")),
-        search=_seconds(joint, Options(budget=share, planner="search")),
-    )
+        "online": _seconds(joint, Options(budget=share, planner="online")),
+        "search": _seconds(joint, Options(budget=share, planner="search")),
+    }
 
 
-def _seconds(joint: Joint, options: Options) -> PlannerSeconds:
-    from dtr_fx.lab.baselines import plan
-
+def _seconds(joint: Joint, options: Options) -> dict[str, float]:
     reports = [plan(joint, options)[1] for _ in range(_RUNS[options.planner])]
-    return PlannerSeconds(
-        whole=min(sum(report.seconds.values()) for report in reports),
-        plan=min(report.seconds["plan"] for report in reports),
-    )
+    return {
+        "whole": min(sum(report.seconds.values()) for report in reports),
+        "plan": min(report.seconds["plan"] for report in reports),
+    }
 
 
-def goals(results: Sequence[PlanningTimes]) -> list[Goal]:
+def goals(results: Rows) -> list[Goal]:
     """The goals, over all graphs."""
     return [
         worst(
             f"GPTs, search: of the time allowed, {SEARCH}",
-            ((result.name, result.search.whole / SEARCH(result.nodes)) for result in results),
+            ((row["name"], row["search"]["whole"] / SEARCH(row["nodes"])) for row in results),
             1.0,
         ),
         worst(
             f"GPTs, online, the plan alone: of the time allowed, {ONLINE}",
-            ((result.name, result.online.plan / ONLINE(result.nodes)) for result in results),
+            ((row["name"], row["online"]["plan"] / ONLINE(row["nodes"])) for row in results),
             1.0,
         ),
         worst(
@@ -130,37 +96,21 @@ def goals(results: Sequence[PlanningTimes]) -> list[Goal]:
     ]
 
 
-def _growths(results: Sequence[PlanningTimes]) -> Iterator[tuple[str, float]]:
+def _growths(results: Rows) -> Iterator[tuple[str, float]]:
     """By how much the time per node grows, of either planner, in all and for the plan alone."""
-    smallest, largest = (pick(results, key=lambda result: result.nodes) for pick in (min, max))
-    kinds: dict[str, Callable[[PlanningTimes], float]] = {
-        "search": lambda result: result.search.whole,
-        "search, plan": lambda result: result.search.plan,
-        "online": lambda result: result.online.whole,
-        "online, plan": lambda result: result.online.plan,
-    }
-    for name, seconds in kinds.items():
-        yield name, (seconds(largest) / largest.nodes) / (seconds(smallest) / smallest.nodes)
+    smallest, largest = (pick(results, key=lambda row: row["nodes"]) for pick in (min, max))
+    more_nodes = largest["nodes"] / smallest["nodes"]
+    for planner in ("search", "online"):
+        few, many = smallest[planner], largest[planner]
+        yield planner, many["whole"] / few["whole"] / more_nodes
+        yield f"{planner}, plan", many["plan"] / few["plan"] / more_nodes
 
 
-def _table(results: Sequence[PlanningTimes]) -> str:
-    return table(
-        [
-            {
-                "planning": result.name,
-                "operators": str(result.operators),
-                "nodes": str(result.nodes),
-                **_cells("online", result.online, result.nodes),
-                **_cells("search", result.search, result.nodes),
-            }
-            for result in results
-        ]
-    )
-
-
-def _cells(planner: str, seconds: PlannerSeconds, nodes: int) -> dict[str, str]:
-    return {
-        f"{planner}: all": format_seconds(seconds.whole),
-        f"{planner}: plan": format_seconds(seconds.plan),
-        f"{planner}: µs per node": f"{1e6 * seconds.whole / nodes:.0f}",
-    }
+def _cells(row: dict[str, Any]) -> dict[str, object]:
+    cells = {"planning": row["name"], "operators": row["operators"], "nodes": row["nodes"]}
+    for planner in ("online", "search"):
+        seconds = row[planner]
+        cells[f"{planner}: all"] = format_seconds(seconds["whole"])
+        cells[f"{planner}: plan"] = format_seconds(seconds["plan"])
+        cells[f"{planner}: µs per node"] = f"{1e6 * seconds['whole'] / row['nodes']:.0f}"
+    return cells

@@ -150,10 +150,12 @@ class PlannerComparison:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def run(self, *, processes: int | None = None, watch: Callable[[int], None] = lambda done: None) -> None:
-        """Plan; ``processes`` and ``watch`` are as for ``run_tasks``."""
+    def run(
+        self, *, processes: int | None = None, advance: Callable[[int], None] = lambda done: None
+    ) -> None:
+        """Plan; ``processes`` and ``advance`` are as for ``run_tasks``."""
         self.results = run_tasks(
-            lambda number: _plan(*self._tasks[number]), len(self), processes=processes, watch=watch
+            lambda number: _plan(*self._tasks[number]), len(self), processes=processes, advance=advance
         )
 
 

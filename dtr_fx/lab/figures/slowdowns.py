@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from dtr_fx.lab.figures.curves import Curve, curves, draw_curve, legend_of
 from dtr_fx.lab.figures.style import legend_below, panels
-from dtr_fx.lab.needs import largest_operator
 from dtr_fx.lab.replay import Replay
-from dtr_fx.runtime.program import Program
+from dtr_fx.runtime.program import Call, Program
 from dtr_fx.units import format_bytes
 
 if TYPE_CHECKING:
@@ -82,6 +81,17 @@ def _shade(axes: Axes, program: Program) -> None:
     operator = largest_operator(program) / program.peak
     axes.axvspan(0, constants, facecolor=_CONSTANTS, linewidth=0)
     axes.axvspan(constants, constants + operator, facecolor=_OPERATOR, linewidth=0)
+
+
+def largest_operator(program: Program) -> int:
+    """The most bytes that one operator reads, makes and works in, constants aside."""
+    made = {output.tensor for call in program.calls() for output in call.outputs if output.alias is None}
+
+    def touched(call: Call) -> int:
+        tensors = (*call.inputs, *(output.tensor for output in call.outputs))
+        return sum(program.sizes[storage] for storage in {program.storages[one] for one in tensors} & made)
+
+    return max((call.workspace + touched(call) for call in program.calls()), default=0)
 
 
 def _areas() -> list[Any]:

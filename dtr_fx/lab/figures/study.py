@@ -85,11 +85,13 @@ class Study:
     def __len__(self) -> int:
         return sum(map(len, self._sweeps))
 
-    def run(self, *, processes: int | None = None, watch: Callable[[int], None] = lambda done: None) -> None:
-        """Run them; ``processes`` and ``watch`` are as for ``Sweep.run``."""
+    def run(
+        self, *, processes: int | None = None, advance: Callable[[int], None] = lambda done: None
+    ) -> None:
+        """Run them; ``processes`` and ``advance`` are as for ``Sweep.run``."""
         before = 0
         for sweep in self._sweeps:
-            self._collect(sweep, sweep.run(processes=processes, watch=_after(before, watch)))
+            self._collect(sweep, sweep.run(processes=processes, advance=_after(before, advance)))
             before += len(sweep)
 
     def _collect(self, sweep: Sweep, results: Sequence[Replay]) -> None:
@@ -111,5 +113,5 @@ class Study:
         ]
 
 
-def _after(before: int, watch: Callable[[int], None]) -> Callable[[int], None]:
-    return lambda done: watch(before + done)
+def _after(before: int, advance: Callable[[int], None]) -> Callable[[int], None]:
+    return lambda done: advance(before + done)

@@ -131,7 +131,7 @@ class OperatorGraph:
     @cached_property
     def floor(self) -> int:
         """Bytes that no plan can do without; see ``dtr_fx.search.lower_bound``."""
-        return max(lower_bound(self.program).nbytes, sum(self.nodes[number].size for number in self.results))
+        return lower_bound(self.program).nbytes
 
     @cached_property
     def program(self) -> Program:
