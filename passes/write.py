@@ -24,7 +24,7 @@ from torch.fx.node import map_arg
 from dtr_fx.passes import rng
 from dtr_fx.passes.contract import ORDER, PLAN, VALUES, VERIFIED, Pass
 from dtr_fx.passes.drops import drop, hoist_drops
-from dtr_fx.passes.propagate import fake_mode_of_values
+from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.roles import ARRIVE, SAVE_RNG
 from dtr_fx.passes.storages import GraphProgram, NodeCall
 from dtr_fx.passes.tensors import empty_like, is_backward, storage_key, tensors_of, view_like
@@ -50,19 +50,19 @@ class Write(Pass):
     breaks = (VERIFIED,)
 
     def call(self, gm: GraphModule) -> bool:
-        _Writer(self.program, self.plan).run()
+        _Writer(gm, self.program, self.plan).run()
         return True
 
 
 class _Writer:
     """Edits a graph so that it does what a plan says."""
 
-    def __init__(self, program: GraphProgram, plan: Plan) -> None:
+    def __init__(self, gm: GraphModule, program: GraphProgram, plan: Plan) -> None:
         self._program = program
         self._steps = plan.steps
         self._calls = program.calls
-        self._graph = self._calls[0].node.graph
-        self._mode = fake_mode_of_values(node.meta.get("val") for node in self._graph.nodes)
+        self._graph = gm.graph
+        self._mode = fake_mode_of(gm)
         self._holder = {
             tree: node for node, tree in reversed(self._program.values_of.items()) if isinstance(tree, int)
         }

@@ -18,7 +18,7 @@ from dtr_fx.inspect.views import Report
 from dtr_fx.passes.contract import ORDER, VALUES, Pipeline
 from dtr_fx.passes.drops import ForgetPlan
 from dtr_fx.passes.liveness import liveness
-from dtr_fx.passes.propagate import Propagate
+from dtr_fx.passes.propagate import Propagate, fake_mode_of
 from dtr_fx.passes.verify import Verify, check_budget
 from dtr_fx.passes.write import Write
 from dtr_fx.planning.choices import choices
@@ -30,7 +30,6 @@ from dtr_fx.report import Choice
 from dtr_fx.runtime import Heuristic, Plan, collector_paused
 from dtr_fx.runtime.heuristics import Score
 from dtr_fx.runtime.steps import COMPUTE
-from dtr_fx.torch_private import FakeTensor
 
 log = logging.getLogger(__name__)
 
@@ -142,8 +141,7 @@ def rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool = False) -
 
 def without_guards(gm: GraphModule) -> contextlib.AbstractContextManager[None]:
     """Sizes count as they are in the trace at hand, but the graph is to serve inputs of other sizes, too."""
-    values = (node.meta.get("val") for node in gm.graph.nodes)
-    mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
+    mode = fake_mode_of(gm)
     shapes = mode.shape_env if mode is not None else None
     return shapes.suppress_guards() if shapes is not None else contextlib.nullcontext()
 
