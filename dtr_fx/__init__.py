@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dtr_fx.compiler.inductor import Partitioner
     from dtr_fx.compiler.registry import LivePlan, plans
     from dtr_fx.costs.measure import measure_peak
-    from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
+    from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError, WrittenTensorError
     from dtr_fx.inspect.views import Report
     from dtr_fx.lab.record import RecordError, record_log
     from dtr_fx.planning.curve import smallest_budget, sweep
@@ -46,6 +46,7 @@ __all__ = [
     "RecordError",
     "Report",
     "Reports",
+    "WrittenTensorError",
     "explain",
     "judge",
     "measure_peak",
@@ -59,7 +60,7 @@ __all__ = [
 _NAMES = {
     "planning.curve": ("smallest_budget", "sweep"),
     "report.curve": ("Curve", "CurvePoint"),
-    "errors": ("DTRError", "GraphError", "InfeasibleBudgetError", "OptionError", "OverBudgetError"),
+    "errors": ("DTRError", "GraphError", "InfeasibleBudgetError", "OptionError", "OverBudgetError", "WrittenTensorError"),
     "compiler.explain": ("Reports", "explain"),
     "compiler.inductor": ("Partitioner",),
     "planning.interpreter": ("DTRInterpreter",),

@@ -129,6 +129,37 @@ class OverBudgetError(DTRError):
         )
 
 
+@dataclass(eq=False)
+class WrittenTensorError(DTRError):
+    """A tensor was written between the passes, and the backward pass was to recompute from it.
+
+    Parameters
+    ----------
+    kind, name:
+        ``"input"`` or ``"output"`` of a compiled graph, and the user's name for it or that of its node.
+    source:
+        The user's line that the tensor comes from, or nothing.
+    safe_budget:
+        The smallest budget in bytes at which no plan recomputes from it.
+    """
+
+    kind: str
+    name: str
+    source: str
+    safe_budget: int
+
+    def __post_init__(self) -> None:
+        super().__init__(*vars(self).values())
+
+    def __str__(self) -> str:
+        where = f" ({self.source})" if self.source else ""
+        return (
+            f"the {self.kind} {self.name}{where} was written between the forward and the backward pass, which "
+            f"recomputes from it under this budget: write a clone of it, or give budget={self.safe_budget} "
+            f"({format_bytes(self.safe_budget)}) or more"
+        )
+
+
 def did_you_mean(given: object, known: Iterable[str]) -> str:
     """The end of an error about an unknown name: the nearest known one, or all of them."""
     known = list(known)

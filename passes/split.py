@@ -7,7 +7,7 @@ Ensures: nodes run where they stand: a recompute that stands in the backward pas
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from functorch.compile import default_partition
@@ -16,15 +16,14 @@ from torch.fx import GraphModule, Node
 from dtr_fx.passes import rng
 from dtr_fx.passes.contract import ORDER, VALUES, Pass, Pipeline
 from dtr_fx.passes.merge import MergeDuplicates
+from dtr_fx.passes.reach import mark_parameters
 from dtr_fx.torch_private import side_effectful_functions
 
 
-def prepare(joint: GraphModule, parameters: Iterable[int]) -> None:
-    """Make AOTAutograd's joint graph ready for planning; ``parameters`` are numbers of its inputs."""
+def prepare(joint: GraphModule, static: Iterable[int], parameters: Sequence[bool] | None = None) -> None:
+    """Make AOTAutograd's joint graph ready for planning; see ``reach.mark_parameters``."""
     Pipeline(ExecutionOrder(), MergeDuplicates(), given=(VALUES,))(joint)
-    placeholders = joint.graph.find_nodes(op="placeholder")
-    for number in parameters:
-        placeholders[number].meta["dtr_parameter"] = True
+    mark_parameters(joint, static, parameters)
 
 
 class ExecutionOrder(Pass):

@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 
 from dtr_fx.passes import rng
 from dtr_fx.passes.effects import last_writes, may_run_twice
+from dtr_fx.passes.reach import Reached, reached_by_caller, written_after_forward
 from dtr_fx.passes.roles import ARRIVE, KEEP, SAVE_RNG
 from dtr_fx.passes.tensors import (
     Held,
@@ -68,13 +69,17 @@ class NodeCall:
 
 @dataclass
 class GraphProgram:
-    """A graph as the runtime runs it: ``constants`` are resident from the start."""
+    """A graph as the runtime runs it: ``constants`` are resident from the start.
+
+    ``reached`` are the tensors, by storage, that no recompute reads unless the plan trusts the caller.
+    """
 
     device: torch.device
     values: list[Value] = field(default_factory=list)
     constants: list[int] = field(default_factory=list)
     calls: list[NodeCall] = field(default_factory=list)
     values_of: dict[Node, Any] = field(default_factory=dict)
+    reached: dict[int, Reached] = field(default_factory=dict)
 
     @property
     def base_cost(self) -> float:
@@ -163,14 +168,16 @@ def analyze(
     workspace: Mapping[Node, int],
     *,
     replays_randomness: bool = True,
+    trusts_caller: bool = False,
 ) -> GraphProgram:
     """The graph as a program, with the bytes that are on ``device``.
 
     ``cost`` gives seconds, ``workspace`` bytes that only the operator sees.
 
-    Random operators run once where nothing ``replays_randomness``.
+    Random operators run once where nothing ``replays_randomness``.  What the caller may write before the
+    backward pass is not read by a recompute, unless the plan ``trusts_caller`` not to.
     """
-    analysis = _Analysis(gm, device, cost, workspace, replays_randomness)
+    analysis = _Analysis(gm, device, cost, workspace, replays_randomness, trusts_caller)
     for node in gm.graph.nodes:
         analysis.visit(node)
     return analysis.finish()
@@ -186,6 +193,7 @@ class _Analysis:
         cost: Callable[[Node], float],
         workspace: Mapping[Node, int],
         replays_randomness: bool,
+        trusts_caller: bool,
     ) -> None:
         self._gm = gm
         self._replays_randomness = replays_randomness
@@ -195,7 +203,8 @@ class _Analysis:
         self._device = device.type
         self._keys: list[int] = []
         self._first_value: dict[int, int] = {}
-        self._last_write = last_writes(gm.graph)
+        self._written = last_writes(gm.graph)
+        self._last_write = {**self._written, **self._writes_between_passes(trusts_caller)}
         self._position: dict[Node, int] = {node: i for i, node in enumerate(gm.graph.nodes)}
         self._step_of: dict[Node, NodeCall] = {}
         self._tangents: list[Node] = []
@@ -236,6 +245,18 @@ class _Analysis:
         for name, tensor in module_state(self._gm):
             self._constants[self._new_value(name, "parameter", held_by_tensor(tensor))] = None
 
+    def _writes_between_passes(self, trusts_caller: bool) -> dict[int, int]:
+        """What is written outside the graph before its backward pass, as if where that starts."""
+        nodes = enumerate(self._gm.graph.nodes)
+        start = next((i for i, node in nodes if node.op.startswith("call") and is_backward(node)), None)
+        if start is None:
+            return {}
+        between = written_after_forward(self._gm)
+        self._program.reached = reached_by_caller(self._gm)
+        if not trusts_caller:
+            between.update(self._program.reached)
+        return {key: max(start, self._written.get(key, start)) for key in between}
+
     def _add_constant(self, node: Node) -> None:
         values = self._new_values(node, _constant_kind(node))
         if node.users:
@@ -260,7 +281,7 @@ class _Analysis:
         outputs = self._new_values(node, "activation")
         step.outputs = tuple(dict.fromkeys(outputs))
         fresh = [value for value in step.outputs if self._program.is_storage(value)]
-        is_written = any(self._keys[value] in self._last_write for value in fresh)
+        is_written = any(self._keys[value] in self._written for value in fresh)
         if is_written or _is_used_whole(node) or len(step.outputs) < len(outputs):
             step.recomputable = False
         if fresh or not step.recomputable:

@@ -184,7 +184,7 @@ class StepAccounting:
 
     def end_graph(self, outputs: Any, arguments: Sequence[Any]) -> None:
         """The graph ran: remember what it saved, unless hooks keep that: looking would run a region again."""
-        node = None if top_saved_tensors_hooks(True) is not None else _compiled_node(outputs, arguments)
+        node = None if top_saved_tensors_hooks(True) is not None else compiled_node(outputs, arguments)
         if node is not None:
             self._nodes.append(weakref.ref(node))
 
@@ -261,7 +261,7 @@ def _device_of(arguments: Iterable[Any]) -> torch.device:
     return next(accelerators, torch.device("cpu"))
 
 
-def _compiled_node(outputs: Any, arguments: Sequence[Any]) -> Any:
+def compiled_node(outputs: Any, arguments: Sequence[Any]) -> Any:
     """The node of a compiled step in autograd's graph; None where it has no backward pass."""
     earlier = {node for made in _made(arguments) for node in _ancestors(made)}
     for made in _made(pytree.tree_leaves(outputs)):

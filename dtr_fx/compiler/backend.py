@@ -75,11 +75,12 @@ def dtr(
 
 
 def _compile_eagerly(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+    parameters = [isinstance(value, torch.nn.Parameter) for value in inputs]
     compiler = aot_autograd(
         fw_compiler=run_boxed,
         bw_compiler=_compile_backward,
         inference_compiler=functools.partial(_compile_inference, options=options),
-        partition_fn=functools.partial(_partition, options=options),
+        partition_fn=functools.partial(_partition, options=options, parameters=parameters),
         keep_inference_input_mutations=True,
     )
     compiled: Callable[..., Any] = compiler(gm, inputs)
@@ -192,11 +193,11 @@ def run_boxed(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[
 
 
 def _partition(
-    joint: GraphModule, inputs: Any, *, options: Options, **facts: Any
+    joint: GraphModule, inputs: Any, *, options: Options, parameters: Sequence[bool], **facts: Any
 ) -> tuple[GraphModule, GraphModule]:
     if options.limits:
         _check_regions(joint)
-    prepare(joint, facts.get("static_lifetime_input_indices") or ())
+    prepare(joint, facts.get("static_lifetime_input_indices") or (), parameters)
     _rewrite(joint, options)
     return split(joint, inputs, **facts)
 

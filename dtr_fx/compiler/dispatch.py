@@ -22,6 +22,7 @@ from typing import Any
 
 from dtr_fx.compiler.accounting import SharedBudget, StepAccounting
 from dtr_fx.compiler.dynamo import without_numbers
+from dtr_fx.compiler.guard import guard
 from dtr_fx.compiler.registry import LivePlan, keep_in_sight
 from dtr_fx.compiler.retrace import CompiledStep, Retracer, Sizes
 from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
@@ -147,7 +148,11 @@ def _run(step: CompiledStep, arguments: Sequence[Any]) -> Any:
     if step.run is None:
         assert step.plan.error is not None
         raise copy.copy(step.plan.error)
-    return step.run(*without_numbers(arguments))
+    given = without_numbers(arguments)
+    outputs = step.run(*given)
+    if step.relied:
+        guard(step.relied, given, outputs)
+    return outputs
 
 
 def _with_others(

@@ -73,6 +73,12 @@ def float_inputs(gm: GraphModule) -> dict[int, str]:
     }
 
 
+def input_names(gm: GraphModule, arguments: Sequence[Any]) -> list[str]:
+    """The user's names of the inputs that a bound graph takes."""
+    named = zip(gm.graph.find_nodes(op="placeholder"), arguments)
+    return [_source_of(node) for node, argument in named if not isinstance(argument, int)]
+
+
 def _is_float(value: Any) -> bool:
     return isinstance(value, FakeTensor) and isinstance(value.item_memo, SymFloat)
 

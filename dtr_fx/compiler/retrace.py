@@ -20,6 +20,7 @@ from dtr_fx.compiler.dynamo import (
     copy_of_dynamos,
     fakes,
     float_inputs,
+    input_names,
     recompile_reason,
     sized_inputs,
 )
@@ -29,6 +30,7 @@ from dtr_fx.compiler.tracing import forget_with, stores_watched, tracing_again
 from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Budget, Options
+from dtr_fx.report import Relied
 from dtr_fx.torch_private import CompileContext, FakeTensorMode
 
 Sizes = tuple[Any, ...]
@@ -42,6 +44,11 @@ class CompiledStep:
     plan: LivePlan
     need: Need
     run: Callable[..., Any] | None
+
+    @property
+    def relied(self) -> tuple[Relied, ...]:
+        """What the caller must not write before the backward pass."""
+        return tuple(tensor for report in self.plan.reports for tensor in report.relied)
 
 
 class Retracer:
@@ -96,7 +103,8 @@ class Retracer:
         named = self._named(arguments)
         reason = self._reason if self._last is None else _changes(self._last, named)
         self._last = named
-        published = tuple(replace(report, trigger=reason) for report in reports)
+        names = input_names(self._gm, arguments)
+        published = tuple(_told(report, reason, names) for report in reports)
         for report in published:
             publish(report, self._options)
         plan = LivePlan(self._compile_id, reason, named, published, error, seconds)
@@ -123,6 +131,15 @@ class Retracer:
         sizes = dict(zip(names, self.sizes(arguments)))
         numbers = {name: size for name, size in sizes.items() if isinstance(size, Number)}
         return numbers or {name: tuple(shape) for name, (shape, _) in sizes.items()}
+
+
+def _told(report: Report, reason: str, names: Sequence[str]) -> Report:
+    """The report with the reason of the trace, and the user's names for the inputs that the plan relies on."""
+    relied = (
+        replace(tensor, name=names[tensor.position]) if tensor.kind == "input" else tensor
+        for tensor in report.relied
+    )
+    return replace(report, trigger=reason, relied=tuple(relied))
 
 
 def _size(argument: Any) -> Any:

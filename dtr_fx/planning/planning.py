@@ -37,7 +37,7 @@ class Planning:
         Its costs cannot be told.
     """
 
-    def __init__(self, gm: GraphModule, options: Options) -> None:
+    def __init__(self, gm: GraphModule, options: Options, *, trusts_caller: bool = False) -> None:
         calls = [node for node in gm.graph.nodes if node.op.startswith("call")]
         if not calls:
             raise GraphError("the graph has no operators: there is nothing to plan")
@@ -54,7 +54,14 @@ class Planning:
         }
         self.options = options
         replays_randomness = options.executor != "inductor"
-        self.graph = storages.analyze(gm, device, cost, workspace, replays_randomness=replays_randomness)
+        self.graph = storages.analyze(
+            gm,
+            device,
+            cost,
+            workspace,
+            replays_randomness=replays_randomness,
+            trusts_caller=trusts_caller,
+        )
         self.workspace_of = {node.name: nbytes for node, nbytes in workspace.items()}
         as_it_is = {node.name: nbytes for node, nbytes in temporary.items()}
         self.before = liveness(gm, as_it_is, device)

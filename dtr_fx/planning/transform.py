@@ -14,22 +14,25 @@ from typing import Any, Literal
 from torch.fx import GraphModule
 
 from dtr_fx.costs import roofline as cost_model
+from dtr_fx.errors import InfeasibleBudgetError
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.contract import ORDER, VALUES, Pipeline
 from dtr_fx.passes.drops import ForgetPlan
 from dtr_fx.passes.liveness import liveness
 from dtr_fx.passes.propagate import Propagate, fake_mode_of
+from dtr_fx.passes.reach import Reached, relied_on
 from dtr_fx.passes.verify import Verify, check_budget
 from dtr_fx.passes.write import Write
 from dtr_fx.planning.choices import choices
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planner import Infeasible
 from dtr_fx.planning.planning import Planning
-from dtr_fx.planning.reporting import names_of, report_graph
-from dtr_fx.report import Choice
+from dtr_fx.planning.reporting import names_of, report_graph, source_line
+from dtr_fx.report import Choice, Relied
 from dtr_fx.runtime import Heuristic, Plan, collector_paused
 from dtr_fx.runtime.heuristics import Score
 from dtr_fx.runtime.steps import COMPUTE
+from dtr_fx.units import format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -150,8 +153,30 @@ def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool) -> Repor
     laps = Laps()
     planning = Planning(gm, options)
     laps.take("analysis")
+    try:
+        budget, plan = _plan(planning, saves_nothing=saves_nothing)
+        return carry_out(gm, planning, budget, plan, laps)
+    except InfeasibleBudgetError as error:
+        if not planning.graph.reached:
+            raise
+        safe = error.smallest
+    planning = Planning(gm, options, trusts_caller=True)
     budget, plan = _plan(planning, saves_nothing=saves_nothing)
-    return carry_out(gm, planning, budget, plan, laps)
+    report = carry_out(gm, planning, budget, plan, laps)
+    relied = relied_on(gm, planning.graph.reached)
+    for tensor in relied:
+        log.warning(_RELIES, tensor.kind, tensor.node.name, source_line(tensor.node), format_bytes(safe))
+    return replace(report, relied=tuple(_relied(tensor, safe) for tensor in relied))
+
+
+def _relied(tensor: Reached, safe: int) -> Relied:
+    return Relied(tensor.kind, tensor.position, tensor.node.name, source_line(tensor.node), safe)
+
+
+_RELIES = (
+    "the %s %s (%s) must not be written before the backward pass, which recomputes from it; from a budget of "
+    "%s on no plan does"
+)
 
 
 def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | None, laps: Laps) -> Report:

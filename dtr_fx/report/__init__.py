@@ -1,5 +1,5 @@
 """A plan's outcome, as data."""
 
-from .report import KINDS, Choice, Event, Point, Report, StorageStats
+from .report import KINDS, Choice, Event, Point, Relied, Report, StorageStats
 
-__all__ = ["KINDS", "Choice", "Event", "Point", "Report", "StorageStats"]
+__all__ = ["KINDS", "Choice", "Event", "Point", "Relied", "Report", "StorageStats"]

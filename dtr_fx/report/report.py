@@ -95,6 +95,21 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Relied:
+    """A tensor of the caller's that the backward pass recomputes from: it must not be written before.
+
+    ``kind`` is ``"input"`` or ``"output"``, ``position`` its place in the call, ``source`` the user's line.  No
+    plan for ``safe_budget`` bytes recomputes from it.
+    """
+
+    kind: str
+    position: int
+    name: str
+    source: str
+    safe_budget: int
+
+
+@dataclass(frozen=True)
 class Report:
     """The outcome of one plan.  Sizes are bytes, costs seconds.
 
@@ -105,7 +120,8 @@ class Report:
     several times: the shape or guard that changed.  ``heuristic`` names who chose what to drop: a heuristic,
     ``"search"``, or ``"none"`` where the graph is left as it is.  ``choices`` are those that concerned the
     value named by the option ``watch``.  ``budget`` is the one in force, ``asked`` what the user wrote for it
-    (``"60%"``).  ``refused`` counts the orders of the search that the runtime could not carry out.
+    (``"60%"``).  ``refused`` counts the orders of the search that the runtime could not carry out.  ``relied``
+    are the caller's tensors that must not be written between the passes.
     """
 
     budget: int
@@ -126,6 +142,7 @@ class Report:
     choices: tuple[Choice, ...] = ()
     asked: str = ""
     refused: int = 0
+    relied: tuple[Relied, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -195,7 +212,14 @@ class Report:
             raise ValueError(f"no report of this version of dtr_fx: {error}") from None
 
 
-_PARTS = {"events": Event, "before": Point, "after": Point, "storages": StorageStats, "choices": Choice}
+_PARTS = {
+    "events": Event,
+    "before": Point,
+    "after": Point,
+    "storages": StorageStats,
+    "choices": Choice,
+    "relied": Relied,
+}
 
 
 def _bytes_in(asked: str) -> int | None:
