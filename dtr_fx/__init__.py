@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     from dtr_fx.compiler.inductor import Partitioner
     from dtr_fx.compiler.registry import LivePlan, plans
     from dtr_fx.costs.measure import measure_peak
-    from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError, WrittenTensorError
+    from dtr_fx.errors import (
+        DTRError,
+        GraphError,
+        InfeasibleBudgetError,
+        OptionError,
+        OverBudgetError,
+        WrittenTensorError,
+    )
     from dtr_fx.inspect.views import Report
     from dtr_fx.lab.record import RecordError, record_log
     from dtr_fx.planning.curve import smallest_budget, sweep

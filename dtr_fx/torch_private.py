@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # the types among them
 
 CHECKED = ("2.11", "2.13")
 
+_DESCRIPTORS = "torch._functorch._aot_autograd.descriptors"
 # Where each name lies, and what it is for.
 _NAMES = {
     # Operators.
@@ -77,8 +78,8 @@ _NAMES = {
     "top_saved_tensors_hooks": "torch._C._autograd:_top_saved_tensors_default_hooks",  # a checkpoint's region
     # AOTAutograd and FX.
     "functorch_config": "torch._functorch.config",  # when the backward graph is compiled, and caches
-    "GradAOTOutput": "torch._functorch._aot_autograd.descriptors:GradAOTOutput",  # a result of the backward pass
-    "InputMutationAOTOutput": "torch._functorch._aot_autograd.descriptors:InputMutationAOTOutput",  # of a write
+    "GradAOTOutput": f"{_DESCRIPTORS}:GradAOTOutput",  # a result of the backward pass
+    "InputMutationAOTOutput": f"{_DESCRIPTORS}:InputMutationAOTOutput",  # the new value of a written input
     "BoxedCodeGen": "torch.fx.graph:_BoxedCodeGen",  # a graph that takes its arguments in a list
     "source_loader": "torch.fx.graph_module:_loader",  # keeps the source text of every graph
     # Inductor.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,8 @@ from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Budget, Options
 from dtr_fx.report import Relied
 from dtr_fx.torch_private import CompileContext, FakeTensorMode
+
+log = logging.getLogger(__name__)
 
 Sizes = tuple[Any, ...]
 Compile = Callable[[GraphModule, Sequence[Any], Options], Callable[..., Any]]
@@ -107,6 +110,8 @@ class Retracer:
         published = tuple(_told(report, reason, names) for report in reports)
         for report in published:
             publish(report, self._options)
+            for tensor in report.relied:
+                log.warning("%s", tensor)
         plan = LivePlan(self._compile_id, reason, named, published, error, seconds)
         step = CompiledStep(plan, _need(key, reports, smallest), run)
         forget_with(step, sources)

@@ -20,7 +20,7 @@ from dtr_fx.passes.contract import ORDER, VALUES, Pipeline
 from dtr_fx.passes.drops import ForgetPlan
 from dtr_fx.passes.liveness import liveness
 from dtr_fx.passes.propagate import Propagate, fake_mode_of
-from dtr_fx.passes.reach import Reached, relied_on
+from dtr_fx.passes.reach import relied_on
 from dtr_fx.passes.verify import Verify, check_budget
 from dtr_fx.passes.write import Write
 from dtr_fx.planning.choices import choices
@@ -32,7 +32,6 @@ from dtr_fx.report import Choice, Relied
 from dtr_fx.runtime import Heuristic, Plan, collector_paused
 from dtr_fx.runtime.heuristics import Score
 from dtr_fx.runtime.steps import COMPUTE
-from dtr_fx.units import format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -163,20 +162,11 @@ def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool) -> Repor
     planning = Planning(gm, options, trusts_caller=True)
     budget, plan = _plan(planning, saves_nothing=saves_nothing)
     report = carry_out(gm, planning, budget, plan, laps)
-    relied = relied_on(gm, planning.graph.reached)
-    for tensor in relied:
-        log.warning(_RELIES, tensor.kind, tensor.node.name, source_line(tensor.node), format_bytes(safe))
-    return replace(report, relied=tuple(_relied(tensor, safe) for tensor in relied))
-
-
-def _relied(tensor: Reached, safe: int) -> Relied:
-    return Relied(tensor.kind, tensor.position, tensor.node.name, source_line(tensor.node), safe)
-
-
-_RELIES = (
-    "the %s %s (%s) must not be written before the backward pass, which recomputes from it; from a budget of "
-    "%s on no plan does"
-)
+    relied = (
+        Relied(tensor.kind, tensor.position, tensor.node.name, source_line(tensor.node), safe)
+        for tensor in relied_on(gm, planning.graph.reached)
+    )
+    return replace(report, relied=tuple(relied))
 
 
 def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | None, laps: Laps) -> Report:

@@ -108,6 +108,13 @@ class Relied:
     source: str
     safe_budget: int
 
+    def __str__(self) -> str:
+        where = f" ({self.source})" if self.source else ""
+        return (
+            f"the {self.kind} {self.name}{where} must not be written before the backward pass, which recomputes "
+            f"from it; from a budget of {format_bytes(self.safe_budget)} on no plan does"
+        )
+
 
 @dataclass(frozen=True)
 class Report:

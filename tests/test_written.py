@@ -1,0 +1,170 @@
+"""Tensors that change between the forward and the backward pass: gradients are those of the reference, or an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dtr_fx
+
+D = 32
+BUDGETS = ["100%", "95%", "90%", "85%", "80%", "75%", "70%", "65%"]
+
+
+class ScaledParameter(nn.Module):
+    """Scales a parameter after it was read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(D, D) / 8)
+        self.v = nn.Parameter(torch.randn(D, D) / 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = (x @ (self.w / self.w.detach().norm(dim=0, keepdim=True))).tanh()
+        self.w.detach().mul_(0.9)
+        return ((a @ self.v).sin() * a).exp().mean()
+
+
+class MaxNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, D, max_norm=1.0)
+        self.linear = nn.Linear(D, D)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        indices = (x[:, 0].abs() * 10).long().clamp(max=49)
+        a = self.linear(self.embedding(indices)).tanh()
+        return (a * self.embedding(indices.flip(0))).sin().sum()
+
+
+class WritesItsInput(nn.Module):
+    """Writes a non-leaf input in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(D, D) / 8)
+        self.v = nn.Parameter(torch.randn(D, D) / 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b = ((x.detach().sin() @ self.w).tanh() @ self.v).sin()
+        x.mul_(0.5)
+        return (b.exp() * b).sum() + x.sum()
+
+
+class Chain(nn.Module):
+    """Reads its input once; the backward pass does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(D, D) / 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        k = (x.tanh() @ self.weights[0]).tanh()
+        return (((k @ self.weights[1]).sin() * k).exp() @ self.weights[2]).sin().sum()
+
+
+class Residual(nn.Module):
+    """Returns a value that it goes on with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(D, D) / 8)
+        self.v = nn.Parameter(torch.randn(D, D) / 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = x @ self.w
+        k = h.tanh()
+        return h, ((k @ self.v).sin() * k).exp().mean()
+
+
+def gradients(
+    make: Callable[[], nn.Module],
+    compiled: Callable[[nn.Module], Any],
+    between: Callable[[torch.Tensor, Any], None] = lambda x, outputs: None,
+) -> list[torch.Tensor | None]:
+    """The gradients of a step in which ``between`` comes after the forward pass."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = make()
+    leaf = torch.randn(128, D, requires_grad=make is WritesItsInput)
+    x = leaf * 1 if leaf.requires_grad else leaf
+    outputs = compiled(model)(x)
+    between(x, outputs)
+    loss = sum(output.sum() for output in outputs) if isinstance(outputs, tuple) else outputs
+    loss.backward()
+    return [leaf.grad, *(parameter.grad for parameter in model.parameters())]
+
+
+def dtr(budget: Any, **options: Any) -> Callable[[nn.Module], Any]:
+    given = {"budget": budget, "plan_seconds": 0.05, **options}
+    return lambda model: torch.compile(model, backend="dtr", options=given)
+
+
+def same(ours: list[torch.Tensor | None], expected: list[torch.Tensor | None]) -> bool:
+    return all(a is b or torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
+
+
+@pytest.mark.parametrize("hooks", [False, True], ids=["plain", "hooks"])
+@pytest.mark.parametrize("make", [ScaledParameter, MaxNorm, WritesItsInput])
+def test_an_input_that_the_graph_writes_is_read_as_it_was(make, hooks) -> None:
+    expected = gradients(make, lambda model: torch.compile(model, backend="aot_eager"))
+    planned = 0
+    for budget in BUDGETS:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t) if hooks else torch.enable_grad():
+            reports: list[dtr_fx.Report] = []
+            try:
+                ours = gradients(make, dtr(budget, on_report=reports.append))
+            except dtr_fx.InfeasibleBudgetError:
+                break
+        assert same(ours, expected)
+        planned += sum(report.recomputes > 0 for report in reports)
+    assert planned > 1
+
+
+def test_an_output_may_be_written_as_under_eager() -> None:
+    def write(x: torch.Tensor, outputs: Any) -> None:
+        outputs[0].add_(1)
+
+    expected = gradients(Residual, lambda model: model, write)
+    reports: list[dtr_fx.Report] = []
+    assert same(gradients(Residual, dtr("90%", on_report=reports.append), write), expected)
+    assert reports[0].recomputes > 0
+
+
+WRITES = {
+    "copy_": lambda x: x.copy_(torch.ones_like(x)),
+    "data": lambda x: x.data.copy_(torch.ones_like(x)),
+    "numpy": lambda x: x.numpy().fill(1.0),
+}
+
+
+@pytest.mark.parametrize("how", WRITES)
+def test_an_input_may_be_written_as_under_eager(how: str) -> None:
+    def write(x: torch.Tensor, outputs: Any) -> None:
+        WRITES[how](x)
+
+    expected = gradients(Chain, lambda model: model, write)
+    reports: list[dtr_fx.Report] = []
+    assert same(gradients(Chain, dtr("85%", on_report=reports.append), write), expected)
+    assert reports[0].recomputes > 0
+    assert not reports[0].relied
+
+
+@pytest.mark.parametrize("how", WRITES)
+def test_a_plan_that_needs_the_input_says_so_and_notices_a_write(how: str, caplog) -> None:
+    def write(x: torch.Tensor, outputs: Any) -> None:
+        WRITES[how](x)
+
+    reports: list[dtr_fx.Report] = []
+    expected = gradients(Chain, lambda model: model)
+    assert same(gradients(Chain, dtr("72%", on_report=reports.append)), expected)
+    [relied] = reports[0].relied
+    assert (relied.kind, relied.name) == ("input", "L['x']")
+    assert "L['x']" in caplog.text
+    with pytest.raises(dtr_fx.WrittenTensorError, match=rf"L\['x'\].*budget={relied.safe_budget}"):
+        gradients(Chain, dtr("72%"), write)
+    assert same(gradients(Chain, dtr(relied.safe_budget), write), gradients(Chain, lambda model: model, write))
