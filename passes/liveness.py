@@ -16,15 +16,7 @@ from dtr_fx.runtime.steps import DROP, RECOMPUTE
 
 from . import rng
 from .roles import origin_name, role
-from .tensors import (
-    held_by,
-    is_backward,
-    is_selection,
-    is_tangent,
-    module_state,
-    storage_bytes,
-    storage_keys,
-)
+from .tensors import held_by, is_backward, is_selection, is_tangent, module_state, storage_bytes, storage_keys
 
 
 def liveness(gm: GraphModule, workspace: Mapping[str, int], device: torch.device) -> list[Point]:

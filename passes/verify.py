@@ -27,12 +27,7 @@ from dtr_fx.errors import DTRError
 from dtr_fx.passes import rng, subgraphs
 from dtr_fx.passes.contract import PLAN, VALUES, VERIFIED, Pass
 from dtr_fx.passes.roles import KEEP, SAVE_RNG, origin_name, role
-from dtr_fx.passes.tensors import (
-    is_selection,
-    storage_key,
-    storage_keys,
-    tensors_of,
-)
+from dtr_fx.passes.tensors import is_selection, storage_key, storage_keys, tensors_of
 from dtr_fx.report import Point
 from dtr_fx.runtime.steps import DROP, RECOMPUTE
 from dtr_fx.torch_private import OpOverload, schema_of
