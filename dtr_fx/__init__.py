@@ -30,31 +30,11 @@ if TYPE_CHECKING:
     from dtr_fx.runtime import HEURISTICS, Heuristic
 
 __all__ = [
-    "HEURISTICS",
-    "Curve",
-    "CurvePoint",
-    "DTRError",
-    "DTRInterpreter",
-    "GraphError",
-    "Heuristic",
-    "InfeasibleBudgetError",
-    "Judgement",
-    "LivePlan",
-    "OptionError",
-    "OverBudgetError",
-    "Partitioner",
-    "RecordError",
-    "Report",
-    "Reports",
-    "explain",
-    "judge",
-    "measure_peak",
-    "plans",
-    "record_log",
-    "smallest_budget",
-    "sweep",
-    "transform",
-]
+    "HEURISTICS", "Curve", "CurvePoint", "DTRError", "DTRInterpreter", "GraphError", "Heuristic",
+    "InfeasibleBudgetError", "Judgement", "LivePlan", "OptionError", "OverBudgetError", "Partitioner",
+    "RecordError", "Report", "Reports", "explain", "judge", "measure_peak", "plans", "record_log",
+    "smallest_budget", "sweep", "transform",
+]  # fmt: skip
 
 _NAMES = {
     "planning.curve": ("smallest_budget", "sweep"),
