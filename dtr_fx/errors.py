@@ -33,9 +33,9 @@ class InfeasibleBudgetError(DTRError, ValueError):
     """No plan fits the graph into the budget that was ``asked``.
 
     ``smallest`` is the smallest budget for which a plan was found, ``lower_bound`` what no plan does without,
-    ``baseline_peak`` the peak of the graph as it is, all in bytes.  The node named ``operator``, of the user's
-    line ``source`` (or ``""``), needs more than was asked; ``pinned`` are the bytes that may not be dropped
-    when it runs, by kind (``"parameter"``, ``"input"``, ...).
+    ``baseline_peak`` the peak of the graph as it is, all in bytes.  The node named ``operator``, of the line
+    ``source`` of the user's (or ``""``), needs more than was asked; ``pinned`` are the bytes that may not be
+    dropped when it runs, by kind (``"parameter"``, ``"input"``, ...).
     """
 
     asked: int

@@ -94,11 +94,11 @@ class ExpandKernels(Pass):
         return bool(seen)
 
 
-def members(node: Node) -> list[str]:
-    """The names of the operators that a node of a contracted graph stands for."""
+def operators(node: Node) -> list[Node]:
+    """The operators that a node of a contracted graph stands for."""
     if not isinstance(node.target, Kernel):
-        return [node.name]
-    return [inner.name for inner in node.target.graph.nodes if inner.op == "call_function"]
+        return [node]
+    return [inner for inner in node.target.graph.nodes if inner.op == "call_function"]
 
 
 def is_kernel(node: Node) -> bool:

@@ -9,6 +9,7 @@ Requires: ``meta["val"]`` on every node.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
@@ -46,12 +47,10 @@ class Maker:
 
     def arguments(self, arguments: Any) -> Any:
         """A node's arguments, with one made-up value in the place of each other node."""
-        made: dict[Node, Any] = {}
 
+        @functools.cache
         def value(node: Node) -> Any:
-            if node not in made:
-                made[node] = pytree.tree_map(self._leaf, node.meta.get("val"))
-            return made[node]
+            return pytree.tree_map(self._leaf, node.meta.get("val"))
 
         return torch.fx.node.map_arg(arguments, value)
 
@@ -66,18 +65,15 @@ class Maker:
         """A tensor of the same layout."""
         dtype, device, elements = like.dtype, like.device, extent(like)
         if dtype.is_floating_point or dtype.is_complex:
-            made = torch.rand(elements, generator=self._generator(device), device=device).to(dtype)
+            if device not in self._generators:
+                self._generators[device] = torch.Generator(device).manual_seed(0)
+            made = torch.rand(elements, generator=self._generators[device], device=device).to(dtype)
         else:
             made = torch.full((elements,), int(dtype == torch.bool), dtype=dtype, device=device)
         return made.as_strided(*sizes(like))
 
     def _leaf(self, value: Any) -> Any:
         return self.tensor(value) if isinstance(value, Tensor) else known(value)
-
-    def _generator(self, device: torch.device) -> torch.Generator:
-        if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(0)
-        return self._generators[device]
 
 
 def fresh_storages(node: Node) -> dict[int, int]:

@@ -13,6 +13,7 @@ Requires: ``meta["val"]`` on every node.
 
 from __future__ import annotations
 
+import functools
 import logging
 import statistics
 import time
@@ -39,7 +40,7 @@ _TIME_CAP = 0.02  # seconds of repeats of one operator, unless so many are fewer
 _SHORTEST = 1e-9  # seconds: the resolution of the clock; a cost is above zero
 
 
-@dataclass(frozen=True)
+@dataclass
 class Tally:
     """How many distinct operators were timed, and in how many seconds; how many were known before."""
 
@@ -49,9 +50,6 @@ class Tally:
 
     def __str__(self) -> str:
         return f"{self.timed} operators timed in {self.seconds:.1f} s, {self.known} known"
-
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(self.timed + other.timed, self.known + other.known, self.seconds + other.seconds)
 
 
 class Profile:
@@ -76,7 +74,11 @@ class Profile:
     """
 
     def __init__(self, device: torch.device, estimate: Callable[[Node], float]) -> None:
-        _check(device)
+        if device.type != "cpu" and not (device.type == "cuda" and torch.cuda.is_available()):
+            raise OptionError(
+                f"costs='profile' runs operators on the graph's device, and {device} is no CPU or CUDA "
+                "device that is here: write 'roofline'"
+            )
         self._device = device
         self._estimate = estimate
         self._timings = Timings(device)
@@ -116,20 +118,17 @@ class Profile:
                     keys[node] = signature(node, self._described)
             except CannotRunAlone as reason:
                 log.debug("%s is estimated: %s", node.name, reason)
-        self._time_new(keys)
-        self._keys.update(keys)
-        self._seconds.update((node, self._timings.seconds.get(key)) for node, key in keys.items())
-
-    def _time_new(self, keys: Mapping[Node, str]) -> None:
         asked: dict[str, Node] = {}
         for node, key in keys.items():
             if key not in self._asked:
                 asked.setdefault(key, node)
         self._asked |= asked.keys()
         new = {key: node for key, node in asked.items() if key not in self._timings.seconds}
-        self.tally += Tally(known=len(asked) - len(new))
+        self.tally.known += len(asked) - len(new)
         if new:
             self._time(new)
+        self._keys.update(keys)
+        self._seconds.update((node, self._timings.seconds.get(key)) for node, key in keys.items())
 
     def _time(self, cases: Mapping[str, Node]) -> None:
         found: dict[str, float] = {}
@@ -142,28 +141,26 @@ class Profile:
                 log.debug("%s is estimated: %s", key, reason)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # the device's memory is as it was
-        self.tally += Tally(timed=len(found), seconds=time.perf_counter() - started)
+        self.tally.timed += len(found)
+        self.tally.seconds += time.perf_counter() - started
         self._timings.add(found)
 
     def _scale(self, graph: Graph) -> float:
         """The factor with which the estimate agrees in total with what was measured."""
         if graph not in self._scales:
-            timed = [(self._keys[node], node) for node in graph.nodes if self._is_timed(node)]
+            calls = (node for node in graph.nodes if node.op.startswith("call"))
+            timed = [(self._keys[node], node) for node in calls if self._seconds.get(node)]
             estimates = {key: self._estimate(node) for key, node in dict(timed).items()}
             estimated = sum(estimates[key] for key, _ in timed)
             measured = sum(self._timings.seconds[key] for key, _ in timed)
             self._scales[graph] = measured / estimated if estimated else 1.0
         return self._scales[graph]
 
-    def _is_timed(self, node: Node) -> bool:
-        return node.op.startswith("call") and bool(self._seconds.get(node))
-
 
 def _is_view(node: Node) -> bool:
     """True if the node's operator makes no storage and does nothing else."""
-    if not node.op.startswith("call"):
-        return False
-    return is_selection(node) or (may_run_twice(node) and not fresh_storages(node))
+    is_pure = node.op.startswith("call") and may_run_twice(node)
+    return is_selection(node) or (is_pure and not fresh_storages(node))
 
 
 def _prepared(node: Node, device: torch.device) -> Callable[[], Any]:
@@ -180,9 +177,7 @@ def _prepared(node: Node, device: torch.device) -> Callable[[], Any]:
 
 
 def _check_size(node: Node, device: torch.device) -> None:
-    tensors = [
-        tensor for used in (node, *node.all_input_nodes) for tensor in tensors_of(used.meta.get("val"))
-    ]
+    tensors = (leaf for used in (node, *node.all_input_nodes) for leaf in tensors_of(used.meta.get("val")))
     needed = sum(extent(tensor) * tensor.element_size() for tensor in tensors)
     free = free_memory(device)
     # As much again for what the operator takes for itself.
@@ -216,23 +211,11 @@ def _cpu_times(run: Callable[[], Any], repeats: int) -> list[float]:
 
 def _cuda_times(run: Callable[[], Any], repeats: int) -> list[float]:
     """Between two events around each run, with no wait between them: the longer of launch and kernel."""
-    events = [(_event(), _event()) for _ in range(repeats)]
+    event = functools.partial(torch.cuda.Event, enable_timing=True)
+    events = [(event(), event()) for _ in range(repeats)]
     for before, after in events:
         before.record()
         run()
         after.record()
     torch.cuda.synchronize()
     return [before.elapsed_time(after) * 1e-3 for before, after in events]
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)
-
-
-def _check(device: torch.device) -> None:
-    if device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_available()):
-        return
-    raise OptionError(
-        f"costs='profile' runs operators on the graph's device, and {device} is no CPU or CUDA device that "
-        "is here: write 'roofline'"
-    )

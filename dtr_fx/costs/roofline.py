@@ -1,6 +1,4 @@
-"""Seconds per operator.
-
-By a roofline: the longer of computing its FLOPs and moving its bytes.  By a profile: see ``profile``.
+"""Seconds per operator: by a roofline, the longer of computing its FLOPs and moving its bytes, or a profile.
 
 FLOPs come from ``torch.utils.flop_counter``; bytes are those of the tensors read and written.  View
 operators, which make no storage, cost nothing.
@@ -93,10 +91,7 @@ def flops(node: Node) -> int:
 def resolve(costs: str | Cost | Mapping[Any, float], device: torch.device) -> Cost:
     """``"roofline"``, ``"profile"``, a function of a node, or a mapping from its name or target to seconds.
 
-    Raises
-    ------
-    OptionError
-        It is none of these, or a profile is asked for on a device where nothing can be run.
+    ``OptionError`` for anything else, and for a profile on a device where nothing can be run.
     """
     if callable(costs):
         return costs

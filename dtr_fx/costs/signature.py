@@ -27,18 +27,12 @@ class CannotRunAlone(Exception):
     """Why an operator cannot be run by itself."""
 
 
-def signature(node: Node, described: dict[Node, str] | None = None) -> str:
-    """All that decides the time of a node's operator, as text.
+def signature(node: Node, described: dict[Node, str]) -> str:
+    """All that decides the time of a node's operator, as text; ``CannotRunAlone`` says why it cannot be.
 
     ``described`` takes what each node makes, in words, from one call to the next: as a rule several read it.
-
-    Raises
-    ------
-    CannotRunAlone
-        The operator cannot be run alone; the message says why.
     """
     target, args, kwargs = call(node)
-    described = {} if described is None else described
     numbers: dict[Node, int] = {}
 
     def describe(value: Any) -> str:
@@ -46,15 +40,25 @@ def signature(node: Node, described: dict[Node, str] | None = None) -> str:
             if value in numbers:
                 return f"%{numbers[value]}"
             numbers[value] = len(numbers)
-            return _made_by(value, described)
+            return made_by(value)
         if isinstance(value, (list, tuple)):
             return f"[{', '.join(map(describe, value))}]"
         if isinstance(value, slice):
             return f"{describe(value.start)}:{describe(value.stop)}:{describe(value.step)}"
-        return _describe_plain(value)
+        if isinstance(value, Tensor):
+            return _layout(value)
+        value = known(value)
+        if not isinstance(value, _PLAIN):
+            raise CannotRunAlone(f"a {type(value).__name__} among its arguments or results")
+        return repr(value)
+
+    def made_by(node: Node) -> str:
+        if node not in described:
+            described[node] = describe(node.meta.get("val"))
+        return described[node]
 
     given = [*map(describe, args), *(f"{name}={describe(value)}" for name, value in sorted(kwargs.items()))]
-    return f"{_name(node, target)}({', '.join(given)}) -> {_made_by(node, described)}"
+    return f"{_name(node, target)}({', '.join(given)}) -> {made_by(node)}"
 
 
 def call(node: Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -96,27 +100,6 @@ def _describe_module(module: nn.Module) -> str:
     ]
     state = map(_layout, [*module.parameters(), *module.buffers()])
     return f"{', '.join(parts)} [{', '.join(state)}]"
-
-
-def _made_by(node: Node, described: dict[Node, str]) -> str:
-    if node not in described:
-        described[node] = _describe_value(node.meta.get("val"))
-    return described[node]
-
-
-def _describe_value(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return _layout(value)
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_describe_value, value))}]"
-    return _describe_plain(value)
-
-
-def _describe_plain(value: Any) -> str:
-    value = known(value)
-    if not isinstance(value, _PLAIN):
-        raise CannotRunAlone(f"a {type(value).__name__} among its arguments or results")
-    return repr(value)
 
 
 def _layout(tensor: Tensor) -> str:

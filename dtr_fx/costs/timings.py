@@ -29,7 +29,8 @@ class Timings:
         self._settings = _settings(device)
         words = [str(word) for pair in self._settings.items() for word in pair][1:]
         name = re.sub(r"[^\w.+]+", "-", "-".join(words))
-        self.file = _folder() / f"{name}.json"
+        folder = os.path.expanduser(os.environ.get("DTR_FX_CACHE") or "~/.cache/dtr_fx")
+        self.file = Path(folder) / f"{name}.json"
         self.seconds = self._read_if_sound()
 
     def add(self, found: Mapping[str, float]) -> None:
@@ -69,21 +70,15 @@ class Timings:
         return seconds
 
 
-def _folder() -> Path:
-    return Path(os.path.expanduser(os.environ.get("DTR_FX_CACHE") or "~/.cache/dtr_fx"))
-
-
 def _settings(device: torch.device) -> dict[str, Any]:
     """All else that the time of an operator depends on."""
+    settings = {"torch": torch.__version__}
     if device.type == "cuda":
-        name, matmul = torch.cuda.get_device_name(device), torch.backends.cuda.matmul
-        return {"device": name, "torch": torch.__version__, "float32": matmul.fp32_precision}
-    return {
-        "device": _cpu_name(),
-        "torch": torch.__version__,
-        "float32": torch.backends.mkldnn.matmul.fp32_precision,  # type: ignore[attr-defined]
-        "threads": torch.get_num_threads(),
-    }
+        precision = torch.backends.cuda.matmul.fp32_precision
+        return {"device": torch.cuda.get_device_name(device), **settings, "float32": precision}
+    precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    threads = torch.get_num_threads()
+    return {"device": _cpu_name(), **settings, "float32": precision, "threads": threads}
 
 
 def _cpu_name() -> str:

@@ -192,7 +192,7 @@ class _Accounts:
         if measured is None:
             self.estimated += 1
         else:
-            key = signature(node)
+            key = signature(node, {})
             runs = self.found[key].runs if key in self.found else 0
             self.found[key] = OperatorCost(_name(node), runs + 1, self._roofline(node), measured)
         return cost
