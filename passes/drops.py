@@ -1,8 +1,7 @@
 """The Drop node: where a storage is given up that will be recomputed later.
 
-It is a call of ``drop``, registered as having an effect so that dead-code elimination leaves it in
-place.  It does nothing when run: it is the last reader of its argument, and generated code frees a
-value after its last reader.
+It is a call of ``drop``, which does nothing when run: it is the last reader of its argument, and generated
+code frees a value after its last reader.  Dead-code elimination leaves it, as if it had an effect.
 """
 
 from __future__ import annotations
@@ -42,10 +41,7 @@ def hoist_drops(graph: Graph) -> None:
 
 
 class LowerDrops(Pass):
-    """Take the Drop nodes out, for an executor.
-
-    The liveness stays the same, since every later reader of a dropped value reads its recomputed copy.
-    """
+    """Take the Drop nodes out, for an executor: later readers of a dropped value read its recomputed copy."""
 
     name = "lower drops"
 

@@ -5,8 +5,8 @@ Requires: ``meta["val"]`` on the nodes of the inner graphs, as AOTAutograd leave
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
+from operator import attrgetter
 
 import torch
 from torch.fx import GraphModule, Node
@@ -32,7 +32,7 @@ def graphs_of(node: Node) -> list[GraphModule]:
     """The graphs inside a higher-order operator."""
     owner = node.graph.owning_module
     named = (used for used in node.all_input_nodes if used.op == "get_attr")
-    found = (functools.reduce(getattr, str(used.target).split("."), owner) for used in named)
+    found = (attrgetter(str(used.target))(owner) for used in named)
     return [inner for inner in found if isinstance(inner, GraphModule)]
 
 

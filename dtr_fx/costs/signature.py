@@ -15,6 +15,7 @@ from dtr_fx.costs.isolated import known, sizes
 from dtr_fx.passes import rng
 from dtr_fx.passes.effects import may_run_twice
 from dtr_fx.passes.subgraphs import is_higher_order
+from dtr_fx.passes.tensors import called_module
 from dtr_fx.torch_private import OpOverload, is_traceable_wrapper_subclass
 
 _PLAIN = (
@@ -74,7 +75,7 @@ def call(node: Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
 
 def module_of(node: Node) -> nn.Module:
     """The module that the node calls."""
-    module = node.graph.owning_module.get_submodule(str(node.target))  # type: ignore[union-attr]
+    module = called_module(node)
     for part in module.modules():
         if not type(part).__module__.startswith("torch.nn."):
             raise CannotRunAlone(f"{type(part).__name__} is no module of PyTorch's own")
