@@ -132,10 +132,6 @@ def __getattr__(name: str) -> Any:
     return found
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_NAMES})
-
-
 def _find(place: str) -> Any:
     path, _, names = place.partition(":")
     try:

@@ -1,15 +1,10 @@
 """Operators that Inductor fuses into one kernel, as one operator, and back.
 
-    ContractKernels    every value that only one kernel reads goes into that kernel
-    ExpandKernels      each call of a kernel becomes the operators that it is made of
-
-What lies inside a kernel is never in memory, so a plan over kernels has nothing to drop there.
-
-A kernel is a cone: an operator that can be fused, and of those before it all whose every reader is in the
-cone (the maximal fanout-free cone of logic synthesis).  Inductor may fuse further than that; see ``moved``.
+What lies inside a kernel is never in memory, so a plan over kernels has nothing to drop there.  A kernel is a
+cone: an operator that can be fused, and of those before it all whose every reader is in the cone (the maximal
+fanout-free cone of logic synthesis).  Inductor may fuse further than that; see ``moved``.
 
 Requires: a decomposed graph, ``meta["val"]`` on every node, nodes in execution order.
-Ensures: the graph computes the same; a kernel stands where its last operator stood.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from dtr_fx.errors import DTRError
 from dtr_fx.passes import rng, subgraphs
 from dtr_fx.passes.contract import PLAN, VALUES, VERIFIED, Pass
 from dtr_fx.passes.roles import KEEP, SAVE_RNG, origin_name, role
-from dtr_fx.passes.tensors import is_selection, storage_key, storage_keys, tensors_of
+from dtr_fx.passes.tensors import called_module, is_selection, storage_key, storage_keys, tensors_of
 from dtr_fx.report import Point
 from dtr_fx.runtime.steps import DROP, RECOMPUTE
 from dtr_fx.torch_private import OpOverload, schema_of
@@ -50,13 +50,7 @@ class Verify(Pass):
 
 
 def verify(gm: GraphModule) -> None:
-    """Check every rule.
-
-    Raises
-    ------
-    VerificationError
-        The first rule that is broken, and the node that breaks it.
-    """
+    """Check every rule; ``VerificationError`` names the first that is broken, and the node that breaks it."""
     check = _Check({origin_name(node) for node in gm.graph.nodes if role(node) == RECOMPUTE})
     for node in gm.graph.nodes:
         check.visit(node)
@@ -129,7 +123,7 @@ class _Check:
         origin = self._origins.get(node.meta["dtr"]["origin"])
         if origin is None:
             raise _broken("same operator", node, "its origin does not stand before it")
-        target, args, kwargs = node.target, node.args, node.kwargs
+        target, args = node.target, node.args
         if target is rng.replay:
             self._check_replay(node, origin)
             args = args[3:]
@@ -137,7 +131,7 @@ class _Check:
             raise _broken("same operator", node, f"it calls {target}, {origin.name} calls {origin.target}")
         elif rng.is_random(origin):
             raise _broken("same randomness", node, "it draws anew")
-        if _by_origin((args, kwargs)) != _by_origin((origin.args, origin.kwargs)):
+        if _by_origin((args, node.kwargs)) != _by_origin((origin.args, origin.kwargs)):
             raise _broken("same values", node, f"it reads {args}, {origin.name} reads {origin.args}")
         if not is_selection(origin) and not _repeats(origin):
             raise _broken("not twice", node, f"{origin.name} may run once only")
@@ -212,20 +206,16 @@ def _written(node: Node) -> list[torch.Tensor]:
 def _written_arguments(target: OpOverload) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The arguments that an operator writes by its schema, and those that it updates in training."""
     arguments = schema_of(target).arguments
-    written = (
-        argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write
-    )
+    written = (each.name for each in arguments if each.alias_info and each.alias_info.is_write)
     updates = target.overloadpacket.__name__ in _UPDATE_STATISTICS
     return tuple(written), ("running_mean", "running_var") if updates else ()
 
 
 # Their schemas do not say that they update running statistics in training; the names of the flags for that.
-_UPDATE_STATISTICS = frozenset(
-    {
-        *("batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "instance_norm"),
-        "_batch_norm_impl_index",
-    }
-)
+_UPDATE_STATISTICS = {
+    *("batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "instance_norm"),
+    "_batch_norm_impl_index",
+}
 _TRAINING = frozenset({"training", "train", "use_input_stats"})
 
 
@@ -242,8 +232,7 @@ def _repeats(node: Node) -> bool:
         drawn = any(map(rng.is_random, inside))
         return str(target) in _CONTROL_FLOW and not drawn and all(map(_repeats, inside))
     if node.op == "call_module":
-        module = node.graph.owning_module.get_submodule(str(target))  # type: ignore[union-attr]
-        return type(module).__module__.partition(".")[0] == "torch"
+        return type(called_module(node)).__module__.partition(".")[0] == "torch"
     if node.op == "call_method":
         return True
     kernel = getattr(target, "graph", None)

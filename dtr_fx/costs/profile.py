@@ -1,14 +1,6 @@
 """Seconds per operator, by running it: each distinct operator once, alone, on its device.
 
-    Profile(device, estimate)(node)
-      ├─ signature      operator, layouts of what it reads and makes, other arguments: the key
-      ├─ Timings        what was timed before, on disk
-      ├─ isolated       the operator on made-up tensors, outside of any tracing
-      └─ estimate       for what cannot be run alone, scaled to what the graph's other operators take
-
 Inputs are in the cache when the operator is timed.
-
-Requires: ``meta["val"]`` on every node.
 """
 
 from __future__ import annotations
@@ -24,13 +16,11 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from dtr_fx.costs.isolated import Maker, extent, fresh_storages, outside_of_tracing
-from dtr_fx.costs.measure import free_memory
-from dtr_fx.costs.signature import CannotRunAlone, call, module_of, signature
+from dtr_fx.costs.isolated import CannotRunAlone, fresh_storages, outside_of_tracing, prepared, signature
 from dtr_fx.costs.timings import Timings
 from dtr_fx.errors import OptionError
 from dtr_fx.passes.effects import may_run_twice
-from dtr_fx.passes.tensors import is_selection, tensors_of
+from dtr_fx.passes.tensors import is_selection
 
 log = logging.getLogger(__name__)
 
@@ -55,22 +45,13 @@ class Tally:
 class Profile:
     """A cost function that measures: the median time of a node's operator, in seconds, run alone.
 
-    The operators of a graph are timed together when the first of its nodes is asked for, and each node is
-    read once: what it costs later is what it cost then.  Nothing of the user's is read or changed: operands
-    are made up, random generators stay as they were.  A custom operator that declares no mutation is run,
-    too; collectives, operators with effects, writes in place and higher-order operators are estimated.
+    The operators of a graph are timed together when the first of its nodes is asked for, each distinct one
+    once for all graphs; the times stay on disk.  Nothing of the user's is read or changed: operands are made
+    up, random generators stay as they were; a custom operator that declares no mutation is run, too.  What
+    cannot be run alone (collectives, operators with effects, writes in place, higher-order operators) costs
+    its ``estimate`` in seconds, scaled to agree in total with what was measured in its graph.
 
-    Parameters
-    ----------
-    device:
-        Where the graph runs.
-    estimate:
-        Seconds of what cannot be run alone, up to a factor; the same for nodes of one signature.
-
-    Raises
-    ------
-    OptionError
-        The device is neither the CPU nor a CUDA device that is there.
+    ``OptionError`` if ``device`` is no CPU or CUDA device that is there.
     """
 
     def __init__(self, device: torch.device, estimate: Callable[[Node], float]) -> None:
@@ -136,7 +117,7 @@ class Profile:
         for key, node in cases.items():
             try:
                 with outside_of_tracing(self._device):
-                    found[key] = _median_seconds(_prepared(node, self._device), self._device)
+                    found[key] = _median_seconds(prepared(node, self._device), self._device)
             except Exception as reason:
                 log.debug("%s is estimated: %s", key, reason)
         if self._device.type == "cuda":
@@ -161,28 +142,6 @@ def _is_view(node: Node) -> bool:
     """True if the node's operator makes no storage and does nothing else."""
     is_pure = node.op.startswith("call") and may_run_twice(node)
     return is_selection(node) or (is_pure and not fresh_storages(node))
-
-
-def _prepared(node: Node, device: torch.device) -> Callable[[], Any]:
-    """The node's operator on made-up tensors, which live as long as the function."""
-    _check_size(node, device)
-    maker = Maker()
-    target, args, kwargs = call(node)
-    args, kwargs = maker.arguments((args, kwargs))
-    if node.op == "call_module":
-        target = maker.module(module_of(node))
-    elif node.op == "call_method":
-        target, args = getattr(args[0], target), args[1:]
-    return lambda: target(*args, **kwargs)
-
-
-def _check_size(node: Node, device: torch.device) -> None:
-    tensors = (leaf for used in (node, *node.all_input_nodes) for leaf in tensors_of(used.meta.get("val")))
-    needed = sum(extent(tensor) * tensor.element_size() for tensor in tensors)
-    free = free_memory(device)
-    # As much again for what the operator takes for itself.
-    if free is not None and 2 * needed > free:
-        raise MemoryError(f"{needed} bytes of operands are too many for what {device} has free")
 
 
 def _median_seconds(run: Callable[[], Any], device: torch.device) -> float:

@@ -46,9 +46,9 @@ from dtr_fx.cli.bench import kernels
 from dtr_fx.cli.bench.targets import add_targets, each_target
 from dtr_fx.cli.progress import tracked
 from dtr_fx.cli.targets import load_trainee
+from dtr_fx.costs.isolated import signature
 from dtr_fx.costs.profile import Profile, Tally
 from dtr_fx.costs.roofline import roofline
-from dtr_fx.costs.signature import signature
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
 from dtr_fx.passes.tensors import hint, tensors_of
