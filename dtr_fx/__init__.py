@@ -7,8 +7,7 @@ dtr_fx.sweep(gm); dtr_fx.smallest_budget(gm)
 dtr-fx diff module:factory --budget 60%
 dtr-fx sweep module:factory
 
-``dtr_fx.lab`` and ``dtr_fx.lab.planners`` hold the experiments of the paper; they do without torch, so names
-are imported when they are asked for.
+``dtr_fx.lab``, the experiments of the paper, does without torch: names are imported when they are asked for.
 """
 
 import importlib

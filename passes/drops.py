@@ -1,7 +1,7 @@
-"""The Drop node: where a storage is given up that will be recomputed later.
+"""The Drop node: a call of ``drop``, where a storage is given up that will be recomputed later.
 
-It is a call of ``drop``, which does nothing when run: it is the last reader of its argument, and generated
-code frees a value after its last reader.  Dead-code elimination leaves it, as if it had an effect.
+It does nothing when run, but is the last reader of its argument, and generated code frees a value after its
+last reader.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ def drop(value: Any) -> None:
 
 
 def hoist_drops(graph: Graph) -> None:
-    """Move every Drop node right behind the last reader of its storage, which a later one would hold on to.
-
-    Requires: ``meta["val"]``.  Ensures: the graph as it stands frees what its lowered form frees.
-    """
+    """Move every Drop node right behind the last reader of its storage, as if it were lowered."""
     last_reader: dict[int, Node] = {}
     keys_of: dict[Node, list[int]] = {}
     for node in list(graph.nodes):

@@ -1,8 +1,4 @@
-"""Effects of operators: writes in place, collectives, side effects.
-
-An operator may run twice only where a second run computes the same and does nothing else.  ``verify`` has a
-table of its own.
-"""
+"""Effects of operators: writes in place, collectives, side effects.  ``verify`` has a table of its own."""
 
 from __future__ import annotations
 
@@ -101,10 +97,8 @@ def may_run_twice(node: Node) -> bool:
 
 
 def _has_effect(node: Node) -> bool:
-    """True if an operator's schema or registration says that it does more than compute.
-
-    Of PyTorch's own that is asked once; another may be registered as having an effect at any time.
-    """
+    """True if an operator's schema or registration says that it does more than compute."""
+    # Of PyTorch's own that is asked once; another may be registered as having an effect at any time.
     if node.target.namespace != "aten":  # type: ignore[union-attr]
         return bool(node.is_impure(impure_random=False))
     if node.target not in _effects:

@@ -1,16 +1,14 @@
 """Operators that Inductor fuses into one kernel, as one operator, and back.
 
 What lies inside a kernel is never in memory, so a plan over kernels has nothing to drop there.  A kernel is a
-cone: an operator that can be fused, and of those before it all whose every reader is in the cone (the maximal
-fanout-free cone of logic synthesis).  Inductor may fuse further than that; see ``moved``.
-
-Requires: a decomposed graph, ``meta["val"]`` on every node, nodes in execution order.
+maximal fanout-free cone: an operator that can be fused, and of those before it all whose every reader is in the
+cone.  Inductor may fuse further than that; see ``moved``.  Requires a decomposed graph in execution order.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -161,15 +159,11 @@ def _together(node: Node) -> set[Node]:
 
 def _replace(graph: Graph, root: Node, cone: set[Node]) -> None:
     inside = Graph()
-    copies: dict[Node, Node] = {}
-    outside: list[Node] = []
     members = sorted(cone)
-    for node in members:
-        for used in node.all_input_nodes:
-            if used not in cone and used not in copies:
-                copies[used] = inside.placeholder(used.name)
-                copies[used].meta["val"] = used.meta["val"]
-                outside.append(used)
+    outside = dict.fromkeys(used for node in members for used in node.all_input_nodes if used not in cone)
+    copies = {used: inside.placeholder(used.name) for used in outside}
+    for used, copy in copies.items():
+        copy.meta["val"] = used.meta["val"]
     for node in members:
         copies[node] = inside.node_copy(node, copies.__getitem__)
     inside.output(copies[root])
@@ -203,16 +197,12 @@ def _inline(graph: Graph, kernel: Node, *, is_first: bool) -> None:
     graph.erase_node(kernel)
 
 
-def _is_fusible(node: Node, written: Iterable[int]) -> bool:
+def _is_fusible(node: Node, written: Mapping[int, int]) -> bool:
     if node.op != "call_function" or _aten_target(node) not in _fusible():
         return False
     keys = [key for used in (node, *node.all_input_nodes) for key in storage_keys(used)]
-    return (
-        bool(tensors_of(node.meta.get("val")))
-        and may_run_twice(node)
-        and not rng.is_random(node)
-        and not any(key in written for key in keys)
-    )
+    is_pure = may_run_twice(node) and not rng.is_random(node)
+    return is_pure and bool(tensors_of(node.meta.get("val"))) and written.keys().isdisjoint(keys)
 
 
 def _aten_target(node: Node) -> Any:

@@ -1,4 +1,4 @@
-"""The joint graph in execution order, and its split into a forward and a backward graph.
+"""The joint graph in execution order, without duplicates, and its split into forward and backward graph.
 
 Requires: AOTAutograd's joint graph, whose nodes carry ``partitioner_tag``.
 Ensures: nodes run where they stand: a recompute that stands in the backward pass runs there.
@@ -10,12 +10,14 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 from functorch.compile import default_partition
 from torch.fx import GraphModule, Node
 
 from dtr_fx.passes import rng
 from dtr_fx.passes.contract import ORDER, VALUES, Pass, Pipeline
-from dtr_fx.passes.merge import MergeDuplicates
+from dtr_fx.passes.effects import may_run_twice
+from dtr_fx.passes.tensors import storage_keys
 from dtr_fx.torch_private import side_effectful_functions
 
 
@@ -68,6 +70,39 @@ def _is_forward_input(node: Node) -> bool:
 
 
 _BACKWARD_INPUTS = ("tangents", "bwd_seed", "bwd_base_offset")
+
+
+class MergeDuplicates(Pass):
+    """Let the first of some operators with the same arguments in the same pass stand for all of them.
+
+    Autograd detaches what it saves; a graph records no gradients, so there a detached tensor is the tensor.
+    PyTorch's own (``fx_graph_cse``, read on 2.13) takes two attentions with dropout for one, and saves values
+    for the backward pass.
+    """
+
+    name = "merge duplicates"
+    requires = (VALUES, ORDER)
+
+    def call(self, gm: GraphModule) -> bool:
+        before = len(gm.graph.nodes)
+        returned = {key for node in gm.graph.output_node().all_input_nodes for key in storage_keys(node)}
+        first: dict[tuple[object, ...], Node] = {}
+        for node in list(gm.graph.nodes):
+            if node.op != "call_function" or rng.is_random(node) or not may_run_twice(node):
+                continue
+            if not returned.isdisjoint(storage_keys(node)):
+                continue
+            if node.target is torch.ops.aten.detach.default:
+                node.replace_all_uses_with(node.all_input_nodes[0])
+                gm.graph.erase_node(node)
+                continue
+            # By its text, since 1, 1.0 and True are equal; nodes are named apart.
+            arguments = repr((node.args, node.kwargs))
+            same = first.setdefault((node.target, arguments, node.meta.get("partitioner_tag")), node)
+            if same is not node:
+                node.replace_all_uses_with(same)
+                gm.graph.erase_node(node)
+        return len(gm.graph.nodes) < before
 
 
 def split(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, GraphModule]:

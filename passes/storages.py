@@ -285,7 +285,11 @@ class _Analysis:
                 step.recomputable = False
                 return
             if node not in self.kept:
-                self._keep(node, value)
+                [held] = held_by(node)
+                copy = self.new_value(f"{node.name}_kept", "kept copy", held, own_storage=True)
+                call = NodeCall(node, KEEP, (value,), (copy,), self.cost(node), recomputable=False)
+                self.program.calls.append(call)
+                self.kept[node] = copy
             step.kept[node] = self.kept[node]
             step.inputs += (self.kept[node],)
 
@@ -295,12 +299,6 @@ class _Analysis:
         reads = [node for node in reader.all_input_nodes if value in map(storage, values_in(node))]
         is_direct = len(reads) == 1 and reads[0].op in ("placeholder", "get_attr")
         return reads[0] if is_direct else None
-
-    def _keep(self, node: Node, value: int) -> None:
-        [held] = held_by(node)
-        copy = self.kept[node] = self.new_value(f"{node.name}_kept", "kept copy", held, own_storage=True)
-        cost = self.cost(node)
-        self.program.calls.append(NodeCall(node, KEEP, (value,), (copy,), cost, recomputable=False))
 
     def _inputs(self, node: Node) -> tuple[int, ...]:
         """The values that the node reads; inputs that share a storage are one constant."""

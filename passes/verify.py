@@ -16,6 +16,7 @@ not after a write     a recompute neither reads a storage that was written since
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,7 +72,7 @@ class _Check:
         self._keys: dict[Node, list[int]] = {}
         self._origins: dict[str, Node] = {}
         self._dropped: dict[int, str] = {}
-        self._writes: dict[int, int] = {}
+        self._writes: Counter[int] = Counter()
         self._versions_read: dict[str, dict[str, int]] = {}
         self._open_states: list[Node] = []
         self._state_of: dict[str, Node] = {}
@@ -100,24 +101,19 @@ class _Check:
         for used in node.all_input_nodes:
             if used not in self._keys:
                 raise _broken("live", node, f"it reads {used.name}, which does not stand before it")
-            if self._dropped:
-                for key in self._keys[used]:
-                    if key in self._dropped:
-                        raise _broken("live", node, f"it reads {used.name} after {self._dropped[key]}")
+            for key in self._keys[used] if self._dropped else ():
+                if key in self._dropped:
+                    raise _broken("live", node, f"it reads {used.name} after {self._dropped[key]}")
 
     def _remember(self, node: Node) -> None:
         """Note what a later recompute of this node will be held against."""
         self._origins[node.name] = node
-        if not node.op.startswith("call"):
-            return
-        if self._open_states and rng.is_random(node):
-            for state in self._open_states:
-                if state.meta["dtr"]["origin"] == node.name:
-                    self._state_of[node.name] = state
-            self._open_states = []
-        for tensor in _written(node):
-            key = storage_key(tensor)
-            self._writes[key] = self._writes.get(key, 0) + 1
+        if node.op.startswith("call"):
+            if self._open_states and rng.is_random(node):
+                own = (state for state in self._open_states if state.meta["dtr"]["origin"] == node.name)
+                self._state_of.update((node.name, state) for state in own)
+                self._open_states = []
+            self._writes.update(map(storage_key, _written(node)))
 
     def _check_recompute(self, node: Node) -> None:
         origin = self._origins.get(node.meta["dtr"]["origin"])
@@ -135,9 +131,12 @@ class _Check:
             raise _broken("same values", node, f"it reads {args}, {origin.name} reads {origin.args}")
         if not is_selection(origin) and not _repeats(origin):
             raise _broken("not twice", node, f"{origin.name} may run once only")
-        self._check_versions(node, origin)
+        before = self._versions_read.get(origin.name, {})
+        for name, version in self._versions(node).items():
+            if version != before.get(name, 0):
+                raise _broken("not after a write", node, f"{name} was written after {origin.name} read it")
         read = {key for used in origin.all_input_nodes for key in self._keys[used]}
-        if any(self._writes.get(key, 0) for key in self._keys[origin] if key not in read):
+        if any(self._writes[key] for key in self._keys[origin] if key not in read):
             raise _broken("not after a write", node, f"{origin.name} was written, which it does not repeat")
 
     def _check_replay(self, node: Node, origin: Node) -> None:
@@ -151,12 +150,6 @@ class _Check:
         if called != rng.reference(origin):
             raise _broken("same operator", node, f"it replays {called}, {origin.name} calls {origin.target}")
 
-    def _check_versions(self, node: Node, origin: Node) -> None:
-        before = self._versions_read.get(origin.name, {})
-        for name, version in self._versions(node).items():
-            if version != before.get(name, 0):
-                raise _broken("not after a write", node, f"{name} was written after {origin.name} read it")
-
     def _versions(self, node: Node) -> dict[str, int]:
         """How often each storage that the node reads had been written; a kept copy stays as it was copied."""
         versions = {}
@@ -165,7 +158,7 @@ class _Check:
             if role(used) == KEEP:
                 versions[name] = self._versions_read[used.name][name]
             else:
-                versions[name] = sum(self._writes.get(key, 0) for key in self._keys[used])
+                versions[name] = sum(self._writes[key] for key in self._keys[used])
         return versions
 
 

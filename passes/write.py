@@ -53,9 +53,8 @@ class _Writer:
         self._calls = program.calls
         self._graph = gm.graph
         self._mode = fake_mode_of(gm)
-        self._holder = {
-            tree: node for node, tree in reversed(self._program.values_of.items()) if isinstance(tree, int)
-        }
+        trees = reversed(program.values_of.items())
+        self._holder = {tree: node for node, tree in trees if isinstance(tree, int)}
         recomputed = {step.op for step in self._steps if step.kind == RECOMPUTE}
         self._read_again = {value for number in recomputed for value in self._calls[number].inputs}
         self._newest: dict[Node, Node] = {}

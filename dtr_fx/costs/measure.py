@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ def measure_peak(
     """Call ``fn(*args, **kwargs)`` once and return the peak of its memory, in bytes above that at the start.
 
     It covers everything that goes through the allocator of PyTorch: results, saved activations, gradients,
-    and the temporaries inside kernels that no graph shows. Garbage is collected first.
+    and the temporaries inside kernels that no graph shows. Garbage is collected first. ``device`` is the CPU
+    or CUDA device that is meant; the default is that of the first tensor among the arguments, else the CPU.
 
     On a CPU, the bytes are those asked of the allocator, exact to the byte, as a profiler sees them. It says
     nothing of blocks that were allocated before the start: if ``fn`` frees one (a gradient that it sets to
@@ -37,24 +39,9 @@ def measure_peak(
     512 bytes, blocks freed count negative whenever they were allocated, and the peak statistics of the device
     are reset.
 
-    Parameters
-    ----------
-    fn, *args, **kwargs
-        What to measure. Its result is discarded after the measurement.
-    device
-        Whose memory is counted: a CPU or CUDA device. The default is the device of the first tensor among
-        the arguments, or the CPU if there is none: when ``fn`` takes no tensor and works on a GPU, name it.
+    ``ValueError`` for another device, ``RuntimeError`` on a CPU if a profiler runs in this thread.
 
-    Raises
-    ------
-    ValueError
-        If the device is neither a CPU nor a CUDA device.
-    RuntimeError
-        On a CPU, if a profiler is already running in this thread.
-
-    Examples
-    --------
-    One MiB for ``2 * x`` and one for its square; the former is still alive when the latter is made.
+    One MiB for ``2 * x`` and one for its square; the former is still alive when the latter is made:
 
     >>> import torch
     >>> from dtr_fx.costs.measure import measure_peak
@@ -69,12 +56,9 @@ def measure_peak(
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"cannot measure memory on {device.type!r}: expected a CPU or CUDA device")
     gc.collect()
-    if device.type == "cuda":
-        return _cuda_peak(lambda: fn(*args, **kwargs), device)
-    return cpu_peaks([lambda: fn(*args, **kwargs)])[0]
-
-
-def _cuda_peak(call: Callable[[], Any], device: torch.device) -> int:
+    call = functools.partial(fn, *args, **kwargs)
+    if device.type == "cpu":
+        return cpu_peaks([call])[0]
     torch.cuda.synchronize(device)
     start = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -89,21 +73,28 @@ def cpu_peaks(calls: Iterable[Callable[[], Any]]) -> list[int]:
     What happens between the calls is not counted, so ``calls`` may be a generator that makes the inputs of
     one call when the one before is over. Starting a profile costs milliseconds, a call in it next to none.
     """
+    is_set = "KINETO_LOG_LEVEL" in os.environ
+    if not is_set:
+        # The profiler's start and stop lines (torch 2.13) stay off stderr; severities end at 5.
+        os.environ["KINETO_LOG_LEVEL"] = "6"
     cpu = torch.profiler.ProfilerActivity.CPU
-    with _quiet_profiler(), torch.profiler.profile(activities=[cpu], profile_memory=True) as profiler:
-        for call in calls:
-            with torch.profiler.record_function(_REGION):
-                call()
-            del call  # and its inputs, before the generator makes the next
+    try:
+        with torch.profiler.profile(activities=[cpu], profile_memory=True) as profiler:
+            for call in calls:
+                with torch.profiler.record_function(_REGION):
+                    call()
+                del call  # and its inputs, before the generator makes the next
+    finally:
+        if not is_set:
+            os.environ.pop("KINETO_LOG_LEVEL", None)
     return [_peak(events) for events in _cpu_memory_events(profiler)]
 
 
 def _peak(events: Iterable[tuple[int, int, int]]) -> int:
     """Maximum of the bytes in blocks that the events (time, address, bytes) show being allocated.
 
-    The allocator's table of sizes outlives a profile: the free of a block that was allocated outside of any
-    profile is silent, unless an earlier profile saw another block at the same address, whose size it then
-    reports. So blocks are followed by address, and a free that has no allocation among the events is skipped.
+    What frees a block of before the profile is silent, or reports the size of an earlier one at its address:
+    so blocks are followed by address, and a free without an allocation is skipped.
     """
     live: dict[int, int] = {}
     now = peak = 0
@@ -117,11 +108,8 @@ def _peak(events: Iterable[tuple[int, int, int]]) -> int:
 
 
 def _cpu_memory_events(profiler: torch.profiler.profile) -> list[list[tuple[int, int, int]]]:
-    """Time, address and bytes (negative: freed) of the CPU allocator's events, for each ``_REGION`` in turn.
-
-    ``profiler.events()`` does not do: it folds the events into the operators that caused them and so loses
-    their order. The event tree keeps address, size and time, from every profiled thread.
-    """
+    """Time, address and bytes (negative: freed) of the CPU allocator's events, for each ``_REGION`` in turn."""
+    # ``profiler.events()`` folds them into the operators that caused them and so loses their order.
     regions: list[tuple[int, int]] = []
     found: list[tuple[int, int, int]] = []
     pending = list(profile_tree(profiler))  # no recursion: nested modules and backward calls make deep trees
@@ -140,28 +128,11 @@ def _cpu_memory_events(profiler: torch.profiler.profile) -> list[list[tuple[int,
     ]
 
 
-@contextlib.contextmanager
-def _quiet_profiler() -> Iterator[None]:
-    """Keep the profiler's start and stop lines (torch 2.13) off stderr, unless the user has set their level.
-
-    The variable is read when the first profile of a process starts. Severities end at 5.
-    """
-    if "KINETO_LOG_LEVEL" in os.environ:
-        yield
-        return
-    os.environ["KINETO_LOG_LEVEL"] = "6"
-    try:
-        yield
-    finally:
-        os.environ.pop("KINETO_LOG_LEVEL", None)
-
-
 def free_memory(device: torch.device) -> int | None:
     """Bytes that this process can have on the device by now; None where neither device nor system tells.
 
-    On a CUDA device that includes what the caching allocator holds and does not use, and the limit of
-    ``torch.cuda.set_per_process_memory_fraction`` counts. On a CPU it is what Linux says can be had without
-    swapping; on other systems the pages that are free.
+    On CUDA: what the caching allocator holds and does not use, too, within the limit of
+    ``torch.cuda.set_per_process_memory_fraction``.  On a CPU: without swapping.
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)

@@ -1,7 +1,6 @@
 """Seconds per operator: by a roofline, the longer of computing its FLOPs and moving its bytes, or a profile.
 
-FLOPs come from ``torch.utils.flop_counter``; bytes are those of the tensors read and written.  View
-operators, which make no storage, cost nothing.
+FLOPs come from ``torch.utils.flop_counter``; bytes are those of the tensors read and written.  Views are free.
 """
 
 from __future__ import annotations
@@ -28,10 +27,9 @@ SCALAR = "scalar"  # one element after the other
 
 @dataclass(frozen=True)
 class Device:
-    """FLOP/s by bytes per element, bytes/s of memory, and seconds to launch an operator.
+    """FLOP/s by bytes per element, bytes/s of memory, seconds to launch an operator: data-sheet values (dense).
 
-    The figures are data-sheet values (dense, no sparsity); what a plan needs is their ratio.  ``arithmetic``
-    is seconds per element of what Inductor generates code for, by kind, where that is slow.
+    ``arithmetic`` is seconds per element of what Inductor generates code for, by kind, where that is slow.
     """
 
     flops: Mapping[int, float]

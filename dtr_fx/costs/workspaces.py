@@ -81,7 +81,8 @@ def _known(node: Node) -> int | None:
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten":
         return 0  # a custom operator or a collective is not run for the sake of a figure
-    if _device_type(node) != "cpu":
+    held = held_by(node) or [held for used in node.all_input_nodes for held in held_by(used)]
+    if held and held[0].device != "cpu":
         return 0
     if not fresh_storages(node):
         return SCALARS if schema_of(target).is_mutable else 0
@@ -97,17 +98,8 @@ def _inputs(node: Node) -> list[Tensor]:
     return [tensor for source in node.all_input_nodes for tensor in tensors_of(source.meta.get("val"))]
 
 
-def _outputs(node: Node) -> list[Tensor]:
-    return tensors_of(node.meta.get("val"))
-
-
 def _first_input(node: Node) -> Tensor:
     return cast(Tensor, cast(Node, node.args[0]).meta["val"])
-
-
-def _device_type(node: Node) -> str:
-    held = held_by(node) or [held for used in node.all_input_nodes for held in held_by(used)]
-    return held[0].device if held else "cpu"
 
 
 def _fresh_bytes(node: Node) -> int:
@@ -126,7 +118,9 @@ def _none(node: Node) -> int | None:
 
 def _plain(node: Node) -> int | None:
     """Nothing, if all operands are of one floating type: kernels copy an operand that they must convert."""
-    types = {tensor.dtype for tensor in [*_inputs(node), *_outputs(node)] if tensor.dim() > 0}
+    types = {
+        tensor.dtype for tensor in [*_inputs(node), *tensors_of(node.meta.get("val"))] if tensor.dim() > 0
+    }
     if not types or (len(types) == 1 and types <= _FLOATS):
         return SCALARS
     # mul(x, mask) converts its mask; where and comparisons do not.
@@ -183,7 +177,7 @@ def _blas_reads(tensor: Tensor) -> bool:
 
 def _copy(node: Node) -> int | None:
     """A transposed matrix is copied by way of a 60×60 tile."""
-    sources, (copy,) = _inputs(node), _outputs(node)
+    sources, [copy] = _inputs(node), tensors_of(node.meta.get("val"))
     tiled = copy.dim() == 2 and hint(copy.numel()) >= 3600 and copy.dtype == sources[0].dtype
     transposed = _layout(sources[0])[2] != _layout(copy)[2]
     return SCALARS + (3600 * copy.element_size() if tiled and transposed else 0)
