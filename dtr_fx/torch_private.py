@@ -1,7 +1,7 @@
 """Every private name of torch that dtr_fx uses; all are checked on torch 2.11 and 2.13.
 
-Each is looked up when it is first asked for, since Inductor takes a second to import.  One that this torch does
-not have is a ``TorchPrivateError`` in the module that imports it; so is a missing private attribute.
+Each is looked up when it is first asked for, since Inductor takes a second to import.  One that this torch
+lacks is a ``TorchPrivateError`` in the module that imports it; so is a missing private attribute.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Operators that Inductor fuses into one kernel, as one operator, and back.
 
 What lies inside a kernel is never in memory, so a plan over kernels has nothing to drop there.  A kernel is a
-maximal fanout-free cone: an operator that can be fused, and of those before it all whose every reader is in the
-cone.  Inductor may fuse further than that; see ``moved``.  Requires a decomposed graph in execution order.
+maximal fanout-free cone: an operator that can be fused, and of those before it all whose every reader is in
+the cone.  Inductor may fuse further than that; see ``moved``.  Requires a decomposed graph, in order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The bytes live while each operator of a graph runs, from its nodes alone.
-
-Requires: ``meta["val"]`` on every node, nodes in execution order.
-"""
+"""The bytes live while each operator of a graph runs, from its nodes in execution order."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Shapes, mutations, randomness and FLOPs of every node, by running the graph on fake tensors.
+"""Shapes of every node, by running the graph on fake tensors that share storages as the nodes do.
 
-Ensures: ``meta["val"]`` on every node, sharing storages as the nodes do; on graphs that were run here also
-``meta["dtr_facts"]``.
+What was run here has its mutations, randomness and FLOPs in ``meta["dtr_facts"]``.
 """
 
 from __future__ import annotations
@@ -55,15 +54,15 @@ class Propagate(Pass):
         return False
 
 
-def propagate(gm: GraphModule, example_inputs: Sequence[Any] | None) -> FakeTensorMode | None:
-    """Give every node its fake value, if it has none; return the mode that they belong to.
+def propagate(gm: GraphModule, example_inputs: Sequence[Any] | None) -> None:
+    """Give every node its fake value, by running the graph where it has none.
 
     ``GraphError`` if the graph has neither shapes nor example inputs, or does not run on them.
     """
     if example_inputs is None:
         _check_has_values(gm)
         if _show_storages(gm):
-            return fake_mode_of(gm)
+            return
         example_inputs = _inputs_of(gm)
     mode = fake_mode_of_values(example_inputs) or static_mode()
     around = torch.nn.Module()  # through which ``functional_call`` can put fake parameters in the graph
@@ -76,7 +75,6 @@ def propagate(gm: GraphModule, example_inputs: Sequence[Any] | None) -> FakeTens
             torch.func.functional_call(around, state, inputs)
         except Exception as error:
             raise GraphError(f"the graph does not run on the example inputs: {error}") from error
-    return mode
 
 
 def _show_storages(gm: GraphModule) -> bool:

@@ -1,7 +1,6 @@
-"""The joint graph in execution order, without duplicates, and its split into forward and backward graph.
+"""The joint graph in execution order, without duplicates, and its split into a forward and a backward graph.
 
-Requires: AOTAutograd's joint graph, whose nodes carry ``partitioner_tag``.
-Ensures: nodes run where they stand: a recompute that stands in the backward pass runs there.
+A recompute that stands in the backward pass runs there.
 """
 
 from __future__ import annotations
@@ -32,9 +31,8 @@ def prepare(joint: GraphModule, parameters: Iterable[int]) -> None:
 class ExecutionOrder(Pass):
     """Put every node into the pass where ``default_partition`` will, and say so in its tag.
 
-    AOTAutograd lists the writes to mutated inputs last: they move to the end of the forward pass.  It leaves
-    the backward formulas of ``autograd.Function`` without a tag, and gives the inputs of a subgraph a wrong
-    one.
+    AOTAutograd lists the writes to mutated inputs last: they move to the end of the forward pass.  It gives
+    the backward formulas of ``autograd.Function`` no tag, and the inputs of a subgraph a wrong one.
     """
 
     name = "execution order"
@@ -106,10 +104,7 @@ class MergeDuplicates(Pass):
 
 
 def split(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, GraphModule]:
-    """The forward and the backward graph, by where nodes stand.
-
-    Tags that ask PyTorch to recompute are taken off: this graph already says what is recomputed.
-    """
+    """The forward and the backward graph, by where nodes stand, whatever tags ask PyTorch to recompute."""
     for node in joint.graph.nodes:
         node.meta.pop("recompute", None)
     replayed = {node.meta["dtr"]["origin"] for node in joint.graph.nodes if node.target is rng.replay}

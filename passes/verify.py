@@ -2,15 +2,13 @@
 
 It shares no state and no table with the planner.  Rules, each with an error that names the node:
 
-====================  ================================================================================
-live                  a node reads what stands before it, and no storage that was dropped
-same operator         a recompute calls what its origin calls
-same values           and on what its origin read: origins, their recomputes, kept copies that are copies
-same randomness       a random recompute replays the state saved right before its origin
-not twice             nothing that writes, or takes part in an effect, is recomputed
-not after a write     a recompute neither reads a storage that was written since its origin read it, nor
-                      makes anew one that was written since
-====================  ================================================================================
+live               a node reads what stands before it, and no storage that was dropped
+same operator      a recompute calls what its origin calls
+same values        and on what its origin read: origins, their recomputes, kept copies that are copies
+same randomness    a random recompute replays the state saved right before its origin
+not twice          nothing that writes, or takes part in an effect, is recomputed
+not after a write  a recompute neither reads a storage that was written since its origin read it, nor makes
+                   anew one that was written since
 """
 
 from __future__ import annotations

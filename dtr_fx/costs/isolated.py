@@ -1,7 +1,7 @@
 """An operator by itself: run on made-up tensors, whatever is being traced, and all that decides its time.
 
-Floats are random, since max pooling on equal numbers takes a third of its time.  Integers are zero, which is a
-valid index, and booleans true, which is the most that a mask can select.
+Floats are random, since max pooling on equal numbers takes a third of its time; integers are zero, which is
+a valid index, and booleans true, which is the most that a mask can select.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dtr_fx.torch_private import (
 
 @contextlib.contextmanager
 def outside_of_tracing(device: torch.device) -> Iterator[None]:
-    """Real tensors and plain kernels while a compiler traces on fake ones; random generators are left alone."""
+    """Real tensors and plain kernels while a compiler traces on fake ones; generators are left alone."""
     # AOTAutograd has the Python dispatcher on, under which operators take up to four times as long, and some
     # are decomposed and so take more memory.
     with (

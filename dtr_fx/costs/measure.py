@@ -108,7 +108,7 @@ def _peak(events: Iterable[tuple[int, int, int]]) -> int:
 
 
 def _cpu_memory_events(profiler: torch.profiler.profile) -> list[list[tuple[int, int, int]]]:
-    """Time, address and bytes (negative: freed) of the CPU allocator's events, for each ``_REGION`` in turn."""
+    """Time, address and bytes (negative: freed) of the CPU allocator's events, for each region."""
     # ``profiler.events()`` folds them into the operators that caused them and so loses their order.
     regions: list[tuple[int, int]] = []
     found: list[tuple[int, int, int]] = []

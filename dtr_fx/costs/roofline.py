@@ -1,6 +1,6 @@
 """Seconds per operator: by a roofline, the longer of computing its FLOPs and moving its bytes, or a profile.
 
-FLOPs come from ``torch.utils.flop_counter``; bytes are those of the tensors read and written.  Views are free.
+FLOPs come from ``torch.utils.flop_counter``; bytes are those of tensors read and written.  Views are free.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCALAR = "scalar"  # one element after the other
 
 @dataclass(frozen=True)
 class Device:
-    """FLOP/s by bytes per element, bytes/s of memory, seconds to launch an operator: data-sheet values (dense).
+    """FLOP/s by bytes per element, bytes/s of memory, seconds of launching: data-sheet values (dense).
 
     ``arithmetic`` is seconds per element of what Inductor generates code for, by kind, where that is slow.
     """

@@ -118,9 +118,8 @@ def _none(node: Node) -> int | None:
 
 def _plain(node: Node) -> int | None:
     """Nothing, if all operands are of one floating type: kernels copy an operand that they must convert."""
-    types = {
-        tensor.dtype for tensor in [*_inputs(node), *tensors_of(node.meta.get("val"))] if tensor.dim() > 0
-    }
+    operands = [*_inputs(node), *tensors_of(node.meta.get("val"))]
+    types = {tensor.dtype for tensor in operands if tensor.dim() > 0}
     if not types or (len(types) == 1 and types <= _FLOATS):
         return SCALARS
     # mul(x, mask) converts its mask; where and comparisons do not.
