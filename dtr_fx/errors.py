@@ -52,23 +52,21 @@ class InfeasibleBudgetError(DTRError, ValueError):
 
     def __str__(self) -> str:
         where = f" ({self.source})" if self.source else ""
+        kinds = sorted(((size, kind) for kind, size in self.pinned.items() if size), reverse=True)
+        pinned = ", ".join(f"{kind} {format_bytes(size)}" for size, kind in kinds) or "nothing"
         return (
             f"no plan fits this graph into {self._size(self.asked)}\n"
             f"  its peak as it is: {self.baseline_peak} bytes = {format_bytes(self.baseline_peak)}\n"
             f"  smallest budget that works: {self._size(self.smallest)}\n"
             f"  lower bound for any plan: {self._size(self.lower_bound)}\n"
             f"  operator that needs it: {self.operator}{where}\n"
-            f"  pinned then: {self._pinned()}\n"
+            f"  pinned then: {pinned}\n"
             f"  try: {self._advice()}"
         )
 
     def _size(self, nbytes: int) -> str:
         share = f" = {format_percent(nbytes / self.baseline_peak)} of its peak" if self.baseline_peak else ""
         return f"{nbytes} bytes = {format_bytes(nbytes)}{share}"
-
-    def _pinned(self) -> str:
-        kinds = sorted(((size, kind) for kind, size in self.pinned.items() if size), reverse=True)
-        return ", ".join(f"{kind} {format_bytes(size)}" for size, kind in kinds) or "nothing"
 
     def _advice(self) -> str:
         works = f"budget={self.smallest}"

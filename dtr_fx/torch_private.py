@@ -6,6 +6,7 @@ lacks is a ``TorchPrivateError`` in the module that imports it; so is a missing 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -139,10 +140,8 @@ def _find(place: str) -> Any:
     if not names:
         return module
     for name in names.split("|"):
-        try:
+        with contextlib.suppress(AttributeError):
             return attrgetter(name)(module)
-        except AttributeError:
-            pass
     raise TorchPrivateError(f"{path}.{names.replace('|', ' or ')}")
 
 

@@ -23,18 +23,15 @@ def drop(value: Any) -> None:
 def hoist_drops(graph: Graph) -> None:
     """Move every Drop node right behind the last reader of its storage, as if it were lowered."""
     last_reader: dict[int, Node] = {}
-    keys_of: dict[Node, list[int]] = {}
     for node in list(graph.nodes):
         if node.target is drop:
-            reader = last_reader[keys_of[node.all_input_nodes[0]][0]]
+            reader = last_reader[storage_keys(node.all_input_nodes[0])[0]]
             reader.append(node)
             if "partitioner_tag" in node.meta:
                 node.meta["partitioner_tag"] = "is_backward" if is_backward(reader) else "is_forward"
         else:
-            keys_of[node] = storage_keys(node)
             for used in (node, *node.all_input_nodes):
-                for key in keys_of[used]:
-                    last_reader[key] = node
+                last_reader.update(dict.fromkeys(storage_keys(used), node))
 
 
 class LowerDrops(Pass):

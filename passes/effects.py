@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from dtr_fx.torch_private import OpOverload, pytree, schema_of
+from dtr_fx.torch_private import HigherOrderOperator, OpOverload, pytree, schema_of
 
 from . import rng, subgraphs
 from .tensors import called_module, storage_key, tensors_of
@@ -21,6 +21,8 @@ _BATCH_NORMS = {
     *(torch.ops.aten.batch_norm, torch.ops.aten._batch_norm_impl_index, torch.ops.aten.native_batch_norm),
     *(torch.ops.aten.cudnn_batch_norm, torch.ops.aten.miopen_batch_norm, torch.ops.aten.instance_norm),
 }
+# These do nothing but run graphs.
+_CONTROL_FLOW = ("cond", "while_loop", "scan", "associative_scan", "map_impl", "invoke_subgraph")
 _PURE_PYTHON = ("torch", "_operator", "operator", "math", "builtins")
 
 
@@ -83,10 +85,10 @@ def may_run_twice(node: Node) -> bool:
     if isinstance(target, OpOverload):
         writes = bool(undeclared_writes(target, node.args, node.kwargs))
         return not (writes or target.namespace in _COLLECTIVES or _has_effect(node))
-    if subgraphs.is_higher_order(node):
+    if isinstance(target, HigherOrderOperator):
         operators = subgraphs.operators_of(node)
         draws = any(map(rng.is_random, operators))
-        return subgraphs.is_pure(node) and not draws and all(map(may_run_twice, operators))
+        return target.name() in _CONTROL_FLOW and not draws and all(map(may_run_twice, operators))
     inside = getattr(target, "graph", None)
     if isinstance(inside, Graph):  # operators as one, see kernels
         return all(may_run_twice(inner) for inner in inside.nodes if inner.op.startswith("call"))

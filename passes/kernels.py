@@ -107,7 +107,14 @@ def is_view(node: Node) -> bool:
 
 def is_fused(node: Node) -> bool:
     """True if kernels alone read what one more run makes: those of the backward pass, if there are any."""
-    readers = _readers(node)
+    readers: list[Node] = []
+    pending = list(node.users)
+    while pending:
+        user = pending.pop()
+        if user.op == "call_function" and is_view(user):
+            pending += user.users
+        else:
+            readers.append(user)
     late = [reader for reader in readers if is_backward(reader)]
     return all(map(is_kernel, late or readers)) and bool(readers)
 
@@ -120,19 +127,6 @@ def moved(node: Node) -> int:
     made = sum(held.elements for held in held_by(node))
     read = sum(held.elements for used in node.all_input_nodes for held in held_by(used))
     return max(0, read - made) if is_fused(node) else read + made
-
-
-def _readers(node: Node) -> list[Node]:
-    """The nodes that read a node's value, by way of views, too."""
-    readers: list[Node] = []
-    pending = list(node.users)
-    while pending:
-        user = pending.pop()
-        if user.op == "call_function" and is_view(user):
-            pending += user.users
-        else:
-            readers.append(user)
-    return readers
 
 
 def _cone(root: Node, fusible: set[Node]) -> set[Node]:

@@ -60,7 +60,15 @@ def propagate(gm: GraphModule, example_inputs: Sequence[Any] | None) -> None:
     ``GraphError`` if the graph has neither shapes nor example inputs, or does not run on them.
     """
     if example_inputs is None:
-        _check_has_values(gm)
+        for node in gm.graph.nodes:
+            if node.op.startswith("call") and "val" not in node.meta:
+                if node.users:
+                    raise GraphError(
+                        f"node {node.name} has no shape: pass example_inputs=(...) so that shapes can be "
+                        "propagated, or trace with make_fx, torch.export or torch.compile"
+                    )
+                # It is there for its effect: a check of torch.export's, a Drop.
+                node.meta["val"] = None
         if _show_storages(gm):
             return
         example_inputs = _inputs_of(gm)
@@ -130,18 +138,6 @@ def fake_mode_of_values(values: Any) -> FakeTensorMode | None:
     fakes = (leaf for value in values for leaf in tensors_of(value) if isinstance(leaf, FakeTensor))
     fake = next(fakes, None)
     return None if fake is None else fake.fake_mode
-
-
-def _check_has_values(gm: GraphModule) -> None:
-    for node in gm.graph.nodes:
-        if node.op.startswith("call") and "val" not in node.meta:
-            if node.users:
-                raise GraphError(
-                    f"node {node.name} has no shape: pass example_inputs=(...) so that shapes can be "
-                    "propagated, or trace with make_fx, torch.export or torch.compile"
-                )
-            # It is there for its effect: a check of torch.export's, a Drop.
-            node.meta["val"] = None
 
 
 class _Recorder(Interpreter):

@@ -51,12 +51,10 @@ def can_replay(node: Node) -> bool:
 def reference(node: Node) -> Any:
     """The node's target as ``replay`` takes it: an operator, ``".method"``, or a function's full name."""
     target = node.target
-    if isinstance(target, OpOverload):
+    if isinstance(target, OpOverload) or node.op == "call_module":
         return target
     if node.op == "call_method":
         return f".{target}"
-    if node.op == "call_module":
-        return node.target
     name = f"{getattr(target, '__module__', None) or 'torch'}:{getattr(target, '__name__', '')}"
     try:
         return name if pkgutil.resolve_name(name) is target else None

@@ -5,8 +5,7 @@ A recompute that stands in the backward pass runs there.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -108,8 +107,14 @@ def split(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, G
     for node in joint.graph.nodes:
         node.meta.pop("recompute", None)
     replayed = {node.meta["dtr"]["origin"] for node in joint.graph.nodes if node.target is rng.replay}
-    with _with_effects({node.target for node in joint.graph.nodes if node.name in replayed}):
+    # A draw whose result is read from its replays only has an effect: it still draws.
+    targets = {node.target for node in joint.graph.nodes if node.name in replayed}
+    added = targets - side_effectful_functions
+    side_effectful_functions.update(added)
+    try:
         forward, backward = default_partition(joint, inputs, **facts)
+    finally:
+        side_effectful_functions.difference_update(added)
     # What is tagged as random is in both graphs, even where nothing reads it: of the forward pass's draws
     # only the forward graph's are to stay, of the backward pass's recomputes only the backward graph's.
     forward.graph.eliminate_dead_code(is_impure_node=lambda node: rng.is_random(node) or has_effects(node))
@@ -120,14 +125,3 @@ def split(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, G
 def has_effects(node: Node) -> bool:
     """True if the node does something even if nothing reads it, drawing apart."""
     return node.is_impure(impure_random=False)
-
-
-@contextlib.contextmanager
-def _with_effects(targets: Iterable[Any]) -> Iterator[None]:
-    """Random operators have an effect here: one whose result is read from its replays only still draws."""
-    added = {target for target in targets if target not in side_effectful_functions}
-    side_effectful_functions.update(added)
-    try:
-        yield
-    finally:
-        side_effectful_functions.difference_update(added)

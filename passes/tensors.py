@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.fx import GraphModule, Node
@@ -84,8 +84,7 @@ def held_by(node: Node) -> list[Held]:
     found = node.meta.get("dtr_held")
     if found is None or found[0] is not value:
         found = node.meta["dtr_held"] = value, list(map(held_by_tensor, tensors_of(value)))
-    of_value: list[Held] = found[1]
-    return of_value
+    return cast("list[Held]", found[1])
 
 
 def held_by_tensor(tensor: torch.Tensor) -> Held:

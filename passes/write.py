@@ -72,9 +72,12 @@ class _Writer:
             for step in self._steps:
                 if step.kind == COMPUTE:
                     call = self._calls[step.op]
-                    self._compute(call)
+                    self._resident.update(call.outputs)
                     if call.role == COMPUTE:
+                        self._compute(call)
                         self._anchor = next(anchors)
+                    elif call.role != ARRIVE and call.outputs[0] in self._read_again:
+                        self._saved[call.outputs[0]] = self._save(call)
                 elif step.kind == RECOMPUTE:
                     self._recompute(self._calls[step.op])
                 else:
@@ -101,13 +104,6 @@ class _Writer:
         return iter([*nodes, output])
 
     def _compute(self, call: NodeCall) -> None:
-        self._resident.update(call.outputs)
-        if call.role == COMPUTE:
-            self._compute_node(call)
-        elif call.role != ARRIVE and call.outputs[0] in self._read_again:
-            self._saved[call.outputs[0]] = self._save(call)
-
-    def _compute_node(self, call: NodeCall) -> None:
         node = place = call.node
         if self._newest:
             self._revalue_view(call)

@@ -84,7 +84,12 @@ class Maker:
 
 def prepared(node: Node, device: torch.device) -> Callable[[], Any]:
     """The node's operator on made-up tensors, which live as long as the function."""
-    _check_size(node, device)
+    tensors = (leaf for used in (node, *node.all_input_nodes) for leaf in tensors_of(used.meta.get("val")))
+    needed = sum(_extent(tensor) * tensor.element_size() for tensor in tensors)
+    free = free_memory(device)
+    # As much again for what the operator takes for itself.
+    if free is not None and 2 * needed > free:
+        raise MemoryError(f"{needed} bytes of operands are too many for what {device} has free")
     maker = Maker()
     target, args, kwargs = _call(node)
     args, kwargs = maker.arguments((args, kwargs))
@@ -93,15 +98,6 @@ def prepared(node: Node, device: torch.device) -> Callable[[], Any]:
     elif node.op == "call_method":
         target, args = getattr(args[0], target), args[1:]
     return lambda: target(*args, **kwargs)
-
-
-def _check_size(node: Node, device: torch.device) -> None:
-    tensors = (leaf for used in (node, *node.all_input_nodes) for leaf in tensors_of(used.meta.get("val")))
-    needed = sum(_extent(tensor) * tensor.element_size() for tensor in tensors)
-    free = free_memory(device)
-    # As much again for what the operator takes for itself.
-    if free is not None and 2 * needed > free:
-        raise MemoryError(f"{needed} bytes of operands are too many for what {device} has free")
 
 
 def fresh_storages(node: Node) -> dict[int, int]:

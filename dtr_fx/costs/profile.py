@@ -243,13 +243,12 @@ class Timings:
 
 def _settings(device: torch.device) -> dict[str, Any]:
     """All else that the time of an operator depends on."""
-    settings = {"torch": torch.__version__}
     if device.type == "cuda":
-        precision = torch.backends.cuda.matmul.fp32_precision
-        return {"device": torch.cuda.get_device_name(device), **settings, "float32": precision}
+        name, precision = torch.cuda.get_device_name(device), torch.backends.cuda.matmul.fp32_precision
+        return {"device": name, "torch": torch.__version__, "float32": precision}
     precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
     threads = torch.get_num_threads()
-    return {"device": _cpu_name(), **settings, "float32": precision, "threads": threads}
+    return {"device": _cpu_name(), "torch": torch.__version__, "float32": precision, "threads": threads}
 
 
 def _cpu_name() -> str:

@@ -97,10 +97,8 @@ def resolve(costs: str | Cost | Mapping[Any, float], device: torch.device) -> Co
         estimate = roofline(device)
 
         def look_up(node: Node) -> float:
-            for key in (node.name, node.target):
-                if key in costs:
-                    return costs[key]
-            return estimate(node)
+            key = node.name if node.name in costs else node.target
+            return costs[key] if key in costs else estimate(node)
 
         return look_up
     if costs == "roofline":

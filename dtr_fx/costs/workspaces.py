@@ -50,15 +50,15 @@ def workspaces(nodes: Iterable[Node]) -> dict[Node, int]:
 def _inside(node: Node) -> int:
     """The most that one of its graphs holds above its inputs, and where it is a branch above its outputs."""
     made = _fresh_bytes(node) if node.target is torch.ops.higher_order.cond else 0
-    return max([0, *(_peak_above_inputs(gm) - made for gm in graphs_of(node))])
-
-
-def _peak_above_inputs(gm: GraphModule) -> int:
-    device = graph_device(gm).type
-    read = (node for node in gm.graph.find_nodes(op="placeholder") if node.users)
-    inputs = {held.storage: held for node in read for held in held_by(node)}
-    given = sum(held.nbytes for held in inputs.values() if held.device == device)
-    return max((point.live for point in memory_timeline(gm)), default=given) - given
+    most = 0
+    for gm in graphs_of(node):
+        device = graph_device(gm).type
+        read = (node for node in gm.graph.find_nodes(op="placeholder") if node.users)
+        held = [held for node in read for held in held_by(node) if held.device == device]
+        given = sum({each.storage: each.nbytes for each in held}.values())
+        peak = max((point.live for point in memory_timeline(gm)), default=given)
+        most = max(most, peak - given - made)
+    return most
 
 
 def _measure(nodes: Sequence[Node]) -> dict[Node, int]:
@@ -89,9 +89,6 @@ def _known(node: Node) -> int | None:
     rule = _RULES.get(target.overloadpacket)
     answer = None if rule is None else rule(node)
     return _measured.get(_key(node)) if answer is None else answer
-
-
-# --- what a node says of itself ----------------------------------------------------------------------------
 
 
 def _inputs(node: Node) -> list[Tensor]:
@@ -239,9 +236,6 @@ _OPERATORS: dict[_Rule, str] = {
     _safe_softmax: "_safe_softmax",
 }
 _RULES = {getattr(aten, name): rule for rule, names in _OPERATORS.items() for name in names.split()}
-
-
-# --- measurement -------------------------------------------------------------------------------------------
 
 
 def _key(node: Node) -> Any:
