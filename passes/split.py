@@ -39,11 +39,8 @@ class ExecutionOrder(Pass):
 
     def call(self, gm: GraphModule) -> bool:
         nodes = list(gm.graph.nodes)
-        ends = [
-            number
-            for number, node in enumerate(nodes)
-            if node.meta.get("partitioner_tag") == "is_forward" or _is_forward_input(node)
-        ]
+        tags = [node.meta.get("partitioner_tag") for node in nodes]
+        ends = [i for i, node in enumerate(nodes) if tags[i] == "is_forward" or _is_forward_input(node)]
         if not ends:
             return False
         forward, backward = nodes[: ends[-1] + 1], nodes[ends[-1] + 1 :]

@@ -45,9 +45,8 @@ class NodeCall:
     """One operator: it reads and makes values, and afterwards releases those that are not read again.
 
     ``selections`` are the ``getitem`` nodes that take its result apart.  ``kept`` maps an input that the
-    graph changes later to the value of its kept copy, which a recompute reads instead.  ``workspace`` are
-    the bytes that any run of it takes for itself, ``replay_workspace`` those that a recompute adds.  It is
-    ``recomputable`` only if running it twice computes the same.
+    graph changes later to the value of its copy, which a recompute reads.  ``workspace`` are the bytes that
+    any run takes for itself, ``replay_workspace`` those that a recompute adds, if it is ``recomputable``.
     """
 
     node: Node
@@ -275,30 +274,26 @@ class _Analysis:
 
         An input that is changed later is kept as a copy, unless that costs more than what it lets go.
         """
-        device = self.program.device.type
-        for value in dict.fromkeys(map(self.program.storage, step.inputs)):
+        program, device = self.program, self.program.device.type
+        for value in dict.fromkeys(map(program.storage, step.inputs)):
             if position > self.last_write.get(self.keys[value], -1):
                 continue
-            node = self._readable_input(step.node, value)
+            used = step.node.all_input_nodes
+            read = [node for node in used if value in map(program.storage, program.values_in(node))]
+            is_input = len(read) == 1 and read[0].op in ("placeholder", "get_attr")
             made = sum(held.nbytes for held in held_by(step.node) if held.device == device)
-            if node is None or self.program.values[value].nbytes > made:
+            if not is_input or program.values[value].nbytes > made:
                 step.recomputable = False
                 return
+            [node] = read
             if node not in self.kept:
                 [held] = held_by(node)
                 copy = self.new_value(f"{node.name}_kept", "kept copy", held, own_storage=True)
-                call = NodeCall(node, KEEP, (value,), (copy,), self.cost(node), recomputable=False)
-                self.program.calls.append(call)
+                keep = NodeCall(node, KEEP, (value,), (copy,), self.cost(node), recomputable=False)
+                program.calls.append(keep)
                 self.kept[node] = copy
             step.kept[node] = self.kept[node]
             step.inputs += (self.kept[node],)
-
-    def _readable_input(self, reader: Node, value: int) -> Node | None:
-        """The input of the graph that the reader reads directly, if that is how it reads the storage."""
-        storage, values_in = self.program.storage, self.program.values_in
-        reads = [node for node in reader.all_input_nodes if value in map(storage, values_in(node))]
-        is_direct = len(reads) == 1 and reads[0].op in ("placeholder", "get_attr")
-        return reads[0] if is_direct else None
 
     def _inputs(self, node: Node) -> tuple[int, ...]:
         """The values that the node reads; inputs that share a storage are one constant."""

@@ -51,12 +51,10 @@ class Profile:
     """A cost function that measures: the median time of a node's operator, in seconds, run alone.
 
     The operators of a graph are timed together when the first of its nodes is asked for, each distinct one
-    once for all graphs; the times stay on disk.  Nothing of the user's is read or changed: operands are made
-    up, random generators stay as they were; a custom operator that declares no mutation is run, too.  What
-    cannot be run alone (collectives, operators with effects, writes in place, higher-order operators) costs
-    its ``estimate`` in seconds, scaled to agree in total with what was measured in its graph.
-
-    ``OptionError`` if ``device`` is no CPU or CUDA device that is there.
+    once; the times stay on disk.  Operands are made up, random generators stay as they were, and custom
+    operators that declare no mutation are run, too.  What cannot be run alone (collectives, operators with
+    effects, writes in place, higher-order operators) costs its ``estimate`` in seconds, scaled to agree in
+    total with what was measured in its graph.  ``OptionError`` if the device is no CPU or CUDA device here.
     """
 
     def __init__(self, device: torch.device, estimate: Callable[[Node], float]) -> None:
@@ -192,8 +190,7 @@ class Timings:
     """Seconds by operator, in one JSON file for each device, torch version and setting that counts.
 
     It lies in ``$DTR_FX_CACHE``, else in ``~/.cache/dtr_fx``.  A file that is damaged or cannot be written is
-    ignored with a warning.  Processes that write at once replace the whole file, each with what it has just
-    read and what it timed; what one of them loses that way is timed again some day.
+    ignored with a warning.  Of processes that write at once the last replaces the whole file.
     """
 
     def __init__(self, device: torch.device) -> None:
