@@ -78,7 +78,7 @@ def propagate(gm: GraphModule, example_inputs: Sequence[Any] | None) -> None:
     with mode, torch.no_grad():
         inputs = pytree.tree_map_only(torch.Tensor, mode.from_tensor, tuple(example_inputs))
         named = [*around.named_parameters(), *around.named_buffers()]
-        state = {name: mode.from_tensor(tensor) for name, tensor in named}
+        state: dict[str, torch.Tensor] = {name: mode.from_tensor(tensor) for name, tensor in named}
         try:
             torch.func.functional_call(around, state, inputs)
         except Exception as error:

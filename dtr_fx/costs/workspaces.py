@@ -194,8 +194,8 @@ def _layer_norm_backward(node: Node) -> int | None:
     """Partial sums of the two parameter gradients for each thread."""
     if not _are_contiguous(node):
         return None
-    shape = (size.meta["val"] if isinstance(size, Node) else size for size in node.args[2])  # type: ignore[union-attr]
-    width = math.prod(map(hint, shape))
+    normalized = cast("list[Any]", node.args[2])
+    width = math.prod(hint(size.meta["val"] if isinstance(size, Node) else size) for size in normalized)
     return 2 * torch.get_num_threads() * width * max(tensor.element_size() for tensor in _inputs(node))
 
 
