@@ -7,8 +7,7 @@ dtr_fx.sweep(gm); dtr_fx.smallest_budget(gm)
 dtr-fx diff module:factory --budget 60%
 dtr-fx sweep module:factory
 
-``dtr_fx.lab`` and ``dtr_fx.lab.planners`` hold the experiments of the paper; they do without torch, so names
-are imported when they are asked for.
+``dtr_fx.lab``, the experiments of the paper, does without torch: names are imported when they are asked for.
 """
 
 import importlib
@@ -19,14 +18,7 @@ if TYPE_CHECKING:
     from dtr_fx.compiler.inductor import Partitioner
     from dtr_fx.compiler.registry import LivePlan, plans
     from dtr_fx.costs.measure import measure_peak
-    from dtr_fx.errors import (
-        DTRError,
-        GraphError,
-        InfeasibleBudgetError,
-        OptionError,
-        OverBudgetError,
-        WrittenTensorError,
-    )
+    from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
     from dtr_fx.inspect.views import Report
     from dtr_fx.lab.record import RecordError, record_log
     from dtr_fx.planning.curve import smallest_budget, sweep
@@ -37,37 +29,19 @@ if TYPE_CHECKING:
     from dtr_fx.runtime import HEURISTICS, Heuristic
 
 __all__ = [
-    "HEURISTICS",
-    "Curve",
-    "CurvePoint",
-    "DTRError",
-    "DTRInterpreter",
-    "GraphError",
-    "Heuristic",
-    "InfeasibleBudgetError",
-    "Judgement",
-    "LivePlan",
-    "OptionError",
-    "OverBudgetError",
-    "Partitioner",
-    "RecordError",
-    "Report",
-    "Reports",
-    "WrittenTensorError",
-    "explain",
-    "judge",
-    "measure_peak",
-    "plans",
-    "record_log",
-    "smallest_budget",
-    "sweep",
-    "transform",
-]
+    "HEURISTICS", "Curve", "CurvePoint", "DTRError", "DTRInterpreter", "GraphError", "Heuristic",
+    "InfeasibleBudgetError", "Judgement", "LivePlan", "OptionError", "OverBudgetError", "Partitioner",
+    "RecordError", "Report", "Reports", "WrittenTensorError", "explain", "judge", "measure_peak", "plans",
+    "record_log", "smallest_budget", "sweep", "transform",
+]  # fmt: skip
 
 _NAMES = {
     "planning.curve": ("smallest_budget", "sweep"),
     "report.curve": ("Curve", "CurvePoint"),
-    "errors": ("DTRError", "GraphError", "InfeasibleBudgetError", "OptionError", "OverBudgetError", "WrittenTensorError"),
+    "errors": (
+        *("DTRError", "GraphError", "InfeasibleBudgetError", "OptionError", "OverBudgetError"),
+        "WrittenTensorError",
+    ),
     "compiler.explain": ("Reports", "explain"),
     "compiler.inductor": ("Partitioner",),
     "planning.interpreter": ("DTRInterpreter",),

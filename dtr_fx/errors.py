@@ -30,24 +30,12 @@ class CommandError(DTRError, ValueError):
 
 @dataclass(eq=False)
 class InfeasibleBudgetError(DTRError, ValueError):
-    """No plan fits the graph into the budget.
+    """No plan fits the graph into the budget that was ``asked``.
 
-    Parameters
-    ----------
-    asked:
-        The budget in bytes.
-    smallest:
-        The smallest budget in bytes for which a plan was found.
-    lower_bound:
-        The bytes that no plan can do without (see ``Report.lower_bound``).
-    baseline_peak:
-        The peak of the graph as it is, in bytes.
-    operator:
-        The node that needs more than was asked.
-    source:
-        The user's line that the operator comes from, or nothing.
-    pinned:
-        Bytes that may not be dropped when that operator runs, by kind (``"parameter"``, ``"input"``, ...).
+    ``smallest`` is the smallest budget for which a plan was found, ``lower_bound`` what no plan does without,
+    ``baseline_peak`` the peak of the graph as it is, all in bytes.  The node named ``operator``, of the line
+    ``source`` of the user's (or ``""``), needs more than was asked; ``pinned`` are the bytes that may not be
+    dropped when it runs, by kind (``"parameter"``, ``"input"``, ...).
     """
 
     asked: int
@@ -64,50 +52,38 @@ class InfeasibleBudgetError(DTRError, ValueError):
 
     def __str__(self) -> str:
         where = f" ({self.source})" if self.source else ""
-        return "\n".join(
-            (
-                f"no plan fits this graph into {self._size(self.asked)}",
-                f"  its peak as it is: {self.baseline_peak} bytes = {format_bytes(self.baseline_peak)}",
-                f"  smallest budget that works: {self._size(self.smallest)}",
-                f"  lower bound for any plan: {self._size(self.lower_bound)}",
-                f"  operator that needs it: {self.operator}{where}",
-                f"  pinned then: {self._pinned()}",
-                f"  try: {self._advice()}",
-            )
+        kinds = sorted(((size, kind) for kind, size in self.pinned.items() if size), reverse=True)
+        pinned = ", ".join(f"{kind} {format_bytes(size)}" for size, kind in kinds) or "nothing"
+        return (
+            f"no plan fits this graph into {self._size(self.asked)}\n"
+            f"  its peak as it is: {self.baseline_peak} bytes = {format_bytes(self.baseline_peak)}\n"
+            f"  smallest budget that works: {self._size(self.smallest)}\n"
+            f"  lower bound for any plan: {self._size(self.lower_bound)}\n"
+            f"  operator that needs it: {self.operator}{where}\n"
+            f"  pinned then: {pinned}\n"
+            f"  try: {self._advice()}"
         )
 
     def _size(self, nbytes: int) -> str:
         share = f" = {format_percent(nbytes / self.baseline_peak)} of its peak" if self.baseline_peak else ""
         return f"{nbytes} bytes = {format_bytes(nbytes)}{share}"
 
-    def _pinned(self) -> str:
-        kinds = sorted(((size, kind) for kind, size in self.pinned.items() if size), reverse=True)
-        return ", ".join(f"{kind} {format_bytes(size)}" for size, kind in kinds) or "nothing"
-
     def _advice(self) -> str:
-        works = f"budget={self.smallest}{self._percent_that_works()}"
+        works = f"budget={self.smallest}"
+        if self.smallest <= self.baseline_peak:
+            # Rounded up: a percent that is rounded down would fail again.
+            tenths = -(-1000 * Fraction(self.smallest, self.baseline_peak or 1) // 1)
+            works += f' (or "{tenths / 10:.1f}%")'
         if 2 * sum(self.pinned.values()) > self.smallest:
             return f"{works}; most of that is pinned, so a narrower dtype or a smaller model saves the most"
         return f"{works}, or a smaller batch or sequence: most of that is activations"
-
-    def _percent_that_works(self) -> str:
-        if not self.smallest <= self.baseline_peak:
-            return ""
-        # Rounded up: a percent that is rounded down would fail again.
-        tenths = -(-1000 * Fraction(self.smallest, self.baseline_peak or 1) // 1)
-        return f' (or "{tenths / 10:.1f}%")'
 
 
 @dataclass(eq=False)
 class OverBudgetError(DTRError):
     """Inductor's kernels for every plan that was tried are above the budget.
 
-    Parameters
-    ----------
-    budget:
-        The budget in bytes.
-    excess:
-        By how many bytes Inductor's estimate of the last plan's peak exceeds it.
+    By its estimate of the last plan's peak, ``excess`` bytes above the ``budget``, in bytes, too.
     """
 
     budget: int

@@ -1,18 +1,17 @@
 """Every private name of torch that dtr_fx uses; all are checked on torch 2.11 and 2.13.
 
-    from dtr_fx.torch_private import FakeTensorMode
-
-A name is looked up when it is first asked for: Inductor's scheduler takes a second to import, and a plain
-``transform`` needs no Dynamo.  A name that this torch does not have is a ``TorchPrivateError`` in the module
-that imports it; none has a default.  What torch's objects keep in private attributes is read by functions
-here, which raise the same error.
+Each is looked up when it is first asked for, since Inductor takes a second to import.  One that this torch
+lacks is a ``TorchPrivateError`` in the module that imports it; so is a missing private attribute.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from dtr_fx.errors import DTRError
 
@@ -118,14 +117,14 @@ class TorchPrivateError(DTRError, ImportError):
 
     def __init__(self, missing: str) -> None:
         super().__init__(
-            f"torch {_torch().__version__} has no {missing}: dtr_fx relies on it, as checked on torch "
+            f"torch {torch.__version__} has no {missing}: dtr_fx relies on it, as checked on torch "
             f"{' and '.join(CHECKED)}; install one of these"
         )
 
 
 def torch_has(name: str) -> bool:
     """True unless the name is of a later torch than this one."""
-    return tuple(map(int, _torch().__version__.split(".")[:2])) >= _SINCE.get(name, (0, 0))
+    return tuple(map(int, torch.__version__.split(".")[:2])) >= _SINCE.get(name, (0, 0))
 
 
 def __getattr__(name: str) -> Any:
@@ -133,10 +132,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = globals()[name] = _find(_NAMES[name])
     return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_NAMES})
 
 
 def _find(place: str) -> Any:
@@ -148,37 +143,20 @@ def _find(place: str) -> Any:
     if not names:
         return module
     for name in names.split("|"):
-        try:
+        with contextlib.suppress(AttributeError):
             return attrgetter(name)(module)
-        except AttributeError:
-            pass
     raise TorchPrivateError(f"{path}.{names.replace('|', ' or ')}")
-
-
-def _torch() -> Any:
-    return importlib.import_module("torch")
 
 
 # --- what torch's objects keep in attributes ---------------------------------------------------------------
 
 
 def read(owner: Any, name: str) -> Any:
-    """A private attribute of one of torch's objects.
-
-    Raises
-    ------
-    TorchPrivateError
-        The object has none of that name.
-    """
+    """A private attribute of one of torch's objects; ``TorchPrivateError`` if there is none of that name."""
     try:
         return getattr(owner, name)
     except AttributeError as error:
         raise TorchPrivateError(f"{name} in {type(owner).__name__}") from error
-
-
-def _write(owner: Any, name: str, value: Any) -> None:
-    read(owner, name)
-    setattr(owner, name, value)
 
 
 def schema_of(operator: OpOverload) -> Any:
@@ -193,14 +171,12 @@ def rename(node: Any, name: str) -> None:
 
 def version_of(tensor: Any) -> int:
     """How often the tensor was written to."""
-    version: int = read(tensor, "_version")
-    return version
+    return int(read(tensor, "_version"))
 
 
 def storage_key(storage: Any) -> int:
     """The same number for two storages if they are one: a fake one has no address."""
-    key: int = read(storage, "_cdata")
-    return key
+    return int(read(storage, "_cdata"))
 
 
 def dynamo_source(placeholder: Any) -> Any:
@@ -217,8 +193,7 @@ def copy_sources(gm: Any, copied: Any) -> None:
 
 def compilation_facts(metrics_context: Any) -> dict[str, Any]:
     """Dynamo's measurements of the compilation at hand."""
-    facts: dict[str, Any] = read(metrics_context, "_metrics")
-    return facts
+    return dict(read(metrics_context, "_metrics"))
 
 
 def setting_of(config: Any, name: str) -> Any:
@@ -228,7 +203,8 @@ def setting_of(config: Any, name: str) -> Any:
 
 def donate_nothing(metadata: Any) -> None:
     """Have AOTAutograd hand no saved tensor over to the backward graph for its own use."""
-    _write(metadata, "bw_donated_idxs", [])
+    read(metadata, "bw_donated_idxs")
+    metadata.bw_donated_idxs = []
 
 
 def mark_boxed(run: Any) -> None:
@@ -244,21 +220,14 @@ def is_compiled_step(node: Any) -> bool:
 
 
 def saved_tensors(node: Any) -> tuple[Any, ...]:
-    """The tensors that a compiled step has saved for its backward pass.
-
-    Raises
-    ------
-    RuntimeError
-        They are freed.
-    """
+    """What a compiled step has saved for its backward pass; ``RuntimeError`` if that is freed."""
     return (*node.saved_tensors, *read(node, "_tensors_no_vc_check"))
 
 
 def any_profiler_runs() -> bool:
     """True if a profiler runs, in this thread or another."""
-    autograd = _torch().autograd
-    enabled: bool = read(autograd, "_profiler_enabled")() or read(autograd.profiler, "_is_profiler_enabled")
-    return enabled
+    runs_here = read(torch.autograd, "_profiler_enabled")()
+    return bool(runs_here or read(torch.autograd.profiler, "_is_profiler_enabled"))
 
 
 def profile_tree(profiler: Any) -> Any:

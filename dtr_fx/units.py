@@ -56,53 +56,37 @@ def format_seconds(seconds: float) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Whole bytes in ``"8GiB"`` (binary), ``"8GB"`` (decimal), ``"100 KiB"`` or ``"123B"``.
-
-    Raises
-    ------
-    ValueError
-        Not a number with one of these units.
+    """Whole bytes in ``"8GiB"`` (binary), ``"8GB"`` (decimal) or ``"123 B"``; ``ValueError`` for others.
 
     >>> parse_bytes("8GiB"), parse_bytes("1.5 KB")
     (8589934592, 1500)
     """
-    number, unit = _split(text)
-    if unit not in _UNITS:
-        raise ValueError(f"{unit!r} is not a unit of bytes{_suggestion(text)}")
-    return int(number * _UNITS[unit])
+    amount = _amount(text)
+    unit = amount["unit"]
+    if unit in _UNITS:
+        return int(Decimal(amount["number"]) * _UNITS[unit])
+    size = amount["number"] + unit[:1].upper()
+    meant = f", did you mean '{size}iB' (binary) or '{size}B' (decimal)" if size[-1] in _STEPS else ""
+    raise ValueError(f"{unit!r} is not a unit of bytes{meant}")
 
 
 def parse_percent(text: str) -> float:
-    """The fraction that ``"60%"`` stands for.
-
-    Raises
-    ------
-    ValueError
-        Not a number followed by ``%``.
+    """The fraction that ``"60%"`` stands for; ``ValueError`` for anything but a number and ``%``.
 
     >>> parse_percent("60%")
     0.6
     """
-    number, unit = _split(text)
-    if unit != "%":
+    amount = _amount(text)
+    if amount["unit"] != "%":
         raise ValueError(f"{text!r} is not a number followed by '%'")
-    return float(number / 100)
+    return float(Decimal(amount["number"]) / 100)
 
 
-def _split(text: str) -> tuple[Decimal, str]:
+def _amount(text: str) -> re.Match[str]:
     amount = _AMOUNT.fullmatch(text.strip())
     if amount is None:
         raise ValueError(f"{text!r} is not a number with a unit")
-    return Decimal(amount["number"]), amount["unit"]
-
-
-def _suggestion(text: str) -> str:
-    """A guess at what "8gigs" or "8Gb" was meant to be."""
-    amount = _AMOUNT.fullmatch(text.strip())
-    if amount is None or amount["unit"][:1].upper() not in _STEPS:
-        return ""
-    size = amount["number"] + amount["unit"][0].upper()
-    return f", did you mean '{size}iB' (binary) or '{size}B' (decimal)"
+    return amount
 
 
 def _three_digits(value: float) -> str:

@@ -1,9 +1,4 @@
-"""Passes that state what they require and what they ensure, checked when a pipeline is put together.
-
-    Pipeline(ExecutionOrder(), MergeDuplicates(), given=(VALUES,))(gm)
-
-What a pass requires, an earlier one ensures, or it is ``given``: a property of the graphs that come in.
-"""
+"""Passes that state what they require and what they ensure, checked when a pipeline is put together."""
 
 from __future__ import annotations
 
@@ -41,12 +36,9 @@ class Pass(ABC):
 
 
 class Pipeline:
-    """Passes, one after the other.
+    """Passes, one after the other; what they require is ``given`` with the graph, or ensured by earlier ones.
 
-    Raises
-    ------
-    PipelineError
-        A pass requires what neither is given nor ensured by those before it, or what one of them breaks.
+    ``PipelineError`` if it is neither, or a pass between breaks it.
     """
 
     def __init__(self, *passes: Pass, given: Iterable[str] = ()) -> None:

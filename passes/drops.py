@@ -1,8 +1,7 @@
-"""The Drop node: where a storage is given up that will be recomputed later.
+"""The Drop node: a call of ``drop``, where a storage is given up that will be recomputed later.
 
-It is a call of ``drop``, registered as having an effect so that dead-code elimination leaves it in
-place.  It does nothing when run: it is the last reader of its argument, and generated code frees a
-value after its last reader.
+It does nothing when run, but is the last reader of its argument, and generated code frees a value after its
+last reader.
 """
 
 from __future__ import annotations
@@ -22,30 +21,27 @@ def drop(value: Any) -> None:
 
 
 def hoist_drops(graph: Graph) -> None:
-    """Move every Drop node right behind the last reader of its storage, which a later one would hold on to.
+    """Move every Drop node right behind the last reader of its storage, as if it were lowered.
 
-    Requires: ``meta["val"]``.  Ensures: the graph as it stands frees what its lowered form frees.
+    What the caller is given back stays where its caller gives it up.
     """
     last_reader: dict[int, Node] = {}
-    keys_of: dict[Node, list[int]] = {}
+    returned = {key for node in graph.output_node().all_input_nodes for key in storage_keys(node)}
     for node in list(graph.nodes):
         if node.target is drop:
-            reader = last_reader[keys_of[node.all_input_nodes[0]][0]]
+            if storage_keys(node.all_input_nodes[0])[0] in returned:
+                continue
+            reader = last_reader[storage_keys(node.all_input_nodes[0])[0]]
             reader.append(node)
             if "partitioner_tag" in node.meta:
                 node.meta["partitioner_tag"] = "is_backward" if is_backward(reader) else "is_forward"
         else:
-            keys_of[node] = storage_keys(node)
             for used in (node, *node.all_input_nodes):
-                for key in keys_of[used]:
-                    last_reader[key] = node
+                last_reader.update(dict.fromkeys(storage_keys(used), node))
 
 
 class LowerDrops(Pass):
-    """Take the Drop nodes out, for an executor.
-
-    The liveness stays the same, since every later reader of a dropped value reads its recomputed copy.
-    """
+    """Take the Drop nodes out, for an executor: later readers of a dropped value read its recomputed copy."""
 
     name = "lower drops"
 

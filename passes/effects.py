@@ -1,8 +1,4 @@
-"""Effects of operators: writes in place, collectives, side effects.
-
-An operator may run twice only where a second run computes the same and does nothing else.  ``verify`` has a
-table of its own.
-"""
+"""Effects of operators: writes in place, collectives, side effects.  ``verify`` has a table of its own."""
 
 from __future__ import annotations
 
@@ -13,24 +9,20 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from dtr_fx.torch_private import OpOverload, pytree, schema_of
+from dtr_fx.torch_private import HigherOrderOperator, OpOverload, pytree, schema_of
 
 from . import rng, subgraphs
-from .tensors import storage_key, tensors_of
+from .tensors import called_module, storage_key, tensors_of
 
 # Schemas of these name spaces do not show that every rank must take part.
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "symm_mem")
 # These update their running statistics in training.
-_BATCH_NORMS = frozenset(
-    {
-        torch.ops.aten.batch_norm,
-        torch.ops.aten._batch_norm_impl_index,
-        torch.ops.aten.native_batch_norm,
-        torch.ops.aten.cudnn_batch_norm,
-        torch.ops.aten.miopen_batch_norm,
-        torch.ops.aten.instance_norm,
-    }
-)
+_BATCH_NORMS = {
+    *(torch.ops.aten.batch_norm, torch.ops.aten._batch_norm_impl_index, torch.ops.aten.native_batch_norm),
+    *(torch.ops.aten.cudnn_batch_norm, torch.ops.aten.miopen_batch_norm, torch.ops.aten.instance_norm),
+}
+# These do nothing but run graphs.
+_CONTROL_FLOW = ("cond", "while_loop", "scan", "associative_scan", "map_impl", "invoke_subgraph")
 _PURE_PYTHON = ("torch", "_operator", "operator", "math", "builtins")
 
 
@@ -72,12 +64,12 @@ def undeclared_writes(target: OpOverload, args: Sequence[Any], kwargs: Mapping[s
 
 def last_writes(graph: Graph) -> dict[int, int]:
     """For every storage that the graph changes, the position of the last node that does."""
-    last = {}
-    for position, node in enumerate(graph.nodes):
-        if node.op.startswith("call"):
-            for tensor in mutated_tensors(node):
-                last[storage_key(tensor)] = position
-    return last
+    return {
+        storage_key(tensor): position
+        for position, node in enumerate(graph.nodes)
+        if node.op.startswith("call")
+        for tensor in mutated_tensors(node)
+    }
 
 
 def may_run_twice(node: Node) -> bool:
@@ -86,18 +78,17 @@ def may_run_twice(node: Node) -> bool:
     if facts is not None and facts.mutates:
         return False
     if node.op == "call_module":
-        module = node.graph.owning_module.get_submodule(str(node.target))  # type: ignore[union-attr]
-        return type(module).__module__.startswith("torch.nn.")
+        return type(called_module(node)).__module__.startswith("torch.nn.")
     if node.op == "call_method":
         return True
     target = node.target
     if isinstance(target, OpOverload):
         writes = bool(undeclared_writes(target, node.args, node.kwargs))
         return not (writes or target.namespace in _COLLECTIVES or _has_effect(node))
-    if subgraphs.is_higher_order(node):
+    if isinstance(target, HigherOrderOperator):
         operators = subgraphs.operators_of(node)
-        repeats = not any(map(rng.is_random, operators)) and all(map(may_run_twice, operators))
-        return subgraphs.is_pure(node) and repeats
+        draws = any(map(rng.is_random, operators))
+        return target.name() in _CONTROL_FLOW and not draws and all(map(may_run_twice, operators))
     inside = getattr(target, "graph", None)
     if isinstance(inside, Graph):  # operators as one, see kernels
         return all(may_run_twice(inner) for inner in inside.nodes if inner.op.startswith("call"))
@@ -108,10 +99,8 @@ def may_run_twice(node: Node) -> bool:
 
 
 def _has_effect(node: Node) -> bool:
-    """True if an operator's schema or registration says that it does more than compute.
-
-    Of PyTorch's own that is asked once; another may be registered as having an effect at any time.
-    """
+    """True if an operator's schema or registration says that it does more than compute."""
+    # Of PyTorch's own that is asked once; another may be registered as having an effect at any time.
     if node.target.namespace != "aten":  # type: ignore[union-attr]
         return bool(node.is_impure(impure_random=False))
     if node.target not in _effects:

@@ -1,21 +1,14 @@
 """Operators that Inductor fuses into one kernel, as one operator, and back.
 
-    ContractKernels    every value that only one kernel reads goes into that kernel
-    ExpandKernels      each call of a kernel becomes the operators that it is made of
-
-What lies inside a kernel is never in memory, so a plan over kernels has nothing to drop there.
-
-A kernel is a cone: an operator that can be fused, and of those before it all whose every reader is in the
-cone (the maximal fanout-free cone of logic synthesis).  Inductor may fuse further than that; see ``moved``.
-
-Requires: a decomposed graph, ``meta["val"]`` on every node, nodes in execution order.
-Ensures: the graph computes the same; a kernel stands where its last operator stood.
+What lies inside a kernel is never in memory, so a plan over kernels has nothing to drop there.  A kernel is a
+maximal fanout-free cone: an operator that can be fused, and of those before it all whose every reader is in
+the cone.  Inductor may fuse further than that; see ``moved``.  Requires a decomposed graph, in order.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -94,11 +87,11 @@ class ExpandKernels(Pass):
         return bool(seen)
 
 
-def members(node: Node) -> list[str]:
-    """The names of the operators that a node of a contracted graph stands for."""
+def operators(node: Node) -> list[Node]:
+    """The operators that a node of a contracted graph stands for."""
     if not isinstance(node.target, Kernel):
-        return [node.name]
-    return [inner.name for inner in node.target.graph.nodes if inner.op == "call_function"]
+        return [node]
+    return [inner for inner in node.target.graph.nodes if inner.op == "call_function"]
 
 
 def is_kernel(node: Node) -> bool:
@@ -114,7 +107,14 @@ def is_view(node: Node) -> bool:
 
 def is_fused(node: Node) -> bool:
     """True if kernels alone read what one more run makes: those of the backward pass, if there are any."""
-    readers = _readers(node)
+    readers: list[Node] = []
+    pending = list(node.users)
+    while pending:
+        user = pending.pop()
+        if user.op == "call_function" and is_view(user):
+            pending += user.users
+        else:
+            readers.append(user)
     late = [reader for reader in readers if is_backward(reader)]
     return all(map(is_kernel, late or readers)) and bool(readers)
 
@@ -127,19 +127,6 @@ def moved(node: Node) -> int:
     made = sum(held.elements for held in held_by(node))
     read = sum(held.elements for used in node.all_input_nodes for held in held_by(used))
     return max(0, read - made) if is_fused(node) else read + made
-
-
-def _readers(node: Node) -> list[Node]:
-    """The nodes that read a node's value, by way of views, too."""
-    readers: list[Node] = []
-    pending = list(node.users)
-    while pending:
-        user = pending.pop()
-        if user.op == "call_function" and is_view(user):
-            pending += user.users
-        else:
-            readers.append(user)
-    return readers
 
 
 def _cone(root: Node, fusible: set[Node]) -> set[Node]:
@@ -166,15 +153,11 @@ def _together(node: Node) -> set[Node]:
 
 def _replace(graph: Graph, root: Node, cone: set[Node]) -> None:
     inside = Graph()
-    copies: dict[Node, Node] = {}
-    outside: list[Node] = []
     members = sorted(cone)
-    for node in members:
-        for used in node.all_input_nodes:
-            if used not in cone and used not in copies:
-                copies[used] = inside.placeholder(used.name)
-                copies[used].meta["val"] = used.meta["val"]
-                outside.append(used)
+    outside = dict.fromkeys(used for node in members for used in node.all_input_nodes if used not in cone)
+    copies = {used: inside.placeholder(used.name) for used in outside}
+    for used, copy in copies.items():
+        copy.meta["val"] = used.meta["val"]
     for node in members:
         copies[node] = inside.node_copy(node, copies.__getitem__)
     inside.output(copies[root])
@@ -208,16 +191,12 @@ def _inline(graph: Graph, kernel: Node, *, is_first: bool) -> None:
     graph.erase_node(kernel)
 
 
-def _is_fusible(node: Node, written: Iterable[int]) -> bool:
+def _is_fusible(node: Node, written: Mapping[int, int]) -> bool:
     if node.op != "call_function" or _aten_target(node) not in _fusible():
         return False
     keys = [key for used in (node, *node.all_input_nodes) for key in storage_keys(used)]
-    return (
-        bool(tensors_of(node.meta.get("val")))
-        and may_run_twice(node)
-        and not rng.is_random(node)
-        and not any(key in written for key in keys)
-    )
+    is_pure = may_run_twice(node) and not rng.is_random(node)
+    return is_pure and bool(tensors_of(node.meta.get("val"))) and written.keys().isdisjoint(keys)
 
 
 def _aten_target(node: Node) -> Any:

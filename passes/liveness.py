@@ -1,22 +1,17 @@
-"""The bytes live while each operator of a graph runs, from its nodes alone.
-
-Requires: ``meta["val"]`` on every node, nodes in execution order.
-"""
+"""The bytes live while each operator of a graph runs, from its nodes in execution order."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule, Node
 
-from dtr_fx.report import KINDS, Point
-from dtr_fx.runtime.steps import DROP, RECOMPUTE
-
-from . import rng
-from .roles import origin_name, role
-from .tensors import (
+from dtr_fx.passes import rng
+from dtr_fx.passes.reach import given_back
+from dtr_fx.passes.roles import origin_name, role
+from dtr_fx.passes.tensors import (
+    constant_kind,
     held_by,
     is_backward,
     is_selection,
@@ -25,6 +20,8 @@ from .tensors import (
     storage_bytes,
     storage_keys,
 )
+from dtr_fx.report import KINDS, Point
+from dtr_fx.runtime.steps import DROP, RECOMPUTE
 
 
 def liveness(gm: GraphModule, workspace: Mapping[str, int], device: torch.device) -> list[Point]:
@@ -32,76 +29,52 @@ def liveness(gm: GraphModule, workspace: Mapping[str, int], device: torch.device
 
     ``workspace`` gives, by the name of an operator's origin, the bytes that it allocates for itself.
     Inputs and parameters that the graph reads are live throughout, tangents from the first backward
-    operator on, outputs from when they are made to the end.
+    operator on, outputs from when they are made to the end, or to where the plan drops what is given back.
     """
-    lives = _lives(gm)
-    memory = _Memory(device.type, lives)
-    memory.add("parameter", sum(storage_bytes(tensor, device) for _, tensor in module_state(gm)))
+    dies_at, kept = _lives(gm)
+    parts = dict.fromkeys(KINDS, 0)
+    parts["parameter"] = sum(storage_bytes(tensor, device) for _, tensor in module_state(gm))
+    allocated: dict[int, tuple[str, int]] = {}
+
+    def allocate(node: Node) -> None:
+        """The storages of a node that are not there yet."""
+        for held in held_by(node):
+            if held.storage not in allocated:
+                kind = _kind(node, is_output=held.storage in kept)
+                allocated[held.storage] = kind, held.nbytes if held.device == device.type else 0
+                parts[kind] += allocated[held.storage][1]
+
     tangents: list[Node] = []
     points: list[Point] = []
     for node in [*gm.graph.find_nodes(op="placeholder"), *gm.graph.find_nodes(op="get_attr")]:
         if node.users and is_tangent(node):
             tangents.append(node)
         elif node.users:
-            memory.allocate(node)
+            allocate(node)
     for node in gm.graph.nodes:
-        if node.op in ("placeholder", "get_attr"):
+        if node.op in ("placeholder", "get_attr", "output"):
             continue
-        if node.op != "output" and role(node) != DROP:
-            if tangents and node.meta.get("partitioner_tag") == "is_backward":
-                for tangent in tangents:
-                    memory.allocate(tangent)
-                tangents = []
-            if not is_selection(node):
-                memory.allocate(node)
-                own = workspace.get(origin_name(node), 0)
-                if node.target is rng.replay:
-                    own += storage_bytes(rng.state_like(device), device)
-                points.append(memory.point(node.name, own))
-            for key in lives.dies_at.get(node, ()):
-                memory.free(key)
+        if tangents and role(node) != DROP and node.meta.get("partitioner_tag") == "is_backward":
+            for tangent in tangents:
+                allocate(tangent)
+            tangents = []
+        if not (is_selection(node) or role(node) == DROP):
+            allocate(node)
+            parts["temporary"] = workspace.get(origin_name(node), 0)
+            if node.target is rng.replay:
+                parts["temporary"] += storage_bytes(rng.save_state(str(device)), device)
+            points.append(Point(sum(parts.values()), node.name, tuple(parts.values())))
+        for key in dies_at.get(node, ()):
+            if key in allocated:
+                kind, nbytes = allocated.pop(key)
+                parts[kind] -= nbytes
     return points
-
-
-class _Memory:
-    """The bytes live on a device, by kind."""
-
-    def __init__(self, device: str, lives: _Lives) -> None:
-        self._device = device
-        self._lives = lives
-        self._parts = dict.fromkeys(KINDS, 0)
-        self._live = 0
-        self._held: dict[int, tuple[str, int]] = {}
-
-    def add(self, kind: str, nbytes: int) -> None:
-        self._parts[kind] += nbytes
-        self._live += nbytes
-
-    def allocate(self, node: Node) -> None:
-        """The storages of a node that are not there yet."""
-        for held in held_by(node):
-            key = held.storage
-            if key not in self._held:
-                kind = _kind(node, is_output=key in self._lives.kept)
-                self._held[key] = kind, held.nbytes if held.device == self._device else 0
-                self.add(*self._held[key])
-
-    def free(self, key: int) -> None:
-        if key in self._held:
-            kind, nbytes = self._held.pop(key)
-            self.add(kind, -nbytes)
-
-    def point(self, name: str, temporary: int) -> Point:
-        self._parts["temporary"] = temporary
-        return Point(self._live + temporary, name, tuple(self._parts.values()))
 
 
 def _kind(node: Node, *, is_output: bool) -> str:
     """The kind, among ``KINDS``, of a storage that a node makes."""
-    if node.op == "placeholder":
-        return "parameter" if node.meta.get("dtr_parameter") else "input"
-    if node.op == "get_attr":
-        return "parameter"
+    if node.op in ("placeholder", "get_attr"):
+        return constant_kind(node)
     if role(node) == RECOMPUTE:
         return "recomputed"
     if is_backward(node):
@@ -109,31 +82,26 @@ def _kind(node: Node, *, is_output: bool) -> str:
     return "output" if is_output else "activation"
 
 
-@dataclass(frozen=True)
-class _Lives:
-    """For every node, its storages and those that it is the last to read; those ``kept`` stay to the end."""
-
-    dies_at: dict[Node, list[int]]
-    kept: set[int]
-    keys_of: dict[Node, list[int]]
-
-
-def _lives(gm: GraphModule) -> _Lives:
+def _lives(gm: GraphModule) -> tuple[dict[Node, list[int]], set[int]]:
+    """For every node, the storages that it is the last to read; and those that stay to the end."""
     last_reader: dict[int, Node] = {}
     kept: set[int] = set()
-    keys_of: dict[Node, list[int]] = {}
+    dropped: set[int] = set()
     for node in gm.graph.nodes:
         if node.op == "output":
-            kept.update(key for used in node.all_input_nodes for key in keys_of[used])
+            kept.update(key for used in node.all_input_nodes for key in storage_keys(used))
         elif role(node) != DROP:
-            keys_of[node] = storage_keys(node)
             for used in (node, *node.all_input_nodes):
-                for key in keys_of[used]:
-                    last_reader[key] = node
+                last_reader.update(dict.fromkeys(storage_keys(used), node))
             if node.op in ("placeholder", "get_attr"):
-                kept.update(keys_of[node])
+                kept.update(storage_keys(node))
+        elif is_backward(node):
+            back = given_back(gm).intersection(storage_keys(node.all_input_nodes[0]))
+            last_reader.update(dict.fromkeys(back, node))
+            dropped |= back
+    kept -= dropped
     dies_at: dict[Node, list[int]] = {}
     for key, node in last_reader.items():
         if key not in kept:
             dies_at.setdefault(node, []).append(key)
-    return _Lives(dies_at, kept, keys_of)
+    return dies_at, kept

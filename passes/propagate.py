@@ -1,15 +1,13 @@
-"""Shapes, mutations, randomness and FLOPs of every node, by running the graph on fake tensors.
+"""Shapes of every node, by running the graph on fake tensors that share storages as the nodes do.
 
-Requires: example inputs, or ``meta["val"]`` already on every node (AOTAutograd, make_fx, export).
-Ensures: ``meta["val"]`` on every node, sharing storages as the nodes do; on graphs that were run here also
-``meta["dtr_facts"]``.
+What was run here has its mutations, randomness and FLOPs in ``meta["dtr_facts"]``.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -56,31 +54,35 @@ class Propagate(Pass):
         return False
 
 
-def propagate(gm: GraphModule, example_inputs: Sequence[Any] | None) -> FakeTensorMode | None:
-    """Give every node its fake value; return the mode that they belong to.
+def propagate(gm: GraphModule, example_inputs: Sequence[Any] | None) -> None:
+    """Give every node its fake value, by running the graph where it has none.
 
-    Raises
-    ------
-    GraphError
-        The graph has neither shapes nor example inputs, or does not run on them.
+    ``GraphError`` if the graph has neither shapes nor example inputs, or does not run on them.
     """
     if example_inputs is None:
-        _check_has_values(gm)
+        for node in gm.graph.nodes:
+            if node.op.startswith("call") and "val" not in node.meta:
+                if node.users:
+                    raise GraphError(
+                        f"node {node.name} has no shape: pass example_inputs=(...) so that shapes can be "
+                        "propagated, or trace with make_fx, torch.export or torch.compile"
+                    )
+                # It is there for its effect: a check of torch.export's, a Drop.
+                node.meta["val"] = None
         if _show_storages(gm):
-            return fake_mode_of(gm)
+            return
         example_inputs = _inputs_of(gm)
     mode = fake_mode_of_values(example_inputs) or static_mode()
-    interpreter = _Propagation(gm, mode)
+    around = torch.nn.Module()  # through which ``functional_call`` can put fake parameters in the graph
+    around.gm, around.forward = gm, _Recorder(gm, mode).run
     with mode, torch.no_grad():
         inputs = pytree.tree_map_only(torch.Tensor, mode.from_tensor, tuple(example_inputs))
-        state = {
-            name: mode.from_tensor(tensor) for name, tensor in [*gm.named_parameters(), *gm.named_buffers()]
-        }
+        named = [*around.named_parameters(), *around.named_buffers()]
+        state: dict[str, torch.Tensor] = {name: mode.from_tensor(tensor) for name, tensor in named}
         try:
-            torch.func.functional_call(interpreter, {f"gm.{k}": v for k, v in state.items()}, inputs)
+            torch.func.functional_call(around, state, inputs)
         except Exception as error:
             raise GraphError(f"the graph does not run on the example inputs: {error}") from error
-    return mode
 
 
 def _show_storages(gm: GraphModule) -> bool:
@@ -95,23 +97,18 @@ def _show_storages(gm: GraphModule) -> bool:
         if node.op == "get_attr":
             if attributes.setdefault(str(node.target), made) != made:
                 return False
-            if not made and isinstance(_attribute(gm, node), torch.Tensor):
+            if not made and isinstance(attrgetter(str(node.target))(gm), torch.Tensor):
                 return False
-        elif made and (is_selection(node) or _declares_alias(node)):
+        elif made and (is_selection(node) or _declares_alias(node.target)):
             read = [tensor for used in node.all_input_nodes for tensor in tensors_of(used.meta.get("val"))]
             if made.isdisjoint(map(storage_key, read)):
                 return False
     return True
 
 
-def _declares_alias(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and any(
-        result.alias_info is not None for result in schema_of(node.target).returns
-    )
-
-
-def _attribute(gm: GraphModule, node: Node) -> Any:
-    return functools.reduce(getattr, str(node.target).split("."), gm)
+def _declares_alias(target: Any) -> bool:
+    returns = schema_of(target).returns if isinstance(target, OpOverload) else ()
+    return any(result.alias_info is not None for result in returns)
 
 
 def _inputs_of(gm: GraphModule) -> list[Any]:
@@ -143,31 +140,6 @@ def fake_mode_of_values(values: Any) -> FakeTensorMode | None:
     return None if fake is None else fake.fake_mode
 
 
-def _check_has_values(gm: GraphModule) -> None:
-    for node in gm.graph.nodes:
-        if not node.op.startswith("call") or "val" in node.meta:
-            continue
-        if node.users:
-            raise GraphError(
-                f"node {node.name} has no shape: pass example_inputs=(...) so that shapes can be propagated, "
-                "or trace with make_fx, torch.export or torch.compile"
-            )
-        # It is there for its effect: a check of torch.export's, a Drop.
-        node.meta["val"] = None
-
-
-class _Propagation(torch.nn.Module):
-    """A module around the graph, so that ``functional_call`` can put fake parameters in it."""
-
-    def __init__(self, gm: GraphModule, mode: FakeTensorMode) -> None:
-        super().__init__()
-        self.gm = gm
-        self._mode = mode
-
-    def forward(self, *inputs: Any) -> Any:
-        return _Recorder(self.gm, self._mode).run(*inputs)
-
-
 class _Recorder(Interpreter):
     def __init__(self, gm: GraphModule, mode: FakeTensorMode) -> None:
         super().__init__(gm)
@@ -185,14 +157,8 @@ class _Recorder(Interpreter):
         with _Watch() as watch:
             value = super().run_node(n)
         n.meta["val"] = value
-        n.meta["dtr_facts"] = Facts(
-            watch.flops,
-            watch.is_random,
-            (
-                *(tensor for tensor, version in zip(args, versions) if version_of(tensor) != version),
-                *watch.undeclared_writes,
-            ),
-        )
+        written = [tensor for tensor, version in zip(args, versions) if version_of(tensor) != version]
+        n.meta["dtr_facts"] = Facts(watch.flops, watch.is_random, (*written, *watch.undeclared_writes))
         return value
 
     def _reachable_tensors(self, n: Node) -> list[torch.Tensor]:

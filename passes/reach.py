@@ -54,6 +54,15 @@ def written_after_forward(gm: GraphModule) -> set[int]:
     return {key for node in inputs if _root(node.meta.get("desc")) in written for key in storage_keys(node)}
 
 
+def given_back(gm: GraphModule) -> set[int]:
+    """The storages of the new values of these inputs: they are gone when AOTAutograd has written them."""
+    new, others = set(), set()
+    for node, desc in _described_outputs(gm):
+        (new if isinstance(desc, InputMutationAOTOutput) else others).update(storage_keys(node))
+    inputs = {key for node in gm.graph.find_nodes(op="placeholder") for key in storage_keys(node)}
+    return new - others - inputs
+
+
 def reached_by_caller(gm: GraphModule) -> dict[int, Reached]:
     """The tensors, by storage, that the caller may write, as autograd itself would not save them."""
     saved = {

@@ -1,11 +1,7 @@
 """Randomness that replays: a recomputed dropout draws the mask that it drew first.
 
-Before a random operator that will be recomputed, ``save_state`` takes the generator's state; its
-recomputation is ``replay``, which runs the operator from that state and puts the generator back as it
-found it.  Any number of replays draw the same numbers, and the program's own sequence is untouched.
-
-Plain functions, rather than ``torch._prims.rng_prims``, so that a rewritten graph of modules still
-differentiates: those operators refuse to be recorded by autograd.
+Before a random operator that will be recomputed, ``save_state`` takes the generator's state; its recompute
+is ``replay``.  Plain functions, since autograd cannot record the operators of ``torch._prims.rng_prims``.
 """
 
 from __future__ import annotations
@@ -55,12 +51,10 @@ def can_replay(node: Node) -> bool:
 def reference(node: Node) -> Any:
     """The node's target as ``replay`` takes it: an operator, ``".method"``, or a function's full name."""
     target = node.target
-    if isinstance(target, OpOverload):
+    if isinstance(target, OpOverload) or node.op == "call_module":
         return target
     if node.op == "call_method":
         return f".{target}"
-    if node.op == "call_module":
-        return node.target
     name = f"{getattr(target, '__module__', None) or 'torch'}:{getattr(target, '__name__', '')}"
     try:
         return name if pkgutil.resolve_name(name) is target else None
@@ -68,25 +62,30 @@ def reference(node: Node) -> Any:
         return None
 
 
-def state_like(device: torch.device) -> torch.Tensor:
-    """A tensor like the generator's state, which always lies on the CPU."""
-    return _generator_state(str(device))
-
-
 def save_state(device: str) -> torch.Tensor:
-    """The state of the device's default generator (5,056 bytes on the CPU, 16 on CUDA)."""
-    return _generator_state(device)
+    """The state of the device's default generator, on the CPU (5,056 bytes for the CPU, 16 for CUDA)."""
+    if device == "cpu":
+        return torch.get_rng_state()
+    state: torch.Tensor = torch.get_device_module(device).get_rng_state(device)
+    return state
+
+
+def _restore_state(device: str, state: torch.Tensor) -> None:
+    if device == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.get_device_module(device).set_rng_state(state, device)
 
 
 def replay(state: torch.Tensor, device: str, target: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Run ``target`` as it ran when the generator was in ``state``, and leave the generator alone."""
     function = _function(target) if isinstance(target, str) else target
-    current = _generator_state(device)
-    _set_generator_state(device, state)
+    current = save_state(device)
+    _restore_state(device, state)
     try:
         return function(*args, **kwargs)
     finally:
-        _set_generator_state(device, current)
+        _restore_state(device, current)
 
 
 @functools.cache
@@ -95,22 +94,3 @@ def _function(name: str) -> Callable[..., Any]:
         return lambda tensor, *args, **kwargs: getattr(tensor, name[1:])(*args, **kwargs)
     function: Callable[..., Any] = pkgutil.resolve_name(name)
     return function
-
-
-def _generator_state(device: str) -> torch.Tensor:
-    if device == "cpu":
-        return torch.get_rng_state()
-    state: torch.Tensor = _module(device).get_rng_state(device)
-    return state
-
-
-def _set_generator_state(device: str, state: torch.Tensor) -> None:
-    if device == "cpu":
-        torch.set_rng_state(state)
-    else:
-        _module(device).set_rng_state(state, device)
-
-
-def _module(device: str) -> Any:
-    """``torch.cuda`` of ``"cuda:1"``."""
-    return getattr(torch, torch.device(device).type)

@@ -20,11 +20,9 @@ def facts(node: Node) -> dict[str, Any]:
 
 def role(node: Node) -> str:
     """One of the above, ``"recompute"`` or ``"drop"``."""
-    found: str = facts(node)["role"]
-    return found
+    return str(facts(node)["role"])
 
 
 def origin_name(node: Node) -> str:
     """The node of the original graph that a node stands for."""
-    found: str = facts(node)["origin"]
-    return found
+    return str(facts(node)["origin"])

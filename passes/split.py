@@ -1,22 +1,22 @@
-"""The joint graph in execution order, and its split into a forward and a backward graph.
+"""The joint graph in execution order, without duplicates, and its split into a forward and a backward graph.
 
-Requires: AOTAutograd's joint graph, whose nodes carry ``partitioner_tag``.
-Ensures: nodes run where they stand: a recompute that stands in the backward pass runs there.
+A recompute that stands in the backward pass runs there.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from functorch.compile import default_partition
 from torch.fx import GraphModule, Node
 
 from dtr_fx.passes import rng
 from dtr_fx.passes.contract import ORDER, VALUES, Pass, Pipeline
-from dtr_fx.passes.merge import MergeDuplicates
+from dtr_fx.passes.effects import may_run_twice
 from dtr_fx.passes.reach import mark_parameters
+from dtr_fx.passes.tensors import storage_keys
 from dtr_fx.torch_private import side_effectful_functions
 
 
@@ -29,9 +29,8 @@ def prepare(joint: GraphModule, static: Iterable[int], parameters: Sequence[bool
 class ExecutionOrder(Pass):
     """Put every node into the pass where ``default_partition`` will, and say so in its tag.
 
-    AOTAutograd lists the writes to mutated inputs last: they move to the end of the forward pass.  It leaves
-    the backward formulas of ``autograd.Function`` without a tag, and gives the inputs of a subgraph a wrong
-    one.
+    AOTAutograd lists the writes to mutated inputs last: they move to the end of the forward pass.  It gives
+    the backward formulas of ``autograd.Function`` no tag, and the inputs of a subgraph a wrong one.
     """
 
     name = "execution order"
@@ -39,11 +38,8 @@ class ExecutionOrder(Pass):
 
     def call(self, gm: GraphModule) -> bool:
         nodes = list(gm.graph.nodes)
-        ends = [
-            number
-            for number, node in enumerate(nodes)
-            if node.meta.get("partitioner_tag") == "is_forward" or _is_forward_input(node)
-        ]
+        tags = [node.meta.get("partitioner_tag") for node in nodes]
+        ends = [i for i, node in enumerate(nodes) if tags[i] == "is_forward" or _is_forward_input(node)]
         if not ends:
             return False
         forward, backward = nodes[: ends[-1] + 1], nodes[ends[-1] + 1 :]
@@ -69,16 +65,52 @@ def _is_forward_input(node: Node) -> bool:
 _BACKWARD_INPUTS = ("tangents", "bwd_seed", "bwd_base_offset")
 
 
-def split(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, GraphModule]:
-    """The forward and the backward graph, by where nodes stand.
+class MergeDuplicates(Pass):
+    """Let the first of some operators with the same arguments in the same pass stand for all of them.
 
-    Tags that ask PyTorch to recompute are taken off: this graph already says what is recomputed.
+    Autograd detaches what it saves; a graph records no gradients, so there a detached tensor is the tensor.
+    PyTorch's own (``fx_graph_cse``, read on 2.13) takes two attentions with dropout for one, and saves values
+    for the backward pass.
     """
+
+    name = "merge duplicates"
+    requires = (VALUES, ORDER)
+
+    def call(self, gm: GraphModule) -> bool:
+        before = len(gm.graph.nodes)
+        returned = {key for node in gm.graph.output_node().all_input_nodes for key in storage_keys(node)}
+        first: dict[tuple[object, ...], Node] = {}
+        for node in list(gm.graph.nodes):
+            if node.op != "call_function" or rng.is_random(node) or not may_run_twice(node):
+                continue
+            if not returned.isdisjoint(storage_keys(node)):
+                continue
+            if node.target is torch.ops.aten.detach.default:
+                node.replace_all_uses_with(node.all_input_nodes[0])
+                gm.graph.erase_node(node)
+                continue
+            # By its text, since 1, 1.0 and True are equal; nodes are named apart.
+            arguments = repr((node.args, node.kwargs))
+            same = first.setdefault((node.target, arguments, node.meta.get("partitioner_tag")), node)
+            if same is not node:
+                node.replace_all_uses_with(same)
+                gm.graph.erase_node(node)
+        return len(gm.graph.nodes) < before
+
+
+def split(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, GraphModule]:
+    """The forward and the backward graph, by where nodes stand, whatever tags ask PyTorch to recompute."""
     for node in joint.graph.nodes:
         node.meta.pop("recompute", None)
     replayed = {node.meta["dtr"]["origin"] for node in joint.graph.nodes if node.target is rng.replay}
-    with _with_effects({node.target for node in joint.graph.nodes if node.name in replayed}):
+    # A draw whose result is read from its replays only has an effect: it still draws.
+    targets = {node.target for node in joint.graph.nodes if node.name in replayed}
+    added = targets - side_effectful_functions
+    side_effectful_functions.update(added)
+    try:
         forward, backward = default_partition(joint, inputs, **facts)
+    finally:
+        side_effectful_functions.difference_update(added)
     # What is tagged as random is in both graphs, even where nothing reads it: of the forward pass's draws
     # only the forward graph's are to stay, of the backward pass's recomputes only the backward graph's.
     forward.graph.eliminate_dead_code(is_impure_node=lambda node: rng.is_random(node) or has_effects(node))
@@ -89,14 +121,3 @@ def split(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, G
 def has_effects(node: Node) -> bool:
     """True if the node does something even if nothing reads it, drawing apart."""
     return node.is_impure(impure_random=False)
-
-
-@contextlib.contextmanager
-def _with_effects(targets: Iterable[Any]) -> Iterator[None]:
-    """Random operators have an effect here: one whose result is read from its replays only still draws."""
-    added = {target for target in targets if target not in side_effectful_functions}
-    side_effectful_functions.update(added)
-    try:
-        yield
-    finally:
-        side_effectful_functions.difference_update(added)

@@ -1,27 +1,25 @@
 """Which operator makes, views, reads and changes which storage: an FX graph as a program for the runtime.
 
 Requires: ``meta["val"]`` on every node (see ``propagate``), nodes in execution order.
-Ensures: a ``GraphProgram``, whose values are the leaf tensors of the nodes.  Two values share a storage
-when their fake tensors do.  A call is recomputable only when running it twice computes the same.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule, Node
 
 from dtr_fx.passes import rng
 from dtr_fx.passes.effects import last_writes, may_run_twice
-from dtr_fx.passes.reach import Reached, reached_by_caller, written_after_forward
+from dtr_fx.passes.reach import Reached, given_back, reached_by_caller, written_after_forward
 from dtr_fx.passes.roles import ARRIVE, KEEP, SAVE_RNG
 from dtr_fx.passes.tensors import (
     Held,
+    constant_kind,
     held_by,
     held_by_tensor,
     is_backward,
@@ -34,8 +32,7 @@ from dtr_fx.runtime.steps import COMPUTE
 from dtr_fx.torch_private import pytree
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """One leaf tensor of a node; ``alias_of`` is the first value in the same storage, maybe itself."""
 
     name: str
@@ -49,8 +46,8 @@ class NodeCall:
     """One operator: it reads and makes values, and afterwards releases those that are not read again.
 
     ``selections`` are the ``getitem`` nodes that take its result apart.  ``kept`` maps an input that the
-    graph changes later to the value of its kept copy, which a recompute reads instead.  ``workspace`` are
-    the bytes that any run of it takes for itself, ``replay_workspace`` those that a recompute adds.
+    graph changes later to the value of its copy, which a recompute reads.  ``workspace`` are the bytes that
+    any run takes for itself, ``replay_workspace`` those that a recompute adds, if it is ``recomputable``.
     """
 
     node: Node
@@ -69,9 +66,10 @@ class NodeCall:
 
 @dataclass
 class GraphProgram:
-    """A graph as the runtime runs it: ``constants`` are resident from the start.
+    """A graph as the runtime runs it: its values are leaf tensors of nodes, ``constants`` are resident.
 
-    ``reached`` are the tensors, by storage, that no recompute reads unless the plan trusts the caller.
+    ``reached`` are the tensors, by storage, that no recompute reads unless the plan trusts the caller,
+    ``given_back`` the values of results that are gone when the backward pass has started.
     """
 
     device: torch.device
@@ -80,6 +78,7 @@ class GraphProgram:
     calls: list[NodeCall] = field(default_factory=list)
     values_of: dict[Node, Any] = field(default_factory=dict)
     reached: dict[int, Reached] = field(default_factory=dict)
+    given_back: set[int] = field(default_factory=set)
 
     @property
     def base_cost(self) -> float:
@@ -104,10 +103,13 @@ class GraphProgram:
                     serves_recompute=call.role in (SAVE_RNG, KEEP),
                 )
             )
-            found += map(Keep, call.pins)
-            found += map(Release, call.releases)
+            found += [*map(Keep, call.pins), *map(Release, call.releases)]
         name = type(self.calls[0].node.graph.owning_module).__name__
         return Program(name, tuple(found), self.boundary)
+
+    def _output(self, value: int) -> Output:
+        described = self.values[value]
+        return Output(value, described.nbytes, None if self.is_storage(value) else described.alias_of)
 
     def _may_defer(self, number: int) -> bool:
         """True if a call does the same later; the first of the backward pass marks its start and stays."""
@@ -125,7 +127,7 @@ class GraphProgram:
         """Bytes that the forward pass makes for the backward pass, its outputs apart."""
         forward, backward = self.calls[: self.boundary], self.calls[self.boundary :]
         made = {self.storage(value) for step in forward for value in step.outputs}
-        read = {self.storage(value) for step in backward for value in step.inputs}
+        read = {self.storage(value) for step in backward if step.role != ARRIVE for value in step.inputs}
         kept = {self.storage(value) for step in forward for value in step.pins}
         return sum(self.values[storage].nbytes for storage in (made & read) - kept)
 
@@ -136,10 +138,6 @@ class GraphProgram:
         pins = {self.storage(value) for step in steps for value in step.pins}
         arriving = self.calls[self.boundary].outputs if self.boundary is not None else ()
         return self.constant_bytes + sum(self.values[value].nbytes for value in {*pins, *arriving})
-
-    def _output(self, value: int) -> Output:
-        described = self.values[value]
-        return Output(value, described.nbytes, None if self.is_storage(value) else described.alias_of)
 
     @property
     def constant_bytes(self) -> int:
@@ -170,222 +168,196 @@ def analyze(
     replays_randomness: bool = True,
     trusts_caller: bool = False,
 ) -> GraphProgram:
-    """The graph as a program, with the bytes that are on ``device``.
+    """The graph as a program, with the bytes that are on ``device``; values share storages as tensors do.
 
-    ``cost`` gives seconds, ``workspace`` bytes that only the operator sees.
-
-    Random operators run once where nothing ``replays_randomness``.  What the caller may write before the
-    backward pass is not read by a recompute, unless the plan ``trusts_caller`` not to.
+    ``cost`` gives seconds, ``workspace`` bytes that only the operator sees.  Random operators run once where
+    nothing ``replays_randomness``.  What the caller may write before the backward pass is not read by a
+    recompute, unless the plan ``trusts_caller`` not to.
     """
-    analysis = _Analysis(gm, device, cost, workspace, replays_randomness, trusts_caller)
-    for node in gm.graph.nodes:
-        analysis.visit(node)
-    return analysis.finish()
+    writes, between, reached = last_writes(gm.graph), written_after_forward(gm), reached_by_caller(gm)
+    if not trusts_caller:
+        between.update(reached)
+    nodes = enumerate(gm.graph.nodes)
+    start = next((i for i, node in nodes if node.op.startswith("call") and is_backward(node)), -1)
+    last_write = {**writes, **{key: max(start, writes.get(key, start)) for key in between}}
+    program = GraphProgram(device, reached=reached)
+    analysis = _Analysis(program, cost, workspace, replays_randomness, writes, last_write, given_back(gm))
+    for name, tensor in module_state(gm):
+        analysis.constants[analysis.new_value(name, "parameter", held_by_tensor(tensor))] = None
+    for position, node in enumerate(gm.graph.nodes):
+        analysis.visit(position, node)
+    analysis.finish()
+    return analysis.program
 
 
+@dataclass
 class _Analysis:
-    """The state of one reading of a graph."""
+    """The state of one reading of a graph.
 
-    def __init__(
-        self,
-        gm: GraphModule,
-        device: torch.device,
-        cost: Callable[[Node], float],
-        workspace: Mapping[Node, int],
-        replays_randomness: bool,
-        trusts_caller: bool,
-    ) -> None:
-        self._gm = gm
-        self._replays_randomness = replays_randomness
-        self._cost = cost
-        self._workspace = workspace
-        self._program = GraphProgram(device)
-        self._device = device.type
-        self._keys: list[int] = []
-        self._first_value: dict[int, int] = {}
-        self._written = last_writes(gm.graph)
-        self._last_write = {**self._written, **self._writes_between_passes(trusts_caller)}
-        self._position: dict[Node, int] = {node: i for i, node in enumerate(gm.graph.nodes)}
-        self._step_of: dict[Node, NodeCall] = {}
-        self._tangents: list[Node] = []
-        self._kept: dict[Node, int] = {}
-        self._constants: dict[int, None] = {}
-        self._results: set[int] = set()
-        self._add_module_state()
+    ``last_write`` is where each storage is changed last, be it by one of the graph's ``writes`` or between
+    the passes; what is ``given_back`` is there until the backward pass starts.
+    """
 
-    def visit(self, node: Node) -> None:
-        if node.op in ("placeholder", "get_attr"):
-            if is_tangent(node):
-                self._tangents.append(node)
-            else:
-                self._add_constant(node)
+    program: GraphProgram
+    cost: Callable[[Node], float]
+    workspace: Mapping[Node, int]
+    replays_randomness: bool
+    writes: dict[int, int]
+    last_write: dict[int, int]
+    given_back: set[int]
+    keys: list[int] = field(default_factory=list)
+    first_value: dict[int, int] = field(default_factory=dict)
+    step_of: dict[Node, NodeCall] = field(default_factory=dict)
+    tangents: list[Node] = field(default_factory=list)
+    kept: dict[Node, int] = field(default_factory=dict)
+    constants: dict[int, None] = field(default_factory=dict)
+    results: set[int] = field(default_factory=set)
+
+    def visit(self, position: int, node: Node) -> None:
+        if is_tangent(node):
+            self.tangents.append(node)
+        elif node.op in ("placeholder", "get_attr"):
+            values = self._new_values(node, constant_kind(node))
+            if node.users:
+                self.constants.update(dict.fromkeys(map(self.program.storage, values)))
         elif node.op == "output":
-            self._results.update(self._inputs(node))
+            self.results.update(self._inputs(node))
         elif is_selection(node):
             self._select(node)
         else:
-            if self._tangents and is_backward(node):
+            if is_backward(node):
                 self._arrive()
-            self._add_operator(node)
+            self._add_operator(position, node)
 
-    def finish(self) -> GraphProgram:
+    def finish(self) -> None:
         self._arrive()
-        self._program.constants = list(self._constants)
+        self._give_back()
+        self.program.constants = list(self.constants)
         last_use: dict[int, NodeCall] = {}
-        for step in self._program.calls:
-            for value in (*step.outputs, *step.inputs):
-                last_use[value] = step
-            step.pins = [value for value in step.outputs if value in self._results]
+        for step in self.program.calls:
+            last_use.update(dict.fromkeys((*step.outputs, *step.inputs), step))
+            step.pins = [value for value in step.outputs if value in self.results]
         for value, step in last_use.items():
-            if value not in self._results and value not in self._constants:
+            if value not in self.results and value not in self.constants:
                 step.releases.append(value)
-        return self._program
 
-    def _add_module_state(self) -> None:
-        for name, tensor in module_state(self._gm):
-            self._constants[self._new_value(name, "parameter", held_by_tensor(tensor))] = None
-
-    def _writes_between_passes(self, trusts_caller: bool) -> dict[int, int]:
-        """What is written outside the graph before its backward pass, as if where that starts."""
-        nodes = enumerate(self._gm.graph.nodes)
-        start = next((i for i, node in nodes if node.op.startswith("call") and is_backward(node)), None)
-        if start is None:
-            return {}
-        between = written_after_forward(self._gm)
-        self._program.reached = reached_by_caller(self._gm)
-        if not trusts_caller:
-            between.update(self._program.reached)
-        return {key: max(start, self._written.get(key, start)) for key in between}
-
-    def _add_constant(self, node: Node) -> None:
-        values = self._new_values(node, _constant_kind(node))
-        if node.users:
-            self._constants.update(dict.fromkeys(map(self._program.storage, values)))
+    def _give_back(self) -> None:
+        """Results that their caller has used when the backward pass starts are read there last."""
+        start = next((call for call in self.program.calls if call.role == ARRIVE), None)
+        given = {value for value in self.results if self.keys[value] in self.given_back}
+        if start is not None:
+            self.results -= given
+            self.program.given_back = given
+            start.inputs += tuple(sorted(given))
+            for call in self.program.calls:
+                call.recomputable = call.recomputable and given.isdisjoint(call.outputs)
 
     def _arrive(self) -> None:
         """The inputs that come with the backward pass; they stay with their caller to its end."""
-        for node in self._tangents:
+        for node in self.tangents:
             values = self._new_values(node, "input")
             if node.users:
-                fresh = tuple(value for value in values if self._program.is_storage(value))
-                self._results.update(fresh)
-                self._program.calls.append(NodeCall(node, ARRIVE, outputs=fresh, recomputable=False))
-        self._tangents = []
+                fresh = tuple(filter(self.program.is_storage, values))
+                self.results.update(fresh)
+                self.program.calls.append(NodeCall(node, ARRIVE, outputs=fresh, recomputable=False))
+        self.tangents = []
 
-    def _add_operator(self, node: Node) -> None:
+    def _add_operator(self, position: int, node: Node) -> None:
         step = NodeCall(node, inputs=self._inputs(node), recomputable=may_run_twice(node))
         if step.recomputable:
             self._replay_randomness(step)
-            if self._last_write:
-                self._protect_from_writes(step)
+            if self.last_write:
+                self._protect_from_writes(step, position)
         outputs = self._new_values(node, "activation")
         step.outputs = tuple(dict.fromkeys(outputs))
-        fresh = [value for value in step.outputs if self._program.is_storage(value)]
-        is_written = any(self._keys[value] in self._written for value in fresh)
+        fresh = list(filter(self.program.is_storage, step.outputs))
+        is_written = any(self.keys[value] in self.writes for value in fresh)
         if is_written or _is_used_whole(node) or len(step.outputs) < len(outputs):
             step.recomputable = False
         if fresh or not step.recomputable:
-            step.cost = self._cost(node)
-            step.workspace = self._workspace.get(node, 0)
-        self._step_of[node] = step
-        self._program.calls.append(step)
+            step.cost = self.cost(node)
+            step.workspace = self.workspace.get(node, 0)
+        self.step_of[node] = step
+        self.program.calls.append(step)
 
     def _select(self, node: Node) -> None:
         source, index = node.args
         assert isinstance(source, Node)
-        tree = self._program.values_of[source]
-        self._program.values_of[node] = () if tree == () else tree[index]
-        if source in self._step_of:
-            self._step_of[node] = self._step_of[source]
-            self._step_of[node].selections.append(node)
+        tree = self.program.values_of[source]
+        self.program.values_of[node] = () if tree == () else tree[index]
+        if source in self.step_of:
+            self.step_of[node] = self.step_of[source]
+            self.step_of[node].selections.append(node)
 
     def _replay_randomness(self, step: NodeCall) -> None:
         """A random operator depends on the generator's state, which is saved before it."""
         if not rng.is_random(step.node):
             return
-        if not (self._replays_randomness and rng.can_replay(step.node)):
+        if not (self.replays_randomness and rng.can_replay(step.node)):
             step.recomputable = False
             return
-        name = f"{step.node.name}_rng_state"
-        held = held_by_tensor(rng.state_like(self._program.device))
-        state = self._new_value(name, "rng state", held, own_storage=True)
-        self._program.calls.append(NodeCall(step.node, SAVE_RNG, outputs=(state,), recomputable=False))
+        held = held_by_tensor(rng.save_state(str(self.program.device)))
+        state = self.new_value(f"{step.node.name}_rng_state", "rng state", held, own_storage=True)
+        self.program.calls.append(NodeCall(step.node, SAVE_RNG, outputs=(state,), recomputable=False))
         step.inputs += (state,)
         # A replay keeps the generator's own state meanwhile.
-        step.replay_workspace = self._program.values[state].nbytes
+        step.replay_workspace = self.program.values[state].nbytes
 
-    def _protect_from_writes(self, step: NodeCall) -> None:
+    def _protect_from_writes(self, step: NodeCall, position: int) -> None:
         """A value read before the graph changes it is gone when a recompute would read it.
 
         An input that is changed later is kept as a copy, unless that costs more than what it lets go.
         """
-        position = self._position[step.node]
-        for value in dict.fromkeys(self._program.storage(value) for value in step.inputs):
-            if position > self._last_write.get(self._keys[value], -1):
+        program, device = self.program, self.program.device.type
+        for value in dict.fromkeys(map(program.storage, step.inputs)):
+            if position > self.last_write.get(self.keys[value], -1):
                 continue
-            node = self._readable_input(step.node, value)
-            made = sum(held.nbytes for held in held_by(step.node) if held.device == self._device)
-            if node is None or self._program.values[value].nbytes > made:
+            used = step.node.all_input_nodes
+            read = [node for node in used if value in map(program.storage, program.values_in(node))]
+            is_input = len(read) == 1 and read[0].op in ("placeholder", "get_attr")
+            made = sum(held.nbytes for held in held_by(step.node) if held.device == device)
+            if not is_input or program.values[value].nbytes > made:
                 step.recomputable = False
                 return
-            if node not in self._kept:
-                self._keep(node, value)
-            step.kept[node] = self._kept[node]
-            step.inputs += (self._kept[node],)
-
-    def _readable_input(self, reader: Node, value: int) -> Node | None:
-        """The input of the graph that the reader reads directly, if that is how it reads the storage."""
-        reads = [
-            node
-            for node in reader.all_input_nodes
-            if value in map(self._program.storage, self._program.values_in(node))
-        ]
-        if len(reads) == 1 and reads[0].op in ("placeholder", "get_attr"):
-            return reads[0]
-        return None
-
-    def _keep(self, node: Node, value: int) -> None:
-        [held] = held_by(node)
-        copy = self._new_value(f"{node.name}_kept", "kept copy", held, own_storage=True)
-        self._kept[node] = copy
-        cost = self._cost(node)
-        self._program.calls.append(NodeCall(node, KEEP, (value,), (copy,), cost, recomputable=False))
+            [node] = read
+            if node not in self.kept:
+                [held] = held_by(node)
+                copy = self.new_value(f"{node.name}_kept", "kept copy", held, own_storage=True)
+                keep = NodeCall(node, KEEP, (value,), (copy,), self.cost(node), recomputable=False)
+                program.calls.append(keep)
+                self.kept[node] = copy
+            step.kept[node] = self.kept[node]
+            step.inputs += (self.kept[node],)
 
     def _inputs(self, node: Node) -> tuple[int, ...]:
         """The values that the node reads; inputs that share a storage are one constant."""
-        inputs: dict[int, None] = {}
-        for used in node.all_input_nodes:
-            for value in self._program.values_in(used):
-                first = self._program.storage(value)
-                inputs[first if first in self._constants else value] = None
-        return tuple(inputs)
+        storage, constants = self.program.storage, self.constants
+        read = [value for used in node.all_input_nodes for value in self.program.values_in(used)]
+        return tuple(dict.fromkeys(storage(one) if storage(one) in constants else one for one in read))
 
     def _new_values(self, node: Node, kind: str) -> list[int]:
+        first, held = len(self.keys), iter(held_by(node))
+
+        def new(leaf: Any) -> int | None:
+            """The leaf's value: that of a sibling if both are in one new storage."""
+            if not isinstance(leaf, torch.Tensor):
+                return None
+            described = next(held)
+            sibling = self.first_value.get(described.storage, -1)
+            return sibling if sibling >= first else self.new_value(node.name, kind, described)
+
         value = node.meta.get("val")
-        if isinstance(value, torch.Tensor):
-            [held] = held_by(node)
-            tree: Any = self._new_value(node.name, kind, held)
-        else:
-            new = functools.partial(self._new_leaf, node.name, kind, len(self._keys), iter(held_by(node)))
-            tree = pytree.tree_map(new, value)
-        self._program.values_of[node] = tree
-        return self._program.values_in(node)
+        tree = new(value) if isinstance(value, torch.Tensor) else pytree.tree_map(new, value)
+        self.program.values_of[node] = tree
+        return self.program.values_in(node)
 
-    def _new_leaf(self, name: str, kind: str, first: int, held: Iterator[Held], leaf: Any) -> int | None:
-        """The leaf's value: that of a sibling, numbered from ``first``, if both are in one new storage."""
-        if not isinstance(leaf, torch.Tensor):
-            return None
-        new = next(held)
-        sibling = self._first_value.get(new.storage, -1)
-        return sibling if sibling >= first else self._new_value(name, kind, new)
-
-    def _new_value(self, name: str, kind: str, held: Held, *, own_storage: bool = False) -> int:
-        number = len(self._keys)
+    def new_value(self, name: str, kind: str, held: Held, *, own_storage: bool = False) -> int:
+        number = len(self.keys)
         key = -number - 1 if own_storage else held.storage
-        first = self._first_value.setdefault(key, number)
-        nbytes = held.nbytes if first == number and held.device == self._device else 0
-        self._keys.append(key)
-        self._program.values.append(Value(name, kind, nbytes, first))
+        first = self.first_value.setdefault(key, number)
+        nbytes = held.nbytes if first == number and held.device == self.program.device.type else 0
+        self.keys.append(key)
+        self.program.values.append(Value(name, kind, nbytes, first))
         return number
 
 
@@ -394,9 +366,3 @@ def _is_used_whole(node: Node) -> bool:
     return isinstance(node.meta.get("val"), (tuple, list, dict)) and any(
         not is_selection(user) and user.op != "output" for user in node.users
     )
-
-
-def _constant_kind(node: Node) -> str:
-    if node.op == "get_attr":
-        return "parameter"
-    return "parameter" if node.meta.get("dtr_parameter") else "input"

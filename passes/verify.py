@@ -2,20 +2,20 @@
 
 It shares no state and no table with the planner.  Rules, each with an error that names the node:
 
-====================  ================================================================================
-live                  a node reads what stands before it, and no storage that was dropped
-same operator         a recompute calls what its origin calls
-same values           and on what its origin read: origins, their recomputes, kept copies that are copies
-same randomness       a random recompute replays the state saved right before its origin
-not twice             nothing that writes, or takes part in an effect, is recomputed
-not after a write     a recompute neither reads a storage that was written since its origin read it, nor
-                      makes anew one that was written since
-====================  ================================================================================
+live               a node reads what stands before it, and no storage that was dropped; the backward pass may
+                   drop a result that AOTAutograd has written into an input by then
+same operator      a recompute calls what its origin calls
+same values        and on what its origin read: origins, their recomputes, kept copies that are copies
+same randomness    a random recompute replays the state saved right before its origin
+not twice          nothing that writes, or takes part in an effect, is recomputed
+not after a write  a recompute neither reads a storage that was written since its origin read it, nor makes
+                   anew one that was written since
 """
 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,13 +26,9 @@ from torch.fx.node import map_arg
 from dtr_fx.errors import DTRError
 from dtr_fx.passes import rng, subgraphs
 from dtr_fx.passes.contract import PLAN, VALUES, VERIFIED, Pass
+from dtr_fx.passes.reach import given_back
 from dtr_fx.passes.roles import KEEP, SAVE_RNG, origin_name, role
-from dtr_fx.passes.tensors import (
-    is_selection,
-    storage_key,
-    storage_keys,
-    tensors_of,
-)
+from dtr_fx.passes.tensors import called_module, is_backward, is_selection, storage_key, storage_keys, tensors_of
 from dtr_fx.report import Point
 from dtr_fx.runtime.steps import DROP, RECOMPUTE
 from dtr_fx.torch_private import OpOverload, schema_of
@@ -55,14 +51,9 @@ class Verify(Pass):
 
 
 def verify(gm: GraphModule) -> None:
-    """Check every rule.
-
-    Raises
-    ------
-    VerificationError
-        The first rule that is broken, and the node that breaks it.
-    """
-    check = _Check({origin_name(node) for node in gm.graph.nodes if role(node) == RECOMPUTE})
+    """Check every rule; ``VerificationError`` names the first that is broken, and the node that breaks it."""
+    recomputed = {origin_name(node) for node in gm.graph.nodes if role(node) == RECOMPUTE}
+    check = _Check(recomputed, given_back(gm))
     for node in gm.graph.nodes:
         check.visit(node)
 
@@ -77,12 +68,13 @@ def check_budget(points: Sequence[Point], budget: int) -> None:
 class _Check:
     """The state of the graph before the node at hand."""
 
-    def __init__(self, recomputed: set[str]) -> None:
+    def __init__(self, recomputed: set[str], given_back: set[int]) -> None:
         self._recomputed = recomputed
+        self._given_back = given_back
         self._keys: dict[Node, list[int]] = {}
         self._origins: dict[str, Node] = {}
         self._dropped: dict[int, str] = {}
-        self._writes: dict[int, int] = {}
+        self._writes: Counter[int] = Counter()
         self._versions_read: dict[str, dict[str, int]] = {}
         self._open_states: list[Node] = []
         self._state_of: dict[str, Node] = {}
@@ -91,7 +83,10 @@ class _Check:
         self._check_live(node)
         kind = role(node)
         if kind == DROP:
-            self._dropped.update((key, node.name) for key in self._keys[node.all_input_nodes[0]])
+            keys = self._keys[node.all_input_nodes[0]]
+            # The forward pass has returned it, and its caller has used it.
+            given = self._given_back if is_backward(node) else ()
+            self._dropped.update((key, node.name) for key in keys if key not in given)
         elif kind == RECOMPUTE:
             self._check_recompute(node)
         elif kind == SAVE_RNG:
@@ -111,30 +106,25 @@ class _Check:
         for used in node.all_input_nodes:
             if used not in self._keys:
                 raise _broken("live", node, f"it reads {used.name}, which does not stand before it")
-            if self._dropped:
-                for key in self._keys[used]:
-                    if key in self._dropped:
-                        raise _broken("live", node, f"it reads {used.name} after {self._dropped[key]}")
+            for key in self._keys[used] if self._dropped else ():
+                if key in self._dropped:
+                    raise _broken("live", node, f"it reads {used.name} after {self._dropped[key]}")
 
     def _remember(self, node: Node) -> None:
         """Note what a later recompute of this node will be held against."""
         self._origins[node.name] = node
-        if not node.op.startswith("call"):
-            return
-        if self._open_states and rng.is_random(node):
-            for state in self._open_states:
-                if state.meta["dtr"]["origin"] == node.name:
-                    self._state_of[node.name] = state
-            self._open_states = []
-        for tensor in _written(node):
-            key = storage_key(tensor)
-            self._writes[key] = self._writes.get(key, 0) + 1
+        if node.op.startswith("call"):
+            if self._open_states and rng.is_random(node):
+                own = (state for state in self._open_states if state.meta["dtr"]["origin"] == node.name)
+                self._state_of.update((node.name, state) for state in own)
+                self._open_states = []
+            self._writes.update(map(storage_key, _written(node)))
 
     def _check_recompute(self, node: Node) -> None:
         origin = self._origins.get(node.meta["dtr"]["origin"])
         if origin is None:
             raise _broken("same operator", node, "its origin does not stand before it")
-        target, args, kwargs = node.target, node.args, node.kwargs
+        target, args = node.target, node.args
         if target is rng.replay:
             self._check_replay(node, origin)
             args = args[3:]
@@ -142,13 +132,16 @@ class _Check:
             raise _broken("same operator", node, f"it calls {target}, {origin.name} calls {origin.target}")
         elif rng.is_random(origin):
             raise _broken("same randomness", node, "it draws anew")
-        if _by_origin((args, kwargs)) != _by_origin((origin.args, origin.kwargs)):
+        if _by_origin((args, node.kwargs)) != _by_origin((origin.args, origin.kwargs)):
             raise _broken("same values", node, f"it reads {args}, {origin.name} reads {origin.args}")
         if not is_selection(origin) and not _repeats(origin):
             raise _broken("not twice", node, f"{origin.name} may run once only")
-        self._check_versions(node, origin)
+        before = self._versions_read.get(origin.name, {})
+        for name, version in self._versions(node).items():
+            if version != before.get(name, 0):
+                raise _broken("not after a write", node, f"{name} was written after {origin.name} read it")
         read = {key for used in origin.all_input_nodes for key in self._keys[used]}
-        if any(self._writes.get(key, 0) for key in self._keys[origin] if key not in read):
+        if any(self._writes[key] for key in self._keys[origin] if key not in read):
             raise _broken("not after a write", node, f"{origin.name} was written, which it does not repeat")
 
     def _check_replay(self, node: Node, origin: Node) -> None:
@@ -162,12 +155,6 @@ class _Check:
         if called != rng.reference(origin):
             raise _broken("same operator", node, f"it replays {called}, {origin.name} calls {origin.target}")
 
-    def _check_versions(self, node: Node, origin: Node) -> None:
-        before = self._versions_read.get(origin.name, {})
-        for name, version in self._versions(node).items():
-            if version != before.get(name, 0):
-                raise _broken("not after a write", node, f"{name} was written after {origin.name} read it")
-
     def _versions(self, node: Node) -> dict[str, int]:
         """How often each storage that the node reads had been written; a kept copy stays as it was copied."""
         versions = {}
@@ -176,7 +163,7 @@ class _Check:
             if role(used) == KEEP:
                 versions[name] = self._versions_read[used.name][name]
             else:
-                versions[name] = sum(self._writes.get(key, 0) for key in self._keys[used])
+                versions[name] = sum(self._writes[key] for key in self._keys[used])
         return versions
 
 
@@ -217,20 +204,16 @@ def _written(node: Node) -> list[torch.Tensor]:
 def _written_arguments(target: OpOverload) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The arguments that an operator writes by its schema, and those that it updates in training."""
     arguments = schema_of(target).arguments
-    written = (
-        argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write
-    )
+    written = (each.name for each in arguments if each.alias_info and each.alias_info.is_write)
     updates = target.overloadpacket.__name__ in _UPDATE_STATISTICS
     return tuple(written), ("running_mean", "running_var") if updates else ()
 
 
 # Their schemas do not say that they update running statistics in training; the names of the flags for that.
-_UPDATE_STATISTICS = frozenset(
-    {
-        *("batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "instance_norm"),
-        "_batch_norm_impl_index",
-    }
-)
+_UPDATE_STATISTICS = {
+    *("batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "instance_norm"),
+    "_batch_norm_impl_index",
+}
 _TRAINING = frozenset({"training", "train", "use_input_stats"})
 
 
@@ -247,8 +230,7 @@ def _repeats(node: Node) -> bool:
         drawn = any(map(rng.is_random, inside))
         return str(target) in _CONTROL_FLOW and not drawn and all(map(_repeats, inside))
     if node.op == "call_module":
-        module = node.graph.owning_module.get_submodule(str(target))  # type: ignore[union-attr]
-        return type(module).__module__.partition(".")[0] == "torch"
+        return type(called_module(node)).__module__.partition(".")[0] == "torch"
     if node.op == "call_method":
         return True
     kernel = getattr(target, "graph", None)

@@ -1,14 +1,4 @@
-"""A plan, written into the FX graph that it was made for.
-
-    GraphProgram.program     the graph's operators, for the planner
-    Write(program, plan)     what the plan does with them
-      ├─ compute             the node, as it was
-      ├─ recompute           a copy of it, reading what is resident now
-      └─ drop                a Drop node, where a storage goes that comes back later
-
-Requires: a ``GraphProgram`` (see ``storages``) and a plan for its program.
-Ensures: a graph that computes the same outputs.
-"""
+"""A plan, written into the FX graph that its program was read from: recomputes and Drop nodes."""
 
 from __future__ import annotations
 
@@ -63,9 +53,8 @@ class _Writer:
         self._calls = program.calls
         self._graph = gm.graph
         self._mode = fake_mode_of(gm)
-        self._holder = {
-            tree: node for node, tree in reversed(self._program.values_of.items()) if isinstance(tree, int)
-        }
+        trees = reversed(program.values_of.items())
+        self._holder = {tree: node for node, tree in trees if isinstance(tree, int)}
         recomputed = {step.op for step in self._steps if step.kind == RECOMPUTE}
         self._read_again = {value for number in recomputed for value in self._calls[number].inputs}
         self._newest: dict[Node, Node] = {}
@@ -83,14 +72,17 @@ class _Writer:
             for step in self._steps:
                 if step.kind == COMPUTE:
                     call = self._calls[step.op]
-                    self._compute(call)
+                    self._resident.update(call.outputs)
                     if call.role == COMPUTE:
+                        self._compute(call)
                         self._anchor = next(anchors)
+                    elif call.role != ARRIVE and call.outputs[0] in self._read_again:
+                        self._saved[call.outputs[0]] = self._save(call)
                 elif step.kind == RECOMPUTE:
                     self._recompute(self._calls[step.op])
                 else:
                     self._resident.discard(step.storage)
-                    if step.again is not None:
+                    if step.again is not None or step.storage in self._program.given_back:
                         self._drop(step)
         self._read_newest(self._anchor)
         for selection in reversed(self._selections):
@@ -99,9 +91,9 @@ class _Writer:
         hoist_drops(self._graph)
 
     def _anchors(self) -> Iterator[Node]:
-        """The graph's operators in the order of their first runs, then its output.
+        """The graph's operators, put in the order of their first runs, then its output.
 
-        They stand in this order, and new nodes are inserted before the next of them.
+        New nodes are inserted before the next of them.
         """
         first_runs = (self._calls[step.op] for step in self._steps if step.kind == COMPUTE)
         nodes = [call.node for call in first_runs if call.role == COMPUTE]
@@ -112,13 +104,6 @@ class _Writer:
         return iter([*nodes, output])
 
     def _compute(self, call: NodeCall) -> None:
-        self._resident.update(call.outputs)
-        if call.role == COMPUTE:
-            self._compute_node(call)
-        elif call.role != ARRIVE and call.outputs[0] in self._read_again:
-            self._saved[call.outputs[0]] = self._save(call)
-
-    def _compute_node(self, call: NodeCall) -> None:
         node = place = call.node
         if self._newest:
             self._revalue_view(call)
@@ -137,17 +122,16 @@ class _Writer:
             return
         read = [(used, self._newest_of(used)) for used in node.all_input_nodes]
         if any(used is not new or used in self._old_value for used, new in read):
-            values = [
-                (self._old_value.get(used, used.meta.get("val")), new.meta.get("val")) for used, new in read
-            ]
-            self._old_value[node] = node.meta["val"]
+            old = self._old_value
+            values = [(old.get(used, used.meta.get("val")), new.meta.get("val")) for used, new in read]
+            old[node] = node.meta["val"]
             node.meta["val"] = self._value_again(node.meta["val"], values)
 
     def _save(self, call: NodeCall) -> Node:
         with self._graph.inserting_before(self._anchor):
             if call.role == SAVE_RNG:
                 node = self._graph.call_function(rng.save_state, (str(self._program.device),))
-                state = rng.state_like(self._program.device)
+                state = rng.save_state(str(self._program.device))
                 with self._mode or contextlib.nullcontext():
                     node.meta["val"] = torch.empty(state.shape, dtype=state.dtype)
             else:
@@ -163,12 +147,12 @@ class _Writer:
         def newest(node: Node) -> Node:
             return kept.get(node) or self._newest_of(node)
 
-        state = self._rng_state(call)
+        states = [value for value in call.inputs if self._program.values[value].kind == "rng state"]
         with self._graph.inserting_before(self._anchor):
-            if state is None:
-                node = self._graph.node_copy(origin, newest)
+            if states:
+                node = self._replay(origin, self._saved[states[0]], newest)
             else:
-                node = self._replay(origin, state, newest)
+                node = self._graph.node_copy(origin, newest)
             values = [(used.meta.get("val"), newest(used).meta.get("val")) for used in origin.all_input_nodes]
             node.meta["val"] = self._value_again(origin.meta["val"], values)
             self._name_after(node, origin)
@@ -176,18 +160,13 @@ class _Writer:
                 self._select_again(selection, call)
         self._resident.update(call.outputs)
 
-    def _rng_state(self, call: NodeCall) -> Node | None:
-        states = [value for value in call.inputs if self._program.values[value].kind == "rng state"]
-        return self._saved[states[0]] if states else None
-
     def _replay(self, origin: Node, state: Node, newest: Callable[[Node], Node]) -> Node:
         target = rng.reference(origin)
         if origin.op == "call_module":
             target = self._graph.get_attr(str(origin.target))
         args, kwargs = map_arg((origin.args, origin.kwargs), newest)
-        node = self._graph.call_function(
-            rng.replay, (state, str(self._program.device), target, *args), dict(kwargs)
-        )
+        replayed = state, str(self._program.device), target, *args
+        node = self._graph.call_function(rng.replay, replayed, dict(kwargs))
         node.meta = dict(origin.meta)
         return node
 
@@ -208,15 +187,8 @@ class _Writer:
         with self._graph.inserting_before(self._anchor):
             node = self._graph.call_function(drop, (self._newest.get(holder, holder),))
         rename(node, f"drop_{node.all_input_nodes[0].name}")
-        self._describe(
-            node,
-            role=DROP,
-            origin=holder.name,
-            reason=step.reason,
-            score=step.score,
-            again=step.again,
-            away=step.away,
-        )
+        why = {"reason": step.reason, "score": step.score, "again": step.again, "away": step.away}
+        self._describe(node, role=DROP, origin=holder.name, **why)
 
     def _name_after(self, node: Node, origin: Node) -> None:
         self._newest[origin] = node
@@ -224,7 +196,7 @@ class _Writer:
         rename(node, f"{origin.name}_recompute")
         for tag in ("recompute", "ac_graph_id"):
             node.meta.pop(tag, None)
-        self._describe(node, role="recompute", origin=origin.name, reason=f"for {self._anchor.name}")
+        self._describe(node, role=RECOMPUTE, origin=origin.name, reason=f"for {self._anchor.name}")
 
     def _describe(self, node: Node, **facts: Any) -> None:
         """Say what the node is for; it belongs to the pass, forward or backward, that it is inserted in."""
@@ -242,11 +214,9 @@ class _Writer:
 
     def _value_again(self, value: Any, read: list[tuple[Any, Any]]) -> Any:
         """A fake value in storages of its own; where it was a view of what was read, of what is read now."""
-        bases = {
-            storage_key(old): new
-            for before, now in read
-            for old, new in zip(tensors_of(before), tensors_of(now))
-        }
+        bases: dict[int, torch.Tensor] = {}
+        for before, now in read:
+            bases |= zip(map(storage_key, tensors_of(before)), tensors_of(now))
 
         def again(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dtr_fx.compiler.backend import plan_step
 from dtr_fx.lab import baselines
-from dtr_fx.passes.merge import MergeDuplicates
+from dtr_fx.passes.split import MergeDuplicates
 from dtr_fx.planning.options import Options
 
 

@@ -9,9 +9,8 @@ from torch.fx import symbolic_trace
 from dtr_fx.passes.contract import KERNELS, ORDER, PLAN, VALUES, VERIFIED, Pipeline, PipelineError
 from dtr_fx.passes.drops import ForgetPlan, LowerDrops
 from dtr_fx.passes.kernels import ContractKernels, ExpandKernels
-from dtr_fx.passes.merge import MergeDuplicates
 from dtr_fx.passes.propagate import Propagate
-from dtr_fx.passes.split import ExecutionOrder
+from dtr_fx.passes.split import ExecutionOrder, MergeDuplicates
 from dtr_fx.passes.verify import Verify
 
 

@@ -22,9 +22,8 @@ import dtr_fx
 from dtr_fx import OptionError
 from dtr_fx.cli import main
 from dtr_fx.cli.bench.costs import OperatorCost, fit
-from dtr_fx.costs.profile import Profile
+from dtr_fx.costs.profile import Profile, Timings
 from dtr_fx.costs.roofline import resolve, roofline
-from dtr_fx.costs.timings import Timings
 from dtr_fx.passes.propagate import propagate
 
 CPU = torch.device("cpu")

@@ -1,15 +1,14 @@
-"""An operator run in isolation, on made-up tensors, whatever is being traced around it.
+"""An operator by itself: run on made-up tensors, whatever is being traced, and all that decides its time.
 
-Floating-point tensors are random, since max pooling on equal numbers takes a third of its time.  Integers are
-zero, which is a valid index, and booleans true, which is the most that a mask can select.
-
-Requires: ``meta["val"]`` on every node.
+Floats are random, since max pooling on equal numbers takes a third of its time; integers are zero, which is
+a valid index, and booleans true, which is the most that a mask can select.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -17,17 +16,25 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from dtr_fx.passes.tensors import held_by, hint
-from dtr_fx.torch_private import disable_current_modes, no_python_dispatcher, pytree
+from dtr_fx.costs.measure import free_memory
+from dtr_fx.passes import rng
+from dtr_fx.passes.effects import may_run_twice
+from dtr_fx.passes.subgraphs import is_higher_order
+from dtr_fx.passes.tensors import called_module, held_by, hint, tensors_of
+from dtr_fx.torch_private import (
+    OpOverload,
+    disable_current_modes,
+    is_traceable_wrapper_subclass,
+    no_python_dispatcher,
+    pytree,
+)
 
 
 @contextlib.contextmanager
 def outside_of_tracing(device: torch.device) -> Iterator[None]:
-    """Real tensors and plain kernels while a compiler traces on fake ones; random generators are left alone.
-
-    AOTAutograd has the Python dispatcher on, under which operators take up to four times as long, and some
-    are decomposed and so take more memory.
-    """
+    """Real tensors and plain kernels while a compiler traces on fake ones; generators are left alone."""
+    # AOTAutograd has the Python dispatcher on, under which operators take up to four times as long, and some
+    # are decomposed and so take more memory.
     with (
         disable_current_modes(),
         no_python_dispatcher(),
@@ -46,12 +53,10 @@ class Maker:
 
     def arguments(self, arguments: Any) -> Any:
         """A node's arguments, with one made-up value in the place of each other node."""
-        made: dict[Node, Any] = {}
 
+        @functools.cache
         def value(node: Node) -> Any:
-            if node not in made:
-                made[node] = pytree.tree_map(self._leaf, node.meta.get("val"))
-            return made[node]
+            return pytree.tree_map(self._leaf, node.meta.get("val"))
 
         return torch.fx.node.map_arg(arguments, value)
 
@@ -64,9 +69,11 @@ class Maker:
 
     def tensor(self, like: Tensor) -> Tensor:
         """A tensor of the same layout."""
-        dtype, device, elements = like.dtype, like.device, extent(like)
+        dtype, device, elements = like.dtype, like.device, _extent(like)
         if dtype.is_floating_point or dtype.is_complex:
-            made = torch.rand(elements, generator=self._generator(device), device=device).to(dtype)
+            if device not in self._generators:
+                self._generators[device] = torch.Generator(device).manual_seed(0)
+            made = torch.rand(elements, generator=self._generators[device], device=device).to(dtype)
         else:
             made = torch.full((elements,), int(dtype == torch.bool), dtype=dtype, device=device)
         return made.as_strided(*sizes(like))
@@ -74,10 +81,23 @@ class Maker:
     def _leaf(self, value: Any) -> Any:
         return self.tensor(value) if isinstance(value, Tensor) else known(value)
 
-    def _generator(self, device: torch.device) -> torch.Generator:
-        if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(0)
-        return self._generators[device]
+
+def prepared(node: Node, device: torch.device) -> Callable[[], Any]:
+    """The node's operator on made-up tensors, which live as long as the function."""
+    tensors = (leaf for used in (node, *node.all_input_nodes) for leaf in tensors_of(used.meta.get("val")))
+    needed = sum(_extent(tensor) * tensor.element_size() for tensor in tensors)
+    free = free_memory(device)
+    # As much again for what the operator takes for itself.
+    if free is not None and 2 * needed > free:
+        raise MemoryError(f"{needed} bytes of operands are too many for what {device} has free")
+    maker = Maker()
+    target, args, kwargs = _call(node)
+    args, kwargs = maker.arguments((args, kwargs))
+    if node.op == "call_module":
+        target = maker.module(called_module(node))
+    elif node.op == "call_method":
+        target, args = getattr(args[0], target), args[1:]
+    return lambda: target(*args, **kwargs)
 
 
 def fresh_storages(node: Node) -> dict[int, int]:
@@ -97,7 +117,95 @@ def sizes(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(map(hint, tensor.shape)), tuple(map(hint, tensor.stride()))
 
 
-def extent(tensor: Tensor) -> int:
+def _extent(tensor: Tensor) -> int:
     """Elements from the tensor's first to its last, gaps included."""
     shape, stride = sizes(tensor)
     return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride))
+
+
+# --- by what an operator is known --------------------------------------------------------------------------
+
+_PLAIN = (
+    bool, int, float, complex, str, type(None), type(...),
+    torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
+
+
+class CannotRunAlone(Exception):
+    """Why an operator cannot be run by itself."""
+
+
+def signature(node: Node, described: dict[Node, str]) -> str:
+    """All that decides the time of a node's operator, as text; ``CannotRunAlone`` says why it cannot be.
+
+    ``described`` takes what each node makes, in words, from one call to the next: as a rule several read it.
+    """
+    target, args, kwargs = _call(node)
+    numbers: dict[Node, int] = {}
+
+    def describe(value: Any) -> str:
+        if isinstance(value, Node):
+            if value in numbers:
+                return f"%{numbers[value]}"
+            numbers[value] = len(numbers)
+            return made_by(value)
+        if isinstance(value, (list, tuple)):
+            return f"[{', '.join(map(describe, value))}]"
+        if isinstance(value, slice):
+            return f"{describe(value.start)}:{describe(value.stop)}:{describe(value.step)}"
+        if isinstance(value, Tensor):
+            return _layout(value)
+        value = known(value)
+        if not isinstance(value, _PLAIN):
+            raise CannotRunAlone(f"a {type(value).__name__} among its arguments or results")
+        return repr(value)
+
+    def made_by(node: Node) -> str:
+        if node not in described:
+            described[node] = describe(node.meta.get("val"))
+        return described[node]
+
+    given = [*map(describe, args), *(f"{name}={describe(value)}" for name, value in sorted(kwargs.items()))]
+    return f"{_name(node, target)}({', '.join(given)}) -> {made_by(node)}"
+
+
+def _call(node: Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Target and arguments; an input of the graph stands for a copy of it."""
+    if node.op in ("placeholder", "get_attr"):
+        return torch.ops.aten.clone.default, (node,), {}
+    if not may_run_twice(node):
+        raise CannotRunAlone("it may not run twice")
+    if is_higher_order(node):
+        raise CannotRunAlone("it runs graphs of its own")
+    return node.target, node.args, node.kwargs
+
+
+def _name(node: Node, target: Any) -> str:
+    if node.op == "call_module":
+        return _describe_module(called_module(node))
+    if isinstance(target, OpOverload):
+        return str(target)
+    name = rng.reference(node)
+    if name is None:
+        raise CannotRunAlone("its function has no name to be known by")
+    return str(name)
+
+
+def _describe_module(module: nn.Module) -> str:
+    """Its parts with their plain attributes (``repr`` does not tell the number of heads), and its tensors."""
+    parts = []
+    for part in module.modules():
+        kind = type(part)
+        if not kind.__module__.startswith("torch.nn."):
+            raise CannotRunAlone(f"{kind.__name__} is no module of PyTorch's own")
+        plain = {name: value for name, value in vars(part).items() if isinstance(value, (*_PLAIN, tuple))}
+        parts.append(f"{kind.__name__}{plain}")
+    state = map(_layout, [*module.parameters(), *module.buffers()])
+    return f"{', '.join(parts)} [{', '.join(state)}]"
+
+
+def _layout(tensor: Tensor) -> str:
+    if tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor):
+        raise CannotRunAlone(f"a {type(tensor).__name__} of layout {tensor.layout}")
+    shape, stride = sizes(tensor)
+    return f"{tensor.device.type} {str(tensor.dtype).removeprefix('torch.')}{shape}@{stride}"

@@ -8,7 +8,7 @@ is drawn again is not stored, and storing booleans takes as long as drawing them
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
@@ -40,7 +40,7 @@ def of_kernels(cost: Cost, device: torch.device) -> Cost:
         if not kernels.is_kernel(node):
             return cost(node)
         launch = 0.0 if kernels.is_fused(node) else figures.launch
-        computed = sum(_seconds(inner, figures.arithmetic) for inner in _operators(node))
+        computed = sum(_seconds(inner, figures.arithmetic) for inner in kernels.operators(node))
         return launch + max(kernels.moved(node) / figures.bandwidth, computed)
 
     return of
@@ -48,24 +48,16 @@ def of_kernels(cost: Cost, device: torch.device) -> Cost:
 
 def apart(cost: Cost) -> Cost:
     """``cost`` of each operator of a kernel, as if there were no kernels."""
-    return lambda node: sum(map(cost, _operators(node)))
-
-
-def _operators(node: Node) -> Iterable[Node]:
-    if not isinstance(node.target, kernels.Kernel):
-        return (node,)
-    return (inner for inner in node.target.graph.nodes if inner.op == "call_function")
+    return lambda node: sum(map(cost, kernels.operators(node)))
 
 
 def _seconds(node: Node, per_element: Mapping[str, float]) -> float:
+    """Of the elements that an operator computes; a maximum is one of a window."""
     operator = getattr(node.target, "overloadpacket", None)
     kind = next((kind for kind, operators in _KINDS.items() if operator in operators), None)
-    return 0.0 if kind is None else per_element.get(kind, 0.0) * _elements(node)
-
-
-def _elements(node: Node) -> int:
-    """The elements that the operator computes; a maximum is one of a window."""
-    made = hint(tensors_of(node.meta["val"])[0].numel())
-    if getattr(node.target, "overloadpacket", None) is kernels.MAX_POOL:
-        made *= math.prod(cast("Sequence[int]", node.args[1]))
-    return made
+    if kind is None:
+        return 0.0
+    elements = hint(tensors_of(node.meta["val"])[0].numel())
+    if operator is kernels.MAX_POOL:
+        elements *= math.prod(cast("Sequence[int]", node.args[1]))
+    return per_element.get(kind, 0.0) * elements

@@ -1,35 +1,31 @@
-"""Seconds per operator, by running it: each distinct operator once, alone, on its device.
-
-    Profile(device, estimate)(node)
-      ├─ signature      operator, layouts of what it reads and makes, other arguments: the key
-      ├─ Timings        what was timed before, on disk
-      ├─ isolated       the operator on made-up tensors, outside of any tracing
-      └─ estimate       for what cannot be run alone, scaled to what the graph's other operators take
-
-Inputs are in the cache when the operator is timed.
-
-Requires: ``meta["val"]`` on every node.
-"""
+"""Seconds per operator, by running it: each distinct operator once, alone, on its device, in a warm cache."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
 import logging
+import math
+import os
+import platform
+import re
 import statistics
 import time
+import uuid
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
-from dtr_fx.costs.isolated import Maker, extent, fresh_storages, outside_of_tracing
-from dtr_fx.costs.measure import free_memory
-from dtr_fx.costs.signature import CannotRunAlone, call, module_of, signature
-from dtr_fx.costs.timings import Timings
+from dtr_fx.costs.isolated import CannotRunAlone, fresh_storages, outside_of_tracing, prepared, signature
 from dtr_fx.errors import OptionError
 from dtr_fx.passes.effects import may_run_twice
-from dtr_fx.passes.tensors import is_selection, tensors_of
+from dtr_fx.passes.tensors import is_selection
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +35,7 @@ _TIME_CAP = 0.02  # seconds of repeats of one operator, unless so many are fewer
 _SHORTEST = 1e-9  # seconds: the resolution of the clock; a cost is above zero
 
 
-@dataclass(frozen=True)
+@dataclass
 class Tally:
     """How many distinct operators were timed, and in how many seconds; how many were known before."""
 
@@ -50,33 +46,23 @@ class Tally:
     def __str__(self) -> str:
         return f"{self.timed} operators timed in {self.seconds:.1f} s, {self.known} known"
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(self.timed + other.timed, self.known + other.known, self.seconds + other.seconds)
-
 
 class Profile:
     """A cost function that measures: the median time of a node's operator, in seconds, run alone.
 
-    The operators of a graph are timed together when the first of its nodes is asked for, and each node is
-    read once: what it costs later is what it cost then.  Nothing of the user's is read or changed: operands
-    are made up, random generators stay as they were.  A custom operator that declares no mutation is run,
-    too; collectives, operators with effects, writes in place and higher-order operators are estimated.
-
-    Parameters
-    ----------
-    device:
-        Where the graph runs.
-    estimate:
-        Seconds of what cannot be run alone, up to a factor; the same for nodes of one signature.
-
-    Raises
-    ------
-    OptionError
-        The device is neither the CPU nor a CUDA device that is there.
+    The operators of a graph are timed together when the first of its nodes is asked for, each distinct one
+    once; the times stay on disk.  Operands are made up, random generators stay as they were, and custom
+    operators that declare no mutation are run, too.  What cannot be run alone (collectives, operators with
+    effects, writes in place, higher-order operators) costs its ``estimate`` in seconds, scaled to agree in
+    total with what was measured in its graph.  ``OptionError`` if the device is no CPU or CUDA device here.
     """
 
     def __init__(self, device: torch.device, estimate: Callable[[Node], float]) -> None:
-        _check(device)
+        if device.type != "cpu" and not (device.type == "cuda" and torch.cuda.is_available()):
+            raise OptionError(
+                f"costs='profile' runs operators on the graph's device, and {device} is no CPU or CUDA "
+                "device that is here: write 'roofline'"
+            )
         self._device = device
         self._estimate = estimate
         self._timings = Timings(device)
@@ -116,20 +102,17 @@ class Profile:
                     keys[node] = signature(node, self._described)
             except CannotRunAlone as reason:
                 log.debug("%s is estimated: %s", node.name, reason)
-        self._time_new(keys)
-        self._keys.update(keys)
-        self._seconds.update((node, self._timings.seconds.get(key)) for node, key in keys.items())
-
-    def _time_new(self, keys: Mapping[Node, str]) -> None:
         asked: dict[str, Node] = {}
         for node, key in keys.items():
             if key not in self._asked:
                 asked.setdefault(key, node)
         self._asked |= asked.keys()
         new = {key: node for key, node in asked.items() if key not in self._timings.seconds}
-        self.tally += Tally(known=len(asked) - len(new))
+        self.tally.known += len(asked) - len(new)
         if new:
             self._time(new)
+        self._keys.update(keys)
+        self._seconds.update((node, self._timings.seconds.get(key)) for node, key in keys.items())
 
     def _time(self, cases: Mapping[str, Node]) -> None:
         found: dict[str, float] = {}
@@ -137,57 +120,31 @@ class Profile:
         for key, node in cases.items():
             try:
                 with outside_of_tracing(self._device):
-                    found[key] = _median_seconds(_prepared(node, self._device), self._device)
+                    found[key] = _median_seconds(prepared(node, self._device), self._device)
             except Exception as reason:
                 log.debug("%s is estimated: %s", key, reason)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # the device's memory is as it was
-        self.tally += Tally(timed=len(found), seconds=time.perf_counter() - started)
+        self.tally.timed += len(found)
+        self.tally.seconds += time.perf_counter() - started
         self._timings.add(found)
 
     def _scale(self, graph: Graph) -> float:
         """The factor with which the estimate agrees in total with what was measured."""
         if graph not in self._scales:
-            timed = [(self._keys[node], node) for node in graph.nodes if self._is_timed(node)]
+            calls = (node for node in graph.nodes if node.op.startswith("call"))
+            timed = [(self._keys[node], node) for node in calls if self._seconds.get(node)]
             estimates = {key: self._estimate(node) for key, node in dict(timed).items()}
             estimated = sum(estimates[key] for key, _ in timed)
             measured = sum(self._timings.seconds[key] for key, _ in timed)
             self._scales[graph] = measured / estimated if estimated else 1.0
         return self._scales[graph]
 
-    def _is_timed(self, node: Node) -> bool:
-        return node.op.startswith("call") and bool(self._seconds.get(node))
-
 
 def _is_view(node: Node) -> bool:
     """True if the node's operator makes no storage and does nothing else."""
-    if not node.op.startswith("call"):
-        return False
-    return is_selection(node) or (may_run_twice(node) and not fresh_storages(node))
-
-
-def _prepared(node: Node, device: torch.device) -> Callable[[], Any]:
-    """The node's operator on made-up tensors, which live as long as the function."""
-    _check_size(node, device)
-    maker = Maker()
-    target, args, kwargs = call(node)
-    args, kwargs = maker.arguments((args, kwargs))
-    if node.op == "call_module":
-        target = maker.module(module_of(node))
-    elif node.op == "call_method":
-        target, args = getattr(args[0], target), args[1:]
-    return lambda: target(*args, **kwargs)
-
-
-def _check_size(node: Node, device: torch.device) -> None:
-    tensors = [
-        tensor for used in (node, *node.all_input_nodes) for tensor in tensors_of(used.meta.get("val"))
-    ]
-    needed = sum(extent(tensor) * tensor.element_size() for tensor in tensors)
-    free = free_memory(device)
-    # As much again for what the operator takes for itself.
-    if free is not None and 2 * needed > free:
-        raise MemoryError(f"{needed} bytes of operands are too many for what {device} has free")
+    is_pure = node.op.startswith("call") and may_run_twice(node)
+    return is_selection(node) or (is_pure and not fresh_storages(node))
 
 
 def _median_seconds(run: Callable[[], Any], device: torch.device) -> float:
@@ -216,7 +173,8 @@ def _cpu_times(run: Callable[[], Any], repeats: int) -> list[float]:
 
 def _cuda_times(run: Callable[[], Any], repeats: int) -> list[float]:
     """Between two events around each run, with no wait between them: the longer of launch and kernel."""
-    events = [(_event(), _event()) for _ in range(repeats)]
+    event = functools.partial(torch.cuda.Event, enable_timing=True)
+    events = [(event(), event()) for _ in range(repeats)]
     for before, after in events:
         before.record()
         run()
@@ -225,14 +183,83 @@ def _cuda_times(run: Callable[[], Any], repeats: int) -> list[float]:
     return [before.elapsed_time(after) * 1e-3 for before, after in events]
 
 
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)
+# --- times on disk -----------------------------------------------------------------------------------------
 
 
-def _check(device: torch.device) -> None:
-    if device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_available()):
-        return
-    raise OptionError(
-        f"costs='profile' runs operators on the graph's device, and {device} is no CPU or CUDA device that "
-        "is here: write 'roofline'"
-    )
+class Timings:
+    """Seconds by operator, in one JSON file for each device, torch version and setting that counts.
+
+    It lies in ``$DTR_FX_CACHE``, else in ``~/.cache/dtr_fx``.  A file that is damaged or cannot be written is
+    ignored with a warning.  Of processes that write at once the last replaces the whole file.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._settings = _settings(device)
+        words = [str(word) for pair in self._settings.items() for word in pair][1:]
+        name = re.sub(r"[^\w.+]+", "-", "-".join(words))
+        folder = os.path.expanduser(os.environ.get("DTR_FX_CACHE") or "~/.cache/dtr_fx")
+        self.file = Path(folder) / f"{name}.json"
+        self.seconds = self._read_if_sound()
+
+    def add(self, found: Mapping[str, float]) -> None:
+        """Write down what was found; what another process found first stays."""
+        if not found:
+            return
+        self.seconds.update(found)
+        with contextlib.suppress(OSError, ValueError):
+            self.seconds.update(self._read())
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            _replace(self.file, json.dumps({**self._settings, "seconds": self.seconds}, indent=0))
+        except OSError as error:
+            warnings.warn(
+                f"the times of operators cannot be kept in {self.file}: {error.strerror}; "
+                "set DTR_FX_CACHE to a folder that can be written",
+                stacklevel=2,
+            )
+
+    def _read_if_sound(self) -> dict[str, float]:
+        try:
+            return self._read()
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except (OSError, ValueError) as error:
+            warnings.warn(f"{self.file} is ignored, operators are timed anew: {error}", stacklevel=2)
+            return {}
+
+    def _read(self) -> dict[str, float]:
+        content = json.loads(self.file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or not isinstance(content.get("seconds"), dict):
+            raise ValueError("it holds no times of operators")
+        seconds: dict[str, float] = content["seconds"]
+        for value in seconds.values():
+            if not (isinstance(value, float) and 0 < value < math.inf):
+                raise ValueError(f"{value!r} is no time in seconds")
+        return seconds
+
+
+def _settings(device: torch.device) -> dict[str, Any]:
+    """All else that the time of an operator depends on."""
+    if device.type == "cuda":
+        name, precision = torch.cuda.get_device_name(device), torch.backends.cuda.matmul.fp32_precision
+        return {"device": name, "torch": torch.__version__, "float32": precision}
+    precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    threads = torch.get_num_threads()
+    return {"device": _cpu_name(), "torch": torch.__version__, "float32": precision, "threads": threads}
+
+
+def _cpu_name() -> str:
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    return f"{name} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write the file in one step: a reader sees all of the old or all of the new."""
+    written = file.with_name(f"{file.stem}.{uuid.uuid4().hex}.tmp")
+    try:
+        written.write_text(text, encoding="utf-8")
+        written.replace(file)
+    finally:
+        written.unlink(missing_ok=True)

@@ -1,9 +1,6 @@
-"""Seconds per operator.
+"""Seconds per operator: by a roofline, the longer of computing its FLOPs and moving its bytes, or a profile.
 
-By a roofline: the longer of computing its FLOPs and moving its bytes.  By a profile: see ``profile``.
-
-FLOPs come from ``torch.utils.flop_counter``; bytes are those of the tensors read and written.  View
-operators, which make no storage, cost nothing.
+FLOPs come from ``torch.utils.flop_counter``; bytes are those of tensors read and written.  Views are free.
 """
 
 from __future__ import annotations
@@ -30,10 +27,9 @@ SCALAR = "scalar"  # one element after the other
 
 @dataclass(frozen=True)
 class Device:
-    """FLOP/s by bytes per element, bytes/s of memory, and seconds to launch an operator.
+    """FLOP/s by bytes per element, bytes/s of memory, seconds of launching: data-sheet values (dense).
 
-    The figures are data-sheet values (dense, no sparsity); what a plan needs is their ratio.  ``arithmetic``
-    is seconds per element of what Inductor generates code for, by kind, where that is slow.
+    ``arithmetic`` is seconds per element of what Inductor generates code for, by kind, where that is slow.
     """
 
     flops: Mapping[int, float]
@@ -93,10 +89,7 @@ def flops(node: Node) -> int:
 def resolve(costs: str | Cost | Mapping[Any, float], device: torch.device) -> Cost:
     """``"roofline"``, ``"profile"``, a function of a node, or a mapping from its name or target to seconds.
 
-    Raises
-    ------
-    OptionError
-        It is none of these, or a profile is asked for on a device where nothing can be run.
+    ``OptionError`` for anything else, and for a profile on a device where nothing can be run.
     """
     if callable(costs):
         return costs
@@ -104,10 +97,8 @@ def resolve(costs: str | Cost | Mapping[Any, float], device: torch.device) -> Co
         estimate = roofline(device)
 
         def look_up(node: Node) -> float:
-            for key in (node.name, node.target):
-                if key in costs:
-                    return costs[key]
-            return estimate(node)
+            key = node.name if node.name in costs else node.target
+            return costs[key] if key in costs else estimate(node)
 
         return look_up
     if costs == "roofline":

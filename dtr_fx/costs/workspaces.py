@@ -1,16 +1,13 @@
 """Bytes that an operator allocates for itself while it runs, and frees before it returns.
 
-No graph shows them, but the allocator's peak has them. A rule says how many there are (``_RULES``: mostly
-none, else a formula read off the kernel); what no rule covers is run once, alone, on inputs of the same
-shapes, strides and types. While a profiler runs it is taken to need as much again as its outputs. Checked on
-torch 2.13, CPU.
-
-Requires: ``meta["val"]`` on every node.
+A rule says how many: mostly none, else a formula read off the kernel (checked on torch 2.13, CPU).  What no
+rule covers is run once, alone, on inputs of the same shapes, strides and types.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -22,7 +19,7 @@ from dtr_fx.costs.isolated import Maker, fresh_storages, known, outside_of_traci
 from dtr_fx.costs.measure import cpu_peaks
 from dtr_fx.passes.liveness import liveness
 from dtr_fx.passes.subgraphs import graphs_of, is_higher_order
-from dtr_fx.passes.tensors import graph_device, held_by, hint, tensors_of
+from dtr_fx.passes.tensors import graph_device, held_by, hint, nbytes_of, tensors_of
 from dtr_fx.report import Point
 from dtr_fx.torch_private import OpOverload, any_profiler_runs, schema_of
 
@@ -53,28 +50,30 @@ def workspaces(nodes: Iterable[Node]) -> dict[Node, int]:
 def _inside(node: Node) -> int:
     """The most that one of its graphs holds above its inputs, and where it is a branch above its outputs."""
     made = _fresh_bytes(node) if node.target is torch.ops.higher_order.cond else 0
-    return max([0, *(_peak_above_inputs(gm) - made for gm in graphs_of(node))])
-
-
-def _peak_above_inputs(gm: GraphModule) -> int:
-    device = graph_device(gm).type
-    read = (node for node in gm.graph.find_nodes(op="placeholder") if node.users)
-    inputs = {held.storage: held for node in read for held in held_by(node)}
-    given = sum(held.nbytes for held in inputs.values() if held.device == device)
-    return max((point.live for point in memory_timeline(gm)), default=given) - given
+    most = 0
+    for gm in graphs_of(node):
+        device = graph_device(gm).type
+        read = (node for node in gm.graph.find_nodes(op="placeholder") if node.users)
+        held = [held for node in read for held in held_by(node) if held.device == device]
+        given = sum({each.storage: each.nbytes for each in held}.values())
+        peak = max((point.live for point in memory_timeline(gm)), default=given)
+        most = max(most, peak - given - made)
+    return most
 
 
 def _measure(nodes: Sequence[Node]) -> dict[Node, int]:
     """From the cache, filled for all of ``nodes`` under one profile: much cheaper than one by one."""
-    cases = {_key(node): _Case(node) for node in nodes if _key(node) not in _measured}
+    cases = {_key(node): node for node in nodes if _key(node) not in _measured}
+    failed: dict[Any, Exception] = {}
     if cases:
         with outside_of_tracing(torch.device("cpu")):
-            peaks = cpu_peaks(case.prepared() for case in cases.values())
-        for (key, case), peak in zip(cases.items(), peaks):
+            peaks = cpu_peaks(_prepared(*case, failed) for case in cases.items())
+        for (key, node), peak in zip(cases.items(), peaks):
             # Where made-up inputs do not do, as much again as the outputs: a grad or a contiguous copy.
-            _measured[key] = case.fresh_bytes if case.error is not None else max(0, peak - case.fresh_bytes)
-            if case.error is not None:
-                log.debug("workspace of %s could not be measured: %s", case.node.target, case.error)
+            fresh = _fresh_bytes(node)
+            _measured[key] = fresh if key in failed else max(0, peak - fresh)
+            if key in failed:
+                log.debug("workspace of %s could not be measured: %s", node.target, failed[key])
     return {node: _measured[_key(node)] for node in nodes}
 
 
@@ -82,41 +81,26 @@ def _known(node: Node) -> int | None:
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten":
         return 0  # a custom operator or a collective is not run for the sake of a figure
-    if _device_type(node) != "cpu":
+    held = held_by(node) or [held for used in node.all_input_nodes for held in held_by(used)]
+    if held and held[0].device != "cpu":
         return 0
     if not fresh_storages(node):
         return SCALARS if schema_of(target).is_mutable else 0
     rule = _RULES.get(target.overloadpacket)
-    answer = rule(node) if rule is not None else None
-    return answer if answer is not None else _measured.get(_key(node))
-
-
-# --- what a node says of itself ----------------------------------------------------------------------------
+    answer = None if rule is None else rule(node)
+    return _measured.get(_key(node)) if answer is None else answer
 
 
 def _inputs(node: Node) -> list[Tensor]:
     return [tensor for source in node.all_input_nodes for tensor in tensors_of(source.meta.get("val"))]
 
 
-def _outputs(node: Node) -> list[Tensor]:
-    return tensors_of(node.meta.get("val"))
-
-
-def _arg(node: Node, index: int) -> Tensor:
-    return cast(Tensor, cast(Node, node.args[index]).meta["val"])
-
-
-def _device_type(node: Node) -> str:
-    held = held_by(node) or [held for used in node.all_input_nodes for held in held_by(used)]
-    return held[0].device if held else "cpu"
+def _first_input(node: Node) -> Tensor:
+    return cast(Tensor, cast(Node, node.args[0]).meta["val"])
 
 
 def _fresh_bytes(node: Node) -> int:
     return sum(fresh_storages(node).values())
-
-
-def _bytes(tensor: Tensor) -> int:
-    return hint(tensor.numel()) * tensor.element_size()
 
 
 # --- rules -------------------------------------------------------------------------------------------------
@@ -131,20 +115,17 @@ def _none(node: Node) -> int | None:
 
 def _plain(node: Node) -> int | None:
     """Nothing, if all operands are of one floating type: kernels copy an operand that they must convert."""
-    types = {tensor.dtype for tensor in [*_inputs(node), *_outputs(node)] if tensor.dim() > 0}
+    operands = [*_inputs(node), *tensors_of(node.meta.get("val"))]
+    types = {tensor.dtype for tensor in operands if tensor.dim() > 0}
     if not types or (len(types) == 1 and types <= _FLOATS):
         return SCALARS
-    return SCALARS if len(types - {torch.bool}) == 1 and types <= _FLOATS | _selectors(node) else None
+    # mul(x, mask) converts its mask; where and comparisons do not.
+    takes_bool = node.target.overloadpacket in _TAKES_BOOL  # type: ignore[union-attr]
+    selectors = {torch.bool} if takes_bool else set()
+    return SCALARS if len(types - {torch.bool}) == 1 and types <= _FLOATS | selectors else None
 
 
 _FLOATS = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
-
-
-def _selectors(node: Node) -> set[torch.dtype]:
-    # mul(x, mask) converts its mask; where and comparisons do not.
-    return {torch.bool} if node.target.overloadpacket in _TAKES_BOOL else set()  # type: ignore[union-attr]
-
-
 _TAKES_BOOL = {
     aten.where, aten.masked_fill, aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge,
     aten.logical_not, aten.logical_and, aten.logical_or, aten.bitwise_not, aten.bitwise_and, aten.bitwise_or,
@@ -159,11 +140,15 @@ def _full_precision(node: Node) -> int | None:
 
 def _same_layout(node: Node) -> int | None:
     """Nothing, if moreover the operands are laid out alike: kernels that want them contiguous copy them."""
-    return _plain(node) if all(tensor.is_contiguous() for tensor in _inputs(node)) else None
+    return _plain(node) if _are_contiguous(node) else None
 
 
 def _with_indices(node: Node) -> int | None:
-    return SCALARS if all(tensor.is_contiguous() for tensor in _inputs(node)) else None
+    return SCALARS if _are_contiguous(node) else None
+
+
+def _are_contiguous(node: Node) -> bool:
+    return all(tensor.is_contiguous() for tensor in _inputs(node))
 
 
 def _matmul(node: Node) -> int | None:
@@ -188,7 +173,7 @@ def _blas_reads(tensor: Tensor) -> bool:
 
 def _copy(node: Node) -> int | None:
     """A transposed matrix is copied by way of a 60×60 tile."""
-    sources, (copy,) = _inputs(node), _outputs(node)
+    sources, [copy] = _inputs(node), tensors_of(node.meta.get("val"))
     tiled = copy.dim() == 2 and hint(copy.numel()) >= 3600 and copy.dtype == sources[0].dtype
     transposed = _layout(sources[0])[2] != _layout(copy)[2]
     return SCALARS + (3600 * copy.element_size() if tiled and transposed else 0)
@@ -197,71 +182,60 @@ def _copy(node: Node) -> int | None:
 def _dropout(node: Node) -> int | None:
     """A mask in floating point, before it becomes booleans."""
     training = node.args[2] if len(node.args) > 2 else node.kwargs.get("train")
-    return SCALARS + (_bytes(_arg(node, 0)) if training is not False else 0)
+    return SCALARS + (nbytes_of(_first_input(node)) if training is not False else 0)
 
 
 def _dropout_backward(node: Node) -> int | None:
     """The mask in floating point; or the product with it, when that is scaled."""
-    return SCALARS + _bytes(_arg(node, 0))
+    return SCALARS + nbytes_of(_first_input(node))
 
 
 def _layer_norm_backward(node: Node) -> int | None:
     """Partial sums of the two parameter gradients for each thread."""
-    if not all(tensor.is_contiguous() for tensor in _inputs(node)):
+    if not _are_contiguous(node):
         return None
-    width = 1
-    for size in node.args[2]:  # type: ignore[union-attr]
-        width *= hint(size.meta["val"] if isinstance(size, Node) else size)  # type: ignore[arg-type]
+    normalized = cast("list[Any]", node.args[2])
+    width = math.prod(hint(size.meta["val"] if isinstance(size, Node) else size) for size in normalized)
     return 2 * torch.get_num_threads() * width * max(tensor.element_size() for tensor in _inputs(node))
 
 
 def _safe_softmax(node: Node) -> int | None:
     """Which elements, and which rows, are masked."""
-    x = _arg(node, 0)
+    x = _first_input(node)
     count = hint(x.numel())
     rows = count // max(1, hint(x.shape[node.args[1]])) if x.dim() else 1  # type: ignore[index]
     return SCALARS + count + rows if _plain(node) is not None else None
 
 
-_POINTWISE = """
-    abs add sub rsub mul div neg exp log log1p sqrt rsqrt reciprocal sin cos tanh sigmoid relu silu pow
-    erf clamp clamp_min clamp_max maximum minimum where masked_fill lerp addcmul addcdiv leaky_relu eq
-    ne lt le gt ge logical_not logical_and logical_or bitwise_not bitwise_and bitwise_or
-    sigmoid_backward tanh_backward threshold_backward leaky_relu_backward hardtanh hardtanh_backward cat
-    stack constant_pad_nd slice_backward select_backward roll flip
-""".split()
-_ACCUMULATING = """
-    sum mean amax amin _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data
-""".split()
-_CONTIGUOUS = """
-    gelu gelu_backward silu_backward native_layer_norm native_group_norm
-""".split()
-_FACTORIES = """
-    zeros ones full empty arange scalar_tensor zeros_like ones_like full_like empty_like new_zeros
-    new_ones new_full new_empty empty_strided new_empty_strided rand rand_like randn randn_like
-    _unsafe_view bernoulli
-""".split()
-_INDEXED = """
-    embedding embedding_dense_backward nll_loss_forward nll_loss_backward nll_loss2d_forward
-    nll_loss2d_backward tril triu max_pool2d_with_indices max_pool2d_with_indices_backward
-""".split()
-
-_RULES: dict[Any, _Rule] = {
-    **{getattr(aten, name): _plain for name in _POINTWISE},
-    **{getattr(aten, name): _full_precision for name in _ACCUMULATING},
-    **{getattr(aten, name): _same_layout for name in _CONTIGUOUS},
-    **{getattr(aten, name): _none for name in _FACTORIES},
-    **{getattr(aten, name): _with_indices for name in _INDEXED},
-    **dict.fromkeys((aten.mm, aten.addmm, aten.bmm, aten.baddbmm), _matmul),
-    **dict.fromkeys((aten.clone, aten._to_copy), _copy),
-    aten.native_dropout: _dropout,
-    aten.native_dropout_backward: _dropout_backward,
-    aten.native_layer_norm_backward: _layer_norm_backward,
-    aten._safe_softmax: _safe_softmax,
+_OPERATORS: dict[_Rule, str] = {
+    _plain: """
+        abs add sub rsub mul div neg exp log log1p sqrt rsqrt reciprocal sin cos tanh sigmoid relu silu pow
+        erf clamp clamp_min clamp_max maximum minimum where masked_fill lerp addcmul addcdiv leaky_relu eq
+        ne lt le gt ge logical_not logical_and logical_or bitwise_not bitwise_and bitwise_or
+        sigmoid_backward tanh_backward threshold_backward leaky_relu_backward hardtanh hardtanh_backward cat
+        stack constant_pad_nd slice_backward select_backward roll flip
+    """,
+    _full_precision: """
+        sum mean amax amin _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data
+    """,
+    _same_layout: "gelu gelu_backward silu_backward native_layer_norm native_group_norm",
+    _none: """
+        zeros ones full empty arange scalar_tensor zeros_like ones_like full_like empty_like new_zeros
+        new_ones new_full new_empty empty_strided new_empty_strided rand rand_like randn randn_like
+        _unsafe_view bernoulli
+    """,
+    _with_indices: """
+        embedding embedding_dense_backward nll_loss_forward nll_loss_backward nll_loss2d_forward
+        nll_loss2d_backward tril triu max_pool2d_with_indices max_pool2d_with_indices_backward
+    """,
+    _matmul: "mm addmm bmm baddbmm",
+    _copy: "clone _to_copy",
+    _dropout: "native_dropout",
+    _dropout_backward: "native_dropout_backward",
+    _layer_norm_backward: "native_layer_norm_backward",
+    _safe_softmax: "_safe_softmax",
 }
-
-
-# --- measurement -------------------------------------------------------------------------------------------
+_RULES = {getattr(aten, name): rule for rule, names in _OPERATORS.items() for name in names.split()}
 
 
 def _key(node: Node) -> Any:
@@ -271,7 +245,8 @@ def _key(node: Node) -> Any:
     def describe(value: Any) -> Any:
         if isinstance(value, Node):
             given = value.meta.get("val")
-            return numbers[value], tuple(map(_layout, tensors_of(given))), _symbol(given)
+            number = None if isinstance(given, Tensor) else known(given)
+            return numbers[value], tuple(map(_layout, tensors_of(given))), number
         if isinstance(value, (list, tuple)):
             return tuple(map(describe, value))
         return repr(value)
@@ -284,25 +259,14 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.dtype, *sizes(tensor)
 
 
-def _symbol(value: Any) -> Any:
-    return None if isinstance(value, Tensor) else known(value)
+def _prepared(key: Any, node: Node, failed: dict[Any, Exception]) -> Callable[[], None]:
+    """A node's operator on made-up inputs; an error of its goes into ``failed``."""
+    args, kwargs = Maker().arguments((node.args, node.kwargs))
 
+    def run() -> None:
+        try:
+            node.target(*args, **kwargs)  # type: ignore[operator]
+        except Exception as error:
+            failed[key] = error
 
-class _Case:
-    """One operator to run on made-up inputs."""
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.fresh_bytes = _fresh_bytes(node)
-        self.error: Exception | None = None
-
-    def prepared(self) -> Callable[[], None]:
-        args, kwargs = Maker().arguments((self.node.args, self.node.kwargs))
-
-        def run() -> None:
-            try:
-                self.node.target(*args, **kwargs)  # type: ignore[operator]
-            except Exception as error:
-                self.error = error
-
-        return run
+    return run

@@ -215,7 +215,7 @@ class _Joined:
         device = tensors_of(next(user.meta["val"] for user in node.users if user.args[1] == 1))[0].device
         state = self._graph.call_function(rng.save_state, (device.type,))
         drawn = self._call(node, node.args[0], node.args[1:], node.kwargs)
-        state.meta = {"val": rng.state_like(device), "dtr": {"role": SAVE_RNG, "origin": drawn.name}}
+        state.meta = {"val": rng.save_state(str(device)), "dtr": {"role": SAVE_RNG, "origin": drawn.name}}
         self._state_of[drawn] = state
         return drawn
 

@@ -46,9 +46,9 @@ from dtr_fx.cli.bench import kernels
 from dtr_fx.cli.bench.targets import add_targets, each_target
 from dtr_fx.cli.progress import tracked
 from dtr_fx.cli.targets import load_trainee
+from dtr_fx.costs.isolated import signature
 from dtr_fx.costs.profile import Profile, Tally
 from dtr_fx.costs.roofline import roofline
-from dtr_fx.costs.signature import signature
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
 from dtr_fx.passes.tensors import hint, tensors_of
@@ -192,7 +192,7 @@ class _Accounts:
         if measured is None:
             self.estimated += 1
         else:
-            key = signature(node)
+            key = signature(node, {})
             runs = self.found[key].runs if key in self.found else 0
             self.found[key] = OperatorCost(_name(node), runs + 1, self._roofline(node), measured)
         return cost

@@ -160,7 +160,7 @@ class Partitioner(Setting, CustomPartitionerFn):
                 options = replace(options, budget=replace(options.budget, kind="bytes", value=nbytes))
             # A view runs nothing, whatever kernels name it among those that they come from.
             for node in itertools.filterfalse(kernels.is_view, gm.graph.nodes):
-                self._step_of.update(dict.fromkeys(kernels.members(node), node.name))
+                self._step_of.update((inner.name, node.name) for inner in kernels.operators(node))
                 extra = (self._extra_workspace.get(name, 0) for name in (node.name, _ANY))
                 node.meta["dtr_extra_workspace"] = sum(extra)
             self.report = rewrite(gm, options)
