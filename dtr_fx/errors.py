@@ -130,8 +130,8 @@ class WrittenTensorError(DTRError):
     def __str__(self) -> str:
         where = f" ({self.source})" if self.source else ""
         return (
-            f"the {self.kind} {self.name}{where} was written between the forward and the backward pass, which "
-            f"recomputes from it under this budget: write a clone of it, or give budget={self.safe_budget} "
+            f"the {self.kind} {self.name}{where} was written between the forward and the backward pass, "
+            f"which recomputes from it under this budget: write a clone, or give budget={self.safe_budget} "
             f"({format_bytes(self.safe_budget)}) or more"
         )
 

@@ -86,7 +86,7 @@ def _lives(gm: GraphModule) -> tuple[dict[Node, list[int]], set[int]]:
     """For every node, the storages that it is the last to read; and those that stay to the end."""
     last_reader: dict[int, Node] = {}
     kept: set[int] = set()
-    dropped: set[int] = set()
+    back, dropped = given_back(gm), set()
     for node in gm.graph.nodes:
         if node.op == "output":
             kept.update(key for used in node.all_input_nodes for key in storage_keys(used))
@@ -96,9 +96,9 @@ def _lives(gm: GraphModule) -> tuple[dict[Node, list[int]], set[int]]:
             if node.op in ("placeholder", "get_attr"):
                 kept.update(storage_keys(node))
         elif is_backward(node):
-            back = given_back(gm).intersection(storage_keys(node.all_input_nodes[0]))
-            last_reader.update(dict.fromkeys(back, node))
-            dropped |= back
+            gone = back.intersection(storage_keys(node.all_input_nodes[0]))
+            last_reader.update(dict.fromkeys(gone, node))
+            dropped |= gone
     kept -= dropped
     dies_at: dict[Node, list[int]] = {}
     for key, node in last_reader.items():

@@ -73,10 +73,7 @@ def reached_by_caller(gm: GraphModule) -> dict[int, Reached]:
         for key in storage_keys(used)
     }
     return {
-        key: reached
-        for reached in _reached(gm)
-        for key in storage_keys(reached.node)
-        if key not in saved
+        key: reached for reached in _reached(gm) for key in storage_keys(reached.node) if key not in saved
     }
 
 

@@ -28,7 +28,14 @@ from dtr_fx.passes import rng, subgraphs
 from dtr_fx.passes.contract import PLAN, VALUES, VERIFIED, Pass
 from dtr_fx.passes.reach import given_back
 from dtr_fx.passes.roles import KEEP, SAVE_RNG, origin_name, role
-from dtr_fx.passes.tensors import called_module, is_backward, is_selection, storage_key, storage_keys, tensors_of
+from dtr_fx.passes.tensors import (
+    called_module,
+    is_backward,
+    is_selection,
+    storage_key,
+    storage_keys,
+    tensors_of,
+)
 from dtr_fx.report import Point
 from dtr_fx.runtime.steps import DROP, RECOMPUTE
 from dtr_fx.torch_private import OpOverload, schema_of
@@ -84,9 +91,9 @@ class _Check:
         kind = role(node)
         if kind == DROP:
             keys = self._keys[node.all_input_nodes[0]]
-            # The forward pass has returned it, and its caller has used it.
-            given = self._given_back if is_backward(node) else ()
-            self._dropped.update((key, node.name) for key in keys if key not in given)
+            self._dropped.update((key, node.name) for key in keys)
+            if not is_backward(node):
+                self._given_back.difference_update(keys)
         elif kind == RECOMPUTE:
             self._check_recompute(node)
         elif kind == SAVE_RNG:
@@ -107,7 +114,7 @@ class _Check:
             if used not in self._keys:
                 raise _broken("live", node, f"it reads {used.name}, which does not stand before it")
             for key in self._keys[used] if self._dropped else ():
-                if key in self._dropped:
+                if key in self._dropped and not (node.op == "output" and key in self._given_back):
                     raise _broken("live", node, f"it reads {used.name} after {self._dropped[key]}")
 
     def _remember(self, node: Node) -> None:

@@ -1,4 +1,4 @@
-"""Tensors that change between the forward and the backward pass: gradients are those of the reference, or an error."""
+"""Tensors that change between the passes: gradients are those of the reference, or there is an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 import dtr_fx
 
 D = 32
-BUDGETS = ["100%", "95%", "90%", "85%", "80%", "75%", "70%", "65%"]
+BUDGETS = ["90%", "82%", "75%"]
 
 
 class ScaledParameter(nn.Module):
@@ -114,12 +114,9 @@ def test_an_input_that_the_graph_writes_is_read_as_it_was(make, hooks) -> None:
     expected = gradients(make, lambda model: torch.compile(model, backend="aot_eager"))
     planned = 0
     for budget in BUDGETS:
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t) if hooks else torch.enable_grad():
-            reports: list[dtr_fx.Report] = []
-            try:
-                ours = gradients(make, dtr(budget, on_report=reports.append))
-            except dtr_fx.InfeasibleBudgetError:
-                break
+        reports: list[dtr_fx.Report] = []
+        with torch.autograd.graph.saved_tensors_hooks(*[lambda t: t] * 2) if hooks else torch.enable_grad():
+            ours = gradients(make, dtr(budget, on_report=reports.append))
         assert same(ours, expected)
         planned += sum(report.recomputes > 0 for report in reports)
     assert planned > 1
@@ -167,4 +164,5 @@ def test_a_plan_that_needs_the_input_says_so_and_notices_a_write(how: str, caplo
     assert "L['x']" in caplog.text
     with pytest.raises(dtr_fx.WrittenTensorError, match=rf"L\['x'\].*budget={relied.safe_budget}"):
         gradients(Chain, dtr("72%"), write)
-    assert same(gradients(Chain, dtr(relied.safe_budget), write), gradients(Chain, lambda model: model, write))
+    expected = gradients(Chain, lambda model: model, write)
+    assert same(gradients(Chain, dtr(relied.safe_budget), write), expected)

@@ -139,7 +139,7 @@ class Retracer:
 
 
 def _told(report: Report, reason: str, names: Sequence[str]) -> Report:
-    """The report with the reason of the trace, and the user's names for the inputs that the plan relies on."""
+    """The report with the reason of the trace, and the user's names for inputs that the plan relies on."""
     relied = (
         replace(tensor, name=names[tensor.position]) if tensor.kind == "input" else tensor
         for tensor in report.relied

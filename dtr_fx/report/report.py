@@ -98,8 +98,8 @@ class Choice:
 class Relied:
     """A tensor of the caller's that the backward pass recomputes from: it must not be written before.
 
-    ``kind`` is ``"input"`` or ``"output"``, ``position`` its place in the call, ``source`` the user's line.  No
-    plan for ``safe_budget`` bytes recomputes from it.
+    ``kind`` is ``"input"`` or ``"output"``, ``position`` its place in the call, ``source`` the user's line.
+    No plan for ``safe_budget`` bytes recomputes from it.
     """
 
     kind: str
@@ -111,8 +111,8 @@ class Relied:
     def __str__(self) -> str:
         where = f" ({self.source})" if self.source else ""
         return (
-            f"the {self.kind} {self.name}{where} must not be written before the backward pass, which recomputes "
-            f"from it; from a budget of {format_bytes(self.safe_budget)} on no plan does"
+            f"the {self.kind} {self.name}{where} must not be written before the backward pass, which "
+            f"recomputes from it; from a budget of {format_bytes(self.safe_budget)} on no plan does"
         )
 
 
@@ -127,8 +127,8 @@ class Report:
     several times: the shape or guard that changed.  ``heuristic`` names who chose what to drop: a heuristic,
     ``"search"``, or ``"none"`` where the graph is left as it is.  ``choices`` are those that concerned the
     value named by the option ``watch``.  ``budget`` is the one in force, ``asked`` what the user wrote for it
-    (``"60%"``).  ``refused`` counts the orders of the search that the runtime could not carry out.  ``relied``
-    are the caller's tensors that must not be written between the passes.
+    (``"60%"``).  ``refused`` counts the orders of the search that the runtime could not carry out.
+    ``relied`` are the caller's tensors that must not be written between the passes.
     """
 
     budget: int
