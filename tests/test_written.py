@@ -12,7 +12,6 @@ from torch import nn
 import dtr_fx
 
 D = 32
-BUDGETS = ["90%", "82%", "75%"]
 
 
 class ScaledParameter(nn.Module):
@@ -109,17 +108,20 @@ def same(ours: list[torch.Tensor | None], expected: list[torch.Tensor | None]) -
 
 
 @pytest.mark.parametrize("hooks", [False, True], ids=["plain", "hooks"])
-@pytest.mark.parametrize("make", [ScaledParameter, MaxNorm, WritesItsInput])
-def test_an_input_that_the_graph_writes_is_read_as_it_was(make, hooks) -> None:
+@pytest.mark.parametrize(
+    ("make", "budgets"),
+    [(ScaledParameter, ("90%", "75%")), (MaxNorm, ("90%", "75%")), (WritesItsInput, ("92%", "85%"))],
+)
+def test_an_input_that_the_graph_writes_is_read_as_it_was(make, budgets, hooks) -> None:
     expected = gradients(make, lambda model: torch.compile(model, backend="aot_eager"))
     planned = 0
-    for budget in BUDGETS:
+    for budget in budgets:
         reports: list[dtr_fx.Report] = []
         with torch.autograd.graph.saved_tensors_hooks(*[lambda t: t] * 2) if hooks else torch.enable_grad():
             ours = gradients(make, dtr(budget, on_report=reports.append))
         assert same(ours, expected)
         planned += sum(report.recomputes > 0 for report in reports)
-    assert planned > 1
+    assert planned == len(budgets)
 
 
 def test_an_output_may_be_written_as_under_eager() -> None:
