@@ -87,7 +87,7 @@ def flops(node: Node) -> int:
 
 
 def resolve(costs: str | Cost | Mapping[Any, float], device: torch.device) -> Cost:
-    """``"roofline"``, ``"profile"``, a function of a node, or seconds by its name or target; ``OptionError``."""
+    """``"roofline"``, ``"profile"``, a function of a node, or seconds by name or target; ``OptionError``."""
     if callable(costs):
         return costs
     if isinstance(costs, Mapping):
