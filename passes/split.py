@@ -1,7 +1,4 @@
-"""The joint graph in execution order, without duplicates, and its split into a forward and a backward graph.
-
-A recompute that stands in the backward pass runs there.
-"""
+"""The joint graph in execution order, without duplicates, and its split into the graphs of the two passes."""
 
 from __future__ import annotations
 

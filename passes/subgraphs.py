@@ -1,7 +1,4 @@
-"""Higher-order operators (cond, while_loop, scan, ...) as single operators: what is inside, what it takes.
-
-Requires: ``meta["val"]`` on the nodes of the inner graphs, as AOTAutograd leaves it.
-"""
+"""Higher-order operators (cond, while_loop, scan, ...), whose graphs have values, as single operators."""
 
 from __future__ import annotations
 

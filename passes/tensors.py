@@ -1,7 +1,4 @@
-"""The tensors in a node's value, their storages, and their bytes on a device.
-
-Requires: ``meta["val"]`` on every node.
-"""
+"""The tensors in a node's value, ``meta["val"]``, their storages, and their bytes on a device."""
 
 from __future__ import annotations
 

@@ -91,10 +91,7 @@ class _Writer:
         hoist_drops(self._graph)
 
     def _anchors(self) -> Iterator[Node]:
-        """The graph's operators, put in the order of their first runs, then its output.
-
-        New nodes are inserted before the next of them.
-        """
+        """The graph's operators in the order of their first runs, then its output; new nodes precede them."""
         first_runs = (self._calls[step.op] for step in self._steps if step.kind == COMPUTE)
         nodes = [call.node for call in first_runs if call.role == COMPUTE]
         output = self._graph.output_node()

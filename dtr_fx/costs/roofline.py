@@ -87,10 +87,7 @@ def flops(node: Node) -> int:
 
 
 def resolve(costs: str | Cost | Mapping[Any, float], device: torch.device) -> Cost:
-    """``"roofline"``, ``"profile"``, a function of a node, or a mapping from its name or target to seconds.
-
-    ``OptionError`` for anything else, and for a profile on a device where nothing can be run.
-    """
+    """``"roofline"``, ``"profile"``, a function of a node, or seconds by name or target; ``OptionError``."""
     if callable(costs):
         return costs
     if isinstance(costs, Mapping):
