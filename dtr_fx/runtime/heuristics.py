@@ -67,27 +67,7 @@ def parameterized(
     name = f"h'({'s' if staleness else '-'}, {'m' if size else '-'}, {cost})"
     if cost == "no" and not staleness and not size:
         return replace(random(), name=name)
-    return Heuristic(name, lambda: score, "local" if cost == "no" else cost)
-
-
-def _cost_over_size_and_time(s: Array, m: Array, c: Array) -> Array:
-    return c / (m * s)
-
-
-def _stale(s: Array, m: Array, c: Array) -> Array:
-    return 1.0 / s
-
-
-def _large(s: Array, m: Array, c: Array) -> Array:
-    return 1.0 / m
-
-
-def _cost_over_size(s: Array, m: Array, c: Array) -> Array:
-    return c / m
-
-
-def _cost_over_size_and_root_time(s: Array, m: Array, c: Array) -> Array:
-    return c / (m * np.sqrt(s))
+    return _fixed(name, score, "local" if cost == "no" else cost)
 
 
 def random(seed: int = 0) -> Heuristic:
@@ -100,21 +80,27 @@ def random(seed: int = 0) -> Heuristic:
     return Heuristic("rand", make_score, "local")
 
 
+def _fixed(
+    name: str, score: Score, neighborhood: Neighborhood, time: Time = "staleness", horizon: int | None = None
+) -> Heuristic:
+    return Heuristic(name, lambda: score, neighborhood, time, horizon)
+
+
 # Beyond this many a long chain costs more to count than the count is worth.
 _HORIZON = 100
 
 HEURISTICS: dict[str, Heuristic] = {
     heuristic.name: heuristic
     for heuristic in (
-        Heuristic("dtr", lambda: _cost_over_size_and_time, "exact"),
-        Heuristic("dtr-eq", lambda: _cost_over_size_and_time, "eq"),
-        Heuristic("dtr-local", lambda: _cost_over_size_and_time, "local"),
-        Heuristic("lru", lambda: _stale, "local"),
-        Heuristic("size", lambda: _large, "local"),
-        Heuristic("msps", lambda: _cost_over_size, "ancestors"),
+        _fixed("dtr", lambda s, m, c: c / (m * s), "exact"),
+        _fixed("dtr-eq", lambda s, m, c: c / (m * s), "eq"),
+        _fixed("dtr-local", lambda s, m, c: c / (m * s), "local"),
+        _fixed("lru", lambda s, m, c: 1.0 / s, "local"),
+        _fixed("size", lambda s, m, c: 1.0 / m, "local"),
+        _fixed("msps", lambda s, m, c: c / m, "ancestors"),
         random(),
-        Heuristic("next-use", lambda: _cost_over_size_and_time, "needed", "next_use", _HORIZON),
-        Heuristic("next-use-root", lambda: _cost_over_size_and_root_time, "needed", "next_use", _HORIZON),
+        _fixed("next-use", lambda s, m, c: c / (m * s), "needed", "next_use", _HORIZON),
+        _fixed("next-use-root", lambda s, m, c: c / (m * np.sqrt(s)), "needed", "next_use", _HORIZON),
     )
 }
 
@@ -137,5 +123,4 @@ def resolve(heuristic: str | Heuristic | Score) -> Heuristic:
         return HEURISTICS[heuristic]
     if not callable(heuristic):
         raise TypeError(f"a heuristic is a name, a Heuristic or a function score(s, m, c), not {heuristic!r}")
-    score = heuristic
-    return Heuristic(getattr(heuristic, "__name__", "custom"), lambda: score)
+    return _fixed(getattr(heuristic, "__name__", "custom"), heuristic, "eq")

@@ -3,10 +3,9 @@
 from .bound import Need, lower_bound
 from .execute import RefusedOrder, execute_order
 from .lifetimes import Lifetimes, Operators
-from .policies import Policy, Run, paper, portfolio, run_policy
-from .saved_tensors import limit_saved, rerun_forward
-from .scores import Scored, scores_of
+from .policies import Policy, Run, Scored, paper, portfolio, run_policy, scores_of
 from .search import Infeasible, default_effort, first_that_fits, search, smallest, smallest_by_passes
+from .starts import limit_saved, rerun_forward
 
 __all__ = [
     "Infeasible",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from dtr_fx.runtime import Plan, Program, RunFailed, Runtime, Tensor, collector_paused
 from dtr_fx.runtime.driver import constant, keep, perform
-from dtr_fx.runtime.program import Call, Constant, Keep
+from dtr_fx.runtime.program import Constant
 
 from .lifetimes import Lifetimes, Operators
 
@@ -64,7 +64,6 @@ def _execute(program: Program, order: Sequence[int], runtime: Runtime) -> None:
     operators = Operators.of(program)
     lives = Lifetimes(operators, enumerate(order), len(order))
     calls = list(program.calls())
-    kept_after, results = _kept(program)
     tensors: dict[int, Tensor] = {}
     for step in program.instructions:
         if isinstance(step, Constant):
@@ -83,27 +82,12 @@ def _execute(program: Program, order: Sequence[int], runtime: Runtime) -> None:
         elif not lives.is_deferred(op, slot):
             done.add(op)
             perform(runtime, calls[op], tensors, op)
-            for kept in kept_after.get(op, ()):
+            for kept in program.kept_after.get(op, ()) if op < len(calls) - 1 else ():
                 keep(runtime, tensors[kept])
         for storage, is_made_again in dying.items():
             tensor = tensors.get(operators.tensor[storage])
             if tensor is not None:
                 free = runtime.drop if is_made_again else runtime.discard
                 free(tensor)
-    for result in results:
+    for result in (tensor for kept in program.kept_after.values() for tensor in kept):
         keep(runtime, tensors[result])
-
-
-def _kept(program: Program) -> tuple[dict[int, list[int]], list[int]]:
-    """The results, and of those that are kept before the last operator, after which."""
-    kept_after: dict[int, list[int]] = {}
-    results: list[int] = []
-    op = -1
-    for step in program.instructions:
-        if isinstance(step, Call):
-            op += 1
-        elif isinstance(step, Keep):
-            kept_after.setdefault(op, []).append(step.tensor)
-            results.append(step.tensor)
-    kept_after.pop(op, None)
-    return kept_after, results

@@ -1,13 +1,20 @@
-"""One pass of the runtime over a program, under one of a portfolio of policies."""
+"""One pass of the runtime over a program, under one of a portfolio of policies.
+
+A large program makes thousands of choices among thousands of candidates.  Their scores are recorded for who
+asks, in a second run that makes the same choices again.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
-from dtr_fx.runtime import HEURISTICS, Heuristic, Order, Plan, Program, RunFailed, Runtime, collector_paused
-from dtr_fx.runtime.driver import drive
+from dtr_fx.runtime import HEURISTICS, Heuristic, Order, Plan, Program, RunFailed, Runtime
+from dtr_fx.runtime.driver import collector_paused, drive
+from dtr_fx.runtime.graph import Operator, Storage
 
 
 @dataclass(frozen=True)
@@ -34,11 +41,10 @@ def paper(heuristic: Heuristic) -> Policy:
 
 @dataclass(frozen=True)
 class Run:
-    """One pass of the runtime over a program under a policy, and why it did not finish, if it did not."""
+    """One pass of the runtime over a program, and why it did not finish, if it did not."""
 
     program: Program
     runtime: Runtime
-    policy: Policy
     failure: RunFailed | None = None
 
     @property
@@ -49,7 +55,7 @@ class Run:
     @property
     def plan(self) -> Plan:
         """The run as a plan."""
-        return Plan.of(self.program, self.runtime, self.policy.heuristic.name)
+        return Plan.of(self.program, self.runtime, self.runtime.heuristic.name)
 
 
 def run_policy(
@@ -76,7 +82,7 @@ def run_policy(
             drive(runtime, driven, reserve=int(reserve))
         except RunFailed as failed:
             failure = failed
-    return Run(program, runtime, policy, failure)
+    return Run(program, runtime, failure)
 
 
 def portfolio(first: Policy) -> Iterator[Policy]:
@@ -95,3 +101,56 @@ def portfolio(first: Policy) -> Iterator[Policy]:
         Policy(HEURISTICS["next-use"], keep_gradients=False),
     )
     yield from (policy for policy in others if policy != first)
+
+
+class Scored(NamedTuple):
+    """A choice for which a storage was a candidate.
+
+    ``step`` is the number of the drop among the plan's steps, ``rank`` is 1 for the lowest score.
+    """
+
+    step: int
+    score: float
+    rank: int
+    candidates: int
+    chosen: int
+    chosen_score: float
+
+
+def scores_of(program: Program, plan: Plan, tensor: int, policies: Iterable[Policy]) -> list[Scored]:
+    """Each choice on the way to a plan that could have fallen on a tensor's storage.
+
+    ``tensor`` is its number in the program.  One of the policies has made the plan, unless the search did: a
+    search scores no storages.
+    """
+    recording = partial(_Recording, number=program.storages[tensor])
+    for policy in policies:
+        if policy.heuristic.name == plan.decided_by:
+            run = run_policy(program, plan.budget, policy, max_recompute=plan.cost, make_runtime=recording)
+            if run.failure is None and run.plan.steps == plan.steps:
+                assert isinstance(run.runtime, _Recording)
+                return run.runtime.scored_storage
+    return []
+
+
+class _Recording(Runtime):
+    def __init__(self, *arguments: Any, number: int, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.scored_storage: list[Scored] = []
+        self._number = number
+
+    def perform_eviction(
+        self, storage: Storage, op: Operator, reason: str, score: float | None = None
+    ) -> None:
+        if score is not None:
+            self._record(storage, score)
+        super().perform_eviction(storage, op, reason, score)
+
+    def _record(self, chosen: Storage, chosen_score: float) -> None:
+        wanted = next((storage for storage in self._pool.members if storage.id == self._number), None)
+        if wanted is not None:
+            scores = self._pool.scores
+            score = math.inf if wanted.locks else float(scores[wanted.slot])
+            rank = 1 if wanted is chosen else 1 + max(int((scores < score).sum()), 1)
+            scored = Scored(len(self.steps), score, rank, len(scores), chosen.id, chosen_score)
+            self.scored_storage.append(scored)

@@ -7,19 +7,22 @@
   relieved   a given order in which, where it is above the budget, fewer bytes wait: what waits there is made
              again afterwards, from what a minimum cut says
 
-``budget`` are bytes without the program's constants, ``backward`` is the backward pass's first operator.
+Orders are measured on a timeline, which is lent.  ``backward`` is the backward pass's first operator.  Where
+other programs run between the passes, what is saved can be limited for its own sake.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
+from itertools import accumulate
 
 import networkx as nx
 from networkx.algorithms.flow import boykov_kolmogorov
 
+from dtr_fx.runtime.program import Call, Program
 from dtr_fx.search.lifetimes import Operators
-from dtr_fx.search.timeline import Timeline
+from dtr_fx.search.timeline import Found, Timeline
 
 _COUNTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 # Prices of bytes that are tried, as powers of two times the forward pass's cost for its bytes.
@@ -28,44 +31,70 @@ _LOWEST, _HIGHEST, _BISECTIONS = -5.0, 7.0, 5
 _RECENT = 50
 
 
-def segmented(operators: Operators, backward: int, budget: int) -> list[int]:
+def segmented(line: Timeline, backward: int) -> list[int]:
     """The cheapest order in segments that fits, else the one that comes nearest."""
+    operators = line.operators
     wanted = _wanted(operators, backward)
     segments = (_segments(operators, backward, count, wanted) for count in _COUNTS)
     orders = (_rerun(operators, backward, segment.keys(), segment.__getitem__) for segment in segments)
-    lines = [Timeline(operators, order, budget) for order in orders]
-    return min(lines, key=lambda line: (line.over, line.cost)).order
+    return min(map(line.settle, orders), key=lambda found: (found.over, found.cost)).order
 
 
-def cuts(operators: Operators, backward: int, budget: int) -> list[list[int]]:
+def cuts(line: Timeline, backward: int) -> list[list[int]]:
     """Of orders by minimum cuts the cheapest that fits and, of those that cost less, the nearest, if any."""
+    operators = line.operators
     unit = sum(operators.again[:backward]) / max(1, sum(operators.size))
     low, high = _LOWEST, _HIGHEST
-    found: list[Timeline] = []
+    found: list[Found] = []
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         again = cheapest_cut(operators, backward, unit * 2**middle)
         order = _rerun(operators, backward, again, partial(_ancestors, operators, again))
-        found.append(Timeline(operators, order, budget))
+        found.append(line.settle(order))
         if found[-1].over:
             low = middle
         else:
             high = middle
-    fitting = sorted((line for line in found if not line.over), key=lambda line: line.cost)[:1]
-    others = [line for line in found if line.over and not any(fit.cost <= line.cost for fit in fitting)]
-    nearest = sorted(others, key=lambda line: line.over)[:1]
-    return [line.order for line in (*fitting, *nearest)]
+    best = min((one for one in found if not one.over), key=lambda one: one.cost, default=None)
+    others = (one for one in found if one.over and (best is None or one.cost < best.cost))
+    nearest = min(others, key=lambda one: one.over, default=None)
+    return [one.order for one in (best, nearest) if one is not None]
 
 
-def relieved(operators: Operators, order: Sequence[int], budget: int) -> list[int]:
+def relieved(line: Timeline, order: Sequence[int]) -> list[int]:
     """The order, with runs inserted behind those that are above the budget, or the order if that is worse."""
-    line = Timeline(operators, order, budget)
+    given = line.settle(order)
     relief: list[int] = []
     for index, slot in enumerate(line.slots):
         relief.append(line.op_at[slot])
-        if line.used[slot] > budget:
+        if line.used[slot] > line.budget:
             relief += _made_afterwards(line, slot, line.slots[max(0, index - _RECENT)])
-    return min(line, Timeline(operators, relief, budget), key=lambda line: line.over).order
+    return min(given, line.settle(relief), key=lambda found: found.over).order
+
+
+def limit_saved(program: Program, most: int, budget: int) -> Program:
+    """The program for plans within a budget that hold at most so many bytes between the passes.
+
+    The limit is one more operator's memory: when the backward pass starts, all but these bytes are taken.
+    """
+
+    def limited(number: int, call: Call) -> Call:
+        taken = budget - most if number == program.backward else 0
+        return call._replace(workspace=max(call.workspace, taken))
+
+    return program.with_calls(limited)
+
+
+def rerun_forward(program: Program, order: Sequence[int]) -> list[int]:
+    """An order that saves the least tensors: what the forward pass did is done again after it.
+
+    It costs a forward pass more, and each half takes what it took before.
+    """
+    assert program.backward is not None
+    repeats = [call.recomputable for call in program.calls()]
+    start = order.index(program.backward)
+    again = [op for op in order[:start] if repeats[op]]
+    return [*order[: start + 1], *again, *order[start + 1 :]]
 
 
 def _made_afterwards(line: Timeline, slot: int, recent: int) -> list[int]:
@@ -111,10 +140,7 @@ def _segments(operators: Operators, backward: int, count: int, wanted: Iterable[
     """
     made = [sum(operators.size[storage] for storage in operators.makes[op]) for op in range(backward)]
     total = max(1, sum(made))
-    number, before = [], 0
-    for nbytes in made:
-        number.append(min(count - 1, before * count // total))
-        before += nbytes
+    number = [min(count - 1, before * count // total) for before in accumulate(made[:-1], initial=0)]
     needed = set(wanted)
     for op in reversed(range(backward)):
         if op in needed:

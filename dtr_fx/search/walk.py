@@ -12,10 +12,8 @@ import random
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
-from dtr_fx.search.lifetimes import Operators
-from dtr_fx.search.timeline import Timeline
+from dtr_fx.search.timeline import Found, Timeline
 
 # By how much a walk cools down.
 _COOLING = 1 / 20
@@ -37,49 +35,28 @@ _REPAIRS = 6
 
 
 def walk(
-    operators: Operators,
+    line: Timeline,
     order: Sequence[int],
-    budget: int,
     seconds: float,
     *,
     temperature: float = 0.3,
     penalty: float = 1.0,
     seed: int = 0,
 ) -> Found | None:
-    """The cheapest order within the budget that is found in some time from ``order`` on, or None.
+    """The cheapest order within the line's budget that is found from ``order`` on, or None.
 
-    Parameters
-    ----------
-    operators:
-        The program.
-    order:
-        Where to start; it may be above the budget.
-    budget:
-        Bytes, without the program's constants.
-    seconds:
-        How long it may take.  What is counted is the work, so that the same arguments find the same order.
-    temperature:
-        At the first step, in units of the average operator's cost: the hotter, the more often a step that
-        costs more is taken.
-    penalty:
-        The factor on the usual price of a byte above the budget, at first.
+    Of the ``seconds`` the work is counted, so that the same arguments find the same order.  ``temperature``,
+    in units of the average operator's cost, and ``penalty``, the factor on the usual price of a byte above
+    the budget, are those of the first step: the hotter, the more often one that costs more is taken.
     """
-    return _Walk(operators, order, budget, seed, penalty).find(seconds, temperature)
-
-
-class Found(NamedTuple):
-    """An order within the budget, and the cost of its repeated runs."""
-
-    cost: float
-    order: list[int]
+    line.settle(order)
+    return _Walk(line, seed, penalty).find(seconds, temperature)
 
 
 class _Walk:
-    def __init__(
-        self, operators: Operators, order: Sequence[int], budget: int, seed: int, penalty: float
-    ) -> None:
-        self._operators = operators
-        self._line = Timeline(operators, order, budget)
+    def __init__(self, line: Timeline, seed: int, penalty: float) -> None:
+        operators = self._operators = line.operators
+        self._line = line
         self._random = random.Random(seed)
         self._unit = sum(operators.again) / len(operators.again)
         usual_size = max(1.0, sum(operators.size) / max(1, len(operators.size)))
@@ -133,7 +110,7 @@ class _Walk:
         line = self._line
         # Sums of the same costs in another order differ in their last digits.
         if not line.over and (self._best is None or line.cost < self._best.cost - 1e-9 * self._unit):
-            self._best = Found(line.cost, line.order)
+            self._best = Found(line.cost, line.over, line.order)
 
     def _change(self) -> None:
         choice = self._random.random()
@@ -173,8 +150,11 @@ class _Walk:
             line.add(op, target)
 
     def _run_again(self) -> None:
-        """Make something again before it is read."""
-        slot, reads = self._reading(self._random.randrange(len(self._line.slots) + 1))
+        """Make something again before an operator reads it, or for the end if it is kept."""
+        line, operators = self._line, self._operators
+        index = self._random.randrange(len(line.slots) + 1)
+        slot = line.slots[index] if index < len(line.slots) else line.end
+        reads = operators.kept if slot == line.end else operators.reads[line.op_at[slot]]
         if reads:
             self._make_again_in_time(self._random.choice(reads), slot)
 
@@ -184,7 +164,7 @@ class _Walk:
         False if the budget is kept.
         """
         line, operators = self._line, self._operators
-        worst = line.worst()
+        worst = int(line.used.argmax())
         if line.used[worst] <= line.budget or not self._large:
             return False
         self._looks += 1
@@ -198,14 +178,6 @@ class _Walk:
             _, storage, slot = min(found)
             self._make_again_in_time(storage, slot)
         return True
-
-    def _reading(self, index: int) -> tuple[int, Sequence[int]]:
-        """The slot of a run and what it reads; after the last one the end and what is kept."""
-        line = self._line
-        if index == len(line.slots):
-            return line.end, self._operators.kept
-        slot = line.slots[index]
-        return slot, self._operators.reads[line.op_at[slot]]
 
     def _make_again_in_time(self, storage: int, slot: int) -> None:
         early = self._random.random() < _EARLY
