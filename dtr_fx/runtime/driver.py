@@ -29,12 +29,7 @@ def collector_paused() -> Iterator[None]:
 def drive(runtime: Runtime, program: Program, *, reserve: int = 0) -> dict[int, Tensor]:
     """Let the runtime do a program's instructions; its tensors, by their numbers.
 
-    ``reserve`` bytes of the budget are left alone until the backward pass starts.
-
-    Raises
-    ------
-    RunFailed
-        See ``Runtime.perform_op``.
+    ``reserve`` bytes of the budget are left alone until the backward pass starts.  Raises ``RunFailed``.
     """
     tensors: dict[int, Tensor] = {}
     expectations = iter(program.expectations if runtime.heuristic.time == "next_use" else ())

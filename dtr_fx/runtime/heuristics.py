@@ -23,22 +23,12 @@ Time: TypeAlias = Literal["staleness", "next_use"]
 class Heuristic:
     """How a victim is scored.
 
-    Parameters
-    ----------
-    name:
-        What reports call it.
-    make_score:
-        Called once per run; returns ``score(s, m, c)`` over equally long arrays of float64.
-    neighborhood:
-        What ``c`` counts beside the storage's own cost: ``"exact"`` the evicted neighbourhood e*,
-        ``"eq"`` its union-find approximation, ``"ancestors"`` the evicted ancestors, ``"needed"`` the
-        evicted ancestors and those evicted descendants that the program will still use, ``"local"``
-        nothing.
-    time:
-        What ``s`` is: the time since the last access, or (in a traced graph, where it is known) the
-        time until the next use.
-    horizon:
-        How many evicted storages ``"needed"`` counts at most, the nearest first; no limit if None.
+    ``make_score`` is called once per run, and returns ``score(s, m, c)`` over equally long float64 arrays.
+    ``neighborhood`` is what ``c`` counts beside the storage's own cost: ``"exact"`` the evicted neighbourhood
+    e*, ``"eq"`` its union-find approximation, ``"ancestors"`` the evicted ancestors, ``"needed"`` these and
+    those evicted descendants that the program will still use, at most the ``horizon`` nearest of them,
+    ``"local"`` nothing.  ``time`` is what ``s`` is: the time since the last access or, where it is known,
+    until the next use.
     """
 
     name: str
@@ -58,11 +48,7 @@ def parameterized(
 
     def score(s: Array, m: Array, c: Array) -> Array:
         numerator = np.ones_like(c) if cost == "no" else c
-        if staleness and size:
-            return numerator / (m * s)
-        if staleness:
-            return numerator / s
-        return numerator / m if size else numerator
+        return numerator / ((m if size else 1) * (s if staleness else 1))
 
     name = f"h'({'s' if staleness else '-'}, {'m' if size else '-'}, {cost})"
     if cost == "no" and not staleness and not size:
@@ -108,12 +94,7 @@ HEURISTICS: dict[str, Heuristic] = {
 def resolve(heuristic: str | Heuristic | Score) -> Heuristic:
     """A heuristic by name, as it is, or from a user's ``score(s, m, c)`` over arrays.
 
-    Raises
-    ------
-    ValueError
-        The name is not one of ``HEURISTICS``.
-    TypeError
-        It is neither a name, nor a ``Heuristic``, nor callable.
+    Raises ValueError for an unknown name, TypeError for what is none of the three.
     """
     if isinstance(heuristic, Heuristic):
         return heuristic

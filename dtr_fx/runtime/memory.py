@@ -71,10 +71,8 @@ class Memory(ABC):
 
     def constant(self, size: int) -> Tensor:
         """A tensor of ``size`` bytes that is resident from the start and is never evicted (C.1)."""
-        storage = self._storage(size)
-        storage.resident = storage.pinned = True
-        storage.root = tensor = Tensor(storage, None, defined=True)
-        storage.tensors.append(tensor)
+        tensor = self._fresh(size, None)
+        tensor.storage.resident = tensor.storage.pinned = tensor.defined = True
         self.used += size
         self.peak = max(self.peak, self.used)
         return tensor
@@ -96,20 +94,21 @@ class Memory(ABC):
     ) -> None:
         """See ``figure1``."""
 
-    def _storage(self, size: int) -> Storage:
+    def _fresh(self, size: int, op: Operator | None) -> Tensor:
         storage = Storage(len(self.storages), size)
         self.storages.append(storage)
-        return storage
+        storage.root = tensor = Tensor(storage, op)
+        storage.tensors.append(tensor)
+        return tensor
 
     def _output(self, op: Operator, spec: int | Tensor) -> Tensor:
         if isinstance(spec, Tensor):
             tensor = Tensor(spec.storage, op)
+            tensor.storage.tensors.append(tensor)
         else:
-            storage = self._storage(spec)
-            storage.pinned = not op.recomputable
-            storage.root = tensor = Tensor(storage, op)
+            tensor = self._fresh(spec, op)
+            tensor.storage.pinned = not op.recomputable
             op.allocates += spec
-        tensor.storage.tensors.append(tensor)
         tensor.storage.refs += 1
         return tensor
 

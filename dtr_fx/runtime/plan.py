@@ -55,13 +55,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The plan that ``to_json`` wrote.
-
-        Raises
-        ------
-        ValueError
-            The text is no plan.
-        """
+        """The plan that ``to_json`` wrote; raises ValueError if the text is none."""
         fields = json.loads(text)
         try:
             return cls(**{**fields, "steps": tuple(Step(*step) for step in fields["steps"])})

@@ -1,8 +1,7 @@
 """A program: operators on numbered tensors, and how long it holds on to each.
 
-It is read from an FX graph (``passes.storages``), or comes from an operator log or a synthetic network
-(``lab.log``, ``lab.networks``).  Sizes are bytes; costs are in whatever unit the source has, seconds for
-graphs, nanoseconds for logs, and only their ratios matter.
+Sizes are bytes; costs are in whatever unit the source has, seconds for FX graphs (``passes.storages``),
+nanoseconds for operator logs (``lab.log``), and only their ratios matter.
 """
 
 from __future__ import annotations
@@ -33,10 +32,9 @@ class Output(NamedTuple):
 class Call(NamedTuple):
     """An operator; ``inputs`` are read in their order, and one may be read twice.
 
-    ``workspace`` bytes are taken while it runs, and ``replay_workspace`` more where it can run again.  If it
-    is not ``recomputable``, it runs once.  One that ``may_defer`` can run for the first time later than it
-    stands, before what reads it.  One that only ``serves_recompute`` is left out of plans that recompute
-    nothing of what reads it.
+    ``workspace`` bytes are taken while it runs, and ``replay_workspace`` more where it can run again, which
+    is if it is ``recomputable``.  One that ``may_defer`` can run for the first time later than it stands,
+    before what reads it.  One that only ``serves_recompute`` is left out of plans that recompute no reader.
     """
 
     name: str
@@ -69,7 +67,7 @@ Instruction: TypeAlias = Constant | Call | Release | Keep
 class Program:
     """A program's steps in order; ``backward`` is the number of the first call of its backward pass.
 
-    ``simrd`` says that it was read, and is to be replayed, by the rules of the original simulator.
+    ``simrd``: it was read, and is to be replayed, by the rules of the original simulator.
     """
 
     name: str
@@ -80,13 +78,8 @@ class Program:
     def budget(self, asked: float) -> float:
         """A budget in bytes: a share of the peak if a float is asked for, bytes if it is an int.
 
-        Raises
-        ------
-        ValueError
-            A share that is not above 0 and at most 1, negative bytes, or no number.
+        Raises ValueError for a share that is not above 0 and at most 1, for negative bytes, for no number.
 
-        Examples
-        --------
         >>> program = Program("one", (Constant(0, 10),))
         >>> program.budget(0.5), program.budget(7)
         (5, 7)

@@ -21,19 +21,18 @@ class Runtime(Figure1):
 
     Parameters
     ----------
-    budget:
-        Bytes that may be resident at any time; ``math.inf`` for no limit.
-    heuristic:
-        A name of ``HEURISTICS``, a ``Heuristic``, or a function ``score(s, m, c)`` over arrays.
+    budget, heuristic:
+        Bytes that may be resident at any time, and what goes first; see ``resolve``.
     deallocation:
-        What the last ``release`` of a storage does (C.5): ``"eager"`` evicts it, ``"banish"`` frees it
-        for good and pins what it alone could recompute, ``"ignore"`` nothing.
+        What the last ``release`` of a storage does (C.5): ``"eager"`` evicts it, ``"ignore"`` nothing;
+        ``"banish"`` frees it for good once no evicted storage could ask for it, and pins what it alone could
+        recompute.
     keep_passed:
-        Whether a released storage that is rematerialized on the way to another one stays resident until
-        it is evicted (as in the paper) or is dropped as soon as it has been read.
+        Released storages that are rematerialized on the way to others stay until they are evicted, as in the
+        paper; else they are dropped as soon as they have been read.
     order:
-        How what is missing is rematerialized: ``"depth first"``, input by input (as in the paper), or in
-        ``"program"`` order, all that is missing at once and each operator of it once.
+        What is missing is rematerialized ``"depth first"``, input by input (as in the paper), or in
+        ``"program"`` order, all at once and each operator of it once.
     max_recompute:
         Cost of rematerialized operators above which a run gives up with ``Thrash``.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import accumulate
 from typing import NamedTuple
@@ -27,10 +28,7 @@ def lower_bound(program: Program) -> Need:
     17
     """
     bounds = _Bounds(program)
-    need = Need(program.constants, 0)
-    for number, nbytes in enumerate(bounds.alone):
-        if nbytes > need.nbytes:
-            need = Need(nbytes, number)
+    need = max([Need(program.constants, 0), *bounds.alone], key=lambda need: need.nbytes)
     for number in range(len(bounds.alone)):
         need = bounds.joint(number, need)
     return max(need, Need(bounds.at_the_end, len(bounds.alone) - 1), key=lambda need: need.nbytes)
@@ -59,26 +57,26 @@ class _Bounds:
         for storage, number in self._held_from.items():
             more[number] += self._size[storage]
         *self._held_bytes, self.at_the_end = accumulate(more)
-        self.alone = [self._while_running(number, self._reads[number]) for number in range(len(calls))]
+        self.alone = [self._while_running(number, read) for number, read in enumerate(self._reads)]
 
     def joint(self, number: int, known: Need) -> Need:
         """The need while the last of those runs that make a call's inputs; ``known`` if this is no more."""
         inputs = self._reads[number]
         makers = {self._maker[storage] for storage in inputs if storage in self._maker}
-        if not makers or min(map(self.alone.__getitem__, makers)) + self._bytes(inputs) <= known.nbytes:
+        least = min((self.alone[maker].nbytes for maker in makers), default=-math.inf)
+        if least + self._bytes(inputs) <= known.nbytes:
             return known
-        touched = {maker: self._reads[maker] | inputs for maker in makers}
-        nbytes, maker = min((self._while_running(maker, touched[maker]), maker) for maker in makers)
-        return Need(nbytes, maker) if nbytes > known.nbytes else known
+        need = min(self._while_running(maker, self._reads[maker] | inputs) for maker in makers)
+        return need if need.nbytes > known.nbytes else known
 
-    def _while_running(self, number: int, there: set[int]) -> int:
-        """The bytes while a call runs and these are there."""
+    def _while_running(self, number: int, there: set[int]) -> Need:
+        """The need while a call runs and these are there."""
         call = self._calls[number]
         if call.serves_recompute:
-            return 0
+            return Need(0, number)
         there = there | self._storages(output.tensor for output in call.outputs)
         fresh = (storage for storage in there if self._held_from.get(storage, number + 1) > number)
-        return self._held_bytes[number] + self._bytes(fresh) + call.workspace
+        return Need(self._held_bytes[number] + self._bytes(fresh) + call.workspace, number)
 
     def _bytes(self, storages: Iterable[int]) -> int:
         return sum(map(self._size.__getitem__, storages))

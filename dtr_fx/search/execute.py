@@ -31,12 +31,7 @@ def execute_order(program: Program, order: Sequence[int], budget: float = math.i
     A storage is dropped after the last read before it is made again, and freed for good after its last read;
     one that is kept before the last operator stays.  An operator that may be deferred runs when something
     reads what it makes.  What an order forgets, such as a view that must be taken again, the runtime
-    rematerializes by itself.
-
-    Raises
-    ------
-    RunFailed
-        The order does not fit into the budget.
+    rematerializes by itself.  Raises ``RunFailed`` if the order does not fit into the budget.
     """
     runtime = Runtime(budget, "dtr-local", deallocation="ignore", order="program")
     with collector_paused():
@@ -47,10 +42,7 @@ def execute_order(program: Program, order: Sequence[int], budget: float = math.i
 def execute_found(program: Program, order: Sequence[int], budget: float) -> Plan | None:
     """As ``execute_order``, for an order that fits by its lifetimes: None, where the runtime refuses it.
 
-    Raises
-    ------
-    RefusedOrder
-        It does, and the environment variable ``DTR_DEBUG`` is set.
+    Raises ``RefusedOrder`` instead if the environment variable ``DTR_DEBUG`` is set.
     """
     try:
         return execute_order(program, order, budget)
@@ -87,7 +79,6 @@ def _execute(program: Program, order: Sequence[int], runtime: Runtime) -> None:
         for storage, is_made_again in dying.items():
             tensor = tensors.get(operators.tensor[storage])
             if tensor is not None:
-                free = runtime.drop if is_made_again else runtime.discard
-                free(tensor)
+                (runtime.drop if is_made_again else runtime.discard)(tensor)
     for result in (tensor for kept in program.kept_after.values() for tensor in kept):
         keep(runtime, tensors[result])

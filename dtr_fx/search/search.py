@@ -70,12 +70,7 @@ def search(program: Program, budget: int, first: Policy, seconds: float | None =
     """The cheapest plan that is found within ``budget`` bytes, constants included.
 
     The policy ``first`` is tried first.  The effort is in seconds of a usual machine, ``default_effort`` if
-    None.
-
-    Raises
-    ------
-    Infeasible
-        No plan fits.
+    None.  Raises ``Infeasible`` if no plan is found.
     """
     return _Search(program, budget, default_effort(program) if seconds is None else seconds).find(first)
 
@@ -174,7 +169,8 @@ class _Search:
         """Of few operators any is moved often enough to end anywhere, so the start does not matter."""
         order = range(self._operators) if self._best is None else self._best.order
         count = max(1, math.ceil(0.75 * self._seconds / _SECONDS_OVER_SMALL))
-        walks = (self._walk_from(order, self._seconds / count, _HOT, seed) for seed in range(count))
+        seconds = self._seconds / count
+        walks = (walk(self._line, order, seconds, temperature=_HOT, seed=seed) for seed in range(count))
         return [found for found in walks if found is not None]
 
     def _walk_from_starts(self) -> list[Found]:
@@ -183,10 +179,10 @@ class _Search:
         spent = _STARTS_SECONDS_PER_OPERATOR * self._operators
         seconds = max(self._seconds - spent, self._seconds / 2)
         first = _STARTS * seconds / len(starts)
-        walks = (self._walk_from(start, first, _COLD) for start in starts)
+        walks = (walk(self._line, start, first, temperature=_COLD) for start in starts)
         found = [order for order in walks if order is not None]
         best = min(found, key=lambda found: found.cost).order if found else starts[0]
-        last = self._walk_from(best, seconds - first * len(starts), _WARM)
+        last = walk(self._line, best, seconds - first * len(starts), temperature=_WARM)
         return found if last is None else [*found, last]
 
     def _rescue(self) -> list[Found]:
@@ -195,16 +191,11 @@ class _Search:
         temperature = _HOTTER if self._is_small else _WARM
         seconds = min(self._seconds, _SECONDS_OVER_SMALL) if self._is_small else self._seconds
         for seed in range(_RESCUES):
-            found = self._walk_from(lowest, seconds, temperature, seed, _PENALTY)
+            found = walk(self._line, lowest, seconds, temperature=temperature, seed=seed, penalty=_PENALTY)
             if found is not None:
-                cheaper = self._walk_from(found.order, seconds, _COLD)
+                cheaper = walk(self._line, found.order, seconds, temperature=_COLD)
                 return [found] if cheaper is None else [found, cheaper]
         return []
-
-    def _walk_from(
-        self, order: Sequence[int], seconds: float, temperature: float, seed: int = 0, penalty: float = 1.0
-    ) -> Found | None:
-        return walk(self._line, order, seconds, temperature=temperature, seed=seed, penalty=penalty)
 
     def _starts(self) -> list[Sequence[int]]:
         starts: list[Sequence[int]] = [] if self._best is None else [self._best.order]
@@ -219,8 +210,5 @@ def first_that_fits(
 ) -> Run | None:
     """The first of the policies' passes that ends within the budget, None if none does."""
     limit = min(max_recompute, _THRASH * program.cost)
-    for policy in policies:
-        run = run_policy(program, budget, policy, max_recompute=limit)
-        if run.failure is None:
-            return run
-    return None
+    runs = (run_policy(program, budget, policy, max_recompute=limit) for policy in policies)
+    return next((run for run in runs if run.failure is None), None)

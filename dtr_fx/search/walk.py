@@ -168,12 +168,11 @@ class _Walk:
         if line.used[worst] <= line.budget or not self._large:
             return False
         self._looks += 1
-        found: list[tuple[float, int, int]] = []
-        for storage in self._random.choices(self._large, cum_weights=self._weights, k=_TRIES):
-            slot = line.read_after_idling(storage, worst)
-            if slot is not None:
-                price = operators.again[operators.maker[storage]] / operators.size[storage]
-                found.append((price, storage, slot))
+        found = [
+            (operators.again[operators.maker[storage]] / operators.size[storage], storage, slot)
+            for storage in self._random.choices(self._large, cum_weights=self._weights, k=_TRIES)
+            if (slot := line.read_after_idling(storage, worst)) is not None
+        ]
         if found:
             _, storage, slot = min(found)
             self._make_again_in_time(storage, slot)
