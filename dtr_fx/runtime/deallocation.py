@@ -45,24 +45,18 @@ class Deallocating(Memory):
             self.perform_eviction(storage, tensor.op, steps.PLANNED)
 
     def discard(self, tensor: Tensor) -> None:
-        """Free the tensor's storage for good, even if it is pinned: nothing asks for it again.
-
-        Should something do, the run fails with ``Discarded``.
-        """
+        """Free the tensor's storage for good, even if pinned; whatever asks for it is ``Discarded``."""
         storage = tensor.storage
         if storage.resident and storage.root.op is not None:
             storage.retired = True
             self._discard(storage)
 
     def _run_and_record(self, op: Operator) -> None:
-        """The operator runs: time goes by, its buffers are filled, its workspace is free again.
-
-        Its first run tells its cost, for the storages that were linked to it before, too.
-        """
+        """The operator runs: time goes by, its buffers are filled, its workspace is free again."""
         first = op.runs == 0
         if self.execute is not None:
             cost = self.execute(op)
-            if first:
+            if first:  # and its storages are linked to it already, with the cost that was expected
                 for tensor in op.outputs:
                     if tensor is tensor.storage.root:
                         tensor.storage.cost += cost - op.cost

@@ -35,12 +35,8 @@ class Figure1(Deallocating):
         that is not ``recomputable`` are never evicted.  ``number`` is what its events call it, if not the
         next one.
 
-        Raises
-        ------
-        OutOfBudget
-            Its inputs and outputs do not fit and nothing is left to evict.
-        Thrash
-            Rematerialization costs more than ``max_recompute``.
+        Raises ``OutOfBudget`` where nothing is left to evict, ``Thrash`` where rematerialization costs more
+        than ``max_recompute``.
         """
         id = self._operators if number is None else number
         op = Operator(id, tuple(inputs), cost, workspace, recomputable)
@@ -56,11 +52,7 @@ class Figure1(Deallocating):
         return op.outputs
 
     def _perform(self, op: Operator) -> None:
-        """Run an operator after whatever must be rematerialized for it.
-
-        The paper recurses; here each waiting operator is a frame, so that a chain of any length of
-        evicted operators can be recomputed.
-        """
+        """Run an operator after whatever must be rematerialized for it, in chains of any length."""
         self._frames.append(self._frame(op))
         try:
             while self._frames:

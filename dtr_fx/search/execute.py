@@ -14,10 +14,7 @@ from .lifetimes import Lifetimes, Operators
 
 
 class RefusedOrder(Exception):
-    """The runtime cannot carry out an order that fits by its lifetimes: a defect of dtr_fx.
-
-    ``order`` and ``budget`` reproduce it, with the program, by ``execute_order``.
-    """
+    """The runtime cannot carry out an order that fits by its lifetimes: a defect of dtr_fx."""
 
     def __init__(self, program: Program, order: Sequence[int], budget: float, why: RunFailed) -> None:
         super().__init__(f"{why}; reproduce it with execute_order({program!r}, {list(order)!r}, {budget!r})")

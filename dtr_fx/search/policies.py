@@ -1,8 +1,4 @@
-"""One pass of the runtime over a program, under one of a portfolio of policies.
-
-A large program makes thousands of choices among thousands of candidates.  Their scores are recorded for who
-asks, in a second run that makes the same choices again.
-"""
+"""One pass of the runtime over a program, under one of a portfolio of policies."""
 
 from __future__ import annotations
 
@@ -48,16 +44,12 @@ class Run:
     failure: RunFailed | None = None
 
     @property
-    def cost(self) -> float:
-        """The cost of the rematerialized operators."""
-        return self.runtime.recompute_cost
-
-    @property
     def plan(self) -> Plan:
         """The run as a plan."""
         return Plan.of(self.program, self.runtime, self.runtime.heuristic.name)
 
 
+@collector_paused()
 def run_policy(
     program: Program,
     budget: float,
@@ -76,13 +68,11 @@ def run_policy(
     )
     reserve = policy.reserve * (budget - program.constants) if policy.reserve else 0
     driven = program.gradients_kept if policy.keep_gradients else program
-    failure = None
-    with collector_paused():
-        try:
-            drive(runtime, driven, reserve=int(reserve))
-        except RunFailed as failed:
-            failure = failed
-    return Run(program, runtime, failure)
+    try:
+        drive(runtime, driven, reserve=int(reserve))
+    except RunFailed as failure:
+        return Run(program, runtime, failure)
+    return Run(program, runtime)
 
 
 def portfolio(first: Policy) -> Iterator[Policy]:
@@ -118,26 +108,25 @@ class Scored(NamedTuple):
 
 
 def scores_of(program: Program, plan: Plan, tensor: int, policies: Iterable[Policy]) -> list[Scored]:
-    """Each choice on the way to a plan that could have fallen on a tensor's storage.
+    """Each choice on the way to a plan that could have fallen on a tensor's storage, by the tensor's number.
 
-    ``tensor`` is its number in the program.  One of the policies has made the plan, unless the search did: a
-    search scores no storages.
+    There are too many to record them all: a second run makes the same choices again.  One of the policies has
+    made the plan, unless the search did, which scores no storages.
     """
-    recording = partial(_Recording, number=program.storages[tensor])
     for policy in policies:
         if policy.heuristic.name == plan.decided_by:
+            scored: list[Scored] = []
+            recording = partial(_Recording, program.storages[tensor], scored)
             run = run_policy(program, plan.budget, policy, max_recompute=plan.cost, make_runtime=recording)
             if run.failure is None and run.plan.steps == plan.steps:
-                assert isinstance(run.runtime, _Recording)
-                return run.runtime.scored_storage
+                return scored
     return []
 
 
 class _Recording(Runtime):
-    def __init__(self, *arguments: Any, number: int, **settings: Any) -> None:
+    def __init__(self, number: int, scored: list[Scored], *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.scored_storage: list[Scored] = []
-        self._number = number
+        self._number, self._scored_storage = number, scored
 
     def perform_eviction(
         self, storage: Storage, op: Operator, reason: str, score: float | None = None
@@ -147,10 +136,9 @@ class _Recording(Runtime):
         super().perform_eviction(storage, op, reason, score)
 
     def _record(self, chosen: Storage, chosen_score: float) -> None:
-        wanted = next((storage for storage in self._pool.members if storage.id == self._number), None)
-        if wanted is not None:
-            scores = self._pool.scores
+        scores = self._pool.scores
+        for wanted in (storage for storage in self._pool.members if storage.id == self._number):
             score = math.inf if wanted.locks else float(scores[wanted.slot])
             rank = 1 if wanted is chosen else 1 + max(int((scores < score).sum()), 1)
             scored = Scored(len(self.steps), score, rank, len(scores), chosen.id, chosen_score)
-            self.scored_storage.append(scored)
+            self._scored_storage.append(scored)

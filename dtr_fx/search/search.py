@@ -62,8 +62,7 @@ class Infeasible(Exception):
 
 def default_effort(program: Program) -> float:
     """Seconds that a search may take unless told otherwise: 0.7, 1 for 2,300 operators, 6 for 19,000."""
-    operators = sum(1 for _ in program.calls())
-    return max(0.7, float((operators / 2300) ** 0.85))
+    return max(0.7, float((sum(1 for _ in program.calls()) / 2300) ** 0.85))
 
 
 def search(program: Program, budget: int, first: Policy, seconds: float | None = None) -> Plan:
@@ -139,7 +138,7 @@ class _Search:
         for number, policy in enumerate(policies):
             run = run_policy(self._program, self._budget, policy, max_recompute=self._limit)
             work -= len(run.runtime.steps) + run.runtime.maintained / _VISITS_PER_OPERATOR
-            if run.failure is None and self._is_better(run.cost):
+            if run.failure is None and self._is_better(run.runtime.recompute_cost):
                 self._take(run.plan)
             if (work < 0 and number > 0) or self._limit == 0:
                 break

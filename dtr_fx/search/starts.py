@@ -1,12 +1,5 @@
 """Where walks start: orders that save a part of the forward pass and run the rest again for the backward one.
 
-  segments   Chen et al., arXiv 1604.06174: what enters a segment of the forward pass is saved, the segment
-             runs again
-  cuts       as in PyTorch's partitioner: of all choices the one whose saved bytes, at a price, and repeated
-             operators cost least, which is a minimum cut
-  relieved   a given order in which, where it is above the budget, fewer bytes wait: what waits there is made
-             again afterwards, from what a minimum cut says
-
 Orders are measured on a timeline, which is lent.  ``backward`` is the backward pass's first operator.  Where
 other programs run between the passes, what is saved can be limited for its own sake.
 """
@@ -32,7 +25,10 @@ _RECENT = 50
 
 
 def segmented(line: Timeline, backward: int) -> list[int]:
-    """The cheapest order in segments that fits, else the one that comes nearest."""
+    """The cheapest order in segments (Chen et al., arXiv 1604.06174) that fits, else the nearest.
+
+    What enters a segment of the forward pass is saved, and the segment runs again.
+    """
     operators = line.operators
     wanted = _wanted(operators, backward)
     segments = (_segments(operators, backward, count, wanted) for count in _COUNTS)
@@ -41,7 +37,10 @@ def segmented(line: Timeline, backward: int) -> list[int]:
 
 
 def cuts(line: Timeline, backward: int) -> list[list[int]]:
-    """Of orders by minimum cuts the cheapest that fits and, of those that cost less, the nearest, if any."""
+    """Of orders by minimum cuts the cheapest that fits and, of those that cost less, the nearest, if any.
+
+    A cut chooses, as in PyTorch's partitioner, what to save at a price of a byte, and what to run again.
+    """
     operators = line.operators
     unit = sum(operators.again[:backward]) / max(1, sum(operators.size))
     low, high = _LOWEST, _HIGHEST
@@ -73,23 +72,17 @@ def relieved(line: Timeline, order: Sequence[int]) -> list[int]:
 
 
 def limit_saved(program: Program, most: int, budget: int) -> Program:
-    """The program for plans within a budget that hold at most so many bytes between the passes.
-
-    The limit is one more operator's memory: when the backward pass starts, all but these bytes are taken.
-    """
+    """The program for plans within a budget that hold at most so many bytes between the passes."""
 
     def limited(number: int, call: Call) -> Call:
-        taken = budget - most if number == program.backward else 0
+        taken = budget - most if number == program.backward else 0  # all but these bytes
         return call._replace(workspace=max(call.workspace, taken))
 
     return program.with_calls(limited)
 
 
 def rerun_forward(program: Program, order: Sequence[int]) -> list[int]:
-    """An order that saves the least tensors: what the forward pass did is done again after it.
-
-    It costs a forward pass more, and each half takes what it took before.
-    """
+    """An order that saves the least tensors: what the forward pass did is done again after it."""
     assert program.backward is not None
     repeats = [call.recomputable for call in program.calls()]
     start = order.index(program.backward)
@@ -155,8 +148,7 @@ def _segments(operators: Operators, backward: int, count: int, wanted: Iterable[
 def cheapest_cut(operators: Operators, backward: int, price: float) -> set[int]:
     """The operators that run again where saved bytes have a price.
 
-    Operators and storages are nodes.  An operator on the sink's side of the cut runs again and costs what it
-    costs; a storage there whose operator does not is saved and costs its bytes.
+    An operator on the sink's side of the cut runs again; a storage there whose operator does not is saved.
     """
     wanted = _wanted(operators, backward)
     graph = nx.DiGraph()

@@ -33,22 +33,17 @@ class Timeline(Lifetimes):
     """Runs of operators in slots, and the bytes that are live in each slot.
 
     It has none until it is told an order.  ``cost`` is that of the repeated runs, ``changes`` how often the
-    bytes of some slots changed since then.  Where the first run of an operator is deferred, the first of its
-    repeated runs costs nothing.  Changes since the last ``commit`` are taken back by ``undo``.
+    bytes of some slots changed.  Where the first run of an operator is deferred, the first of its repeated
+    runs costs nothing.  Changes since the last ``commit`` are taken back by ``undo``.
     """
 
     def __init__(self, operators: Operators, budget: int) -> None:
         self.operators = operators
         self.budget = budget
+        self.changes = 0
 
     def settle(self, order: Sequence[int]) -> Found:
-        """Start anew from an order; what that comes to."""
-        self.changes = 0
-        self._spread(order)
-        return Found(self.cost, self.over, self.order)
-
-    def _spread(self, order: Sequence[int]) -> None:
-        """Give every run a slot, with free slots between them."""
+        """Start anew from an order: every run has a slot, with free slots between them."""
         ops = self.operators
         self.op_at: dict[int, int] = {}
         self.repeated: list[int] = []
@@ -73,6 +68,7 @@ class Timeline(Lifetimes):
         for op in range(len(self.runs)):
             self._defer(op)
         self.commit()
+        return Found(self.cost, self.over, self.order)
 
     def _live(self) -> npt.NDArray[np.int64]:
         """The bytes that are live in each slot."""
@@ -118,11 +114,6 @@ class Timeline(Lifetimes):
         near = range(before - 1, max(after, before - _STRIDE), -1)
         return next((slot for slot in near if slot not in self.op_at), None)
 
-    def free_slot_near(self, slot: int, distance: int) -> int | None:
-        """The empty slot right before the run that is ``distance`` runs away."""
-        index = min(max(bisect_left(self.slots, slot) + distance, 0), len(self.slots) - 1)
-        return self.free_slot(0, self.slots[index])
-
     def runs_between(self, slot: int, other: int) -> bool:
         """True if any run is strictly between two slots."""
         return bisect_left(self.slots, other) > bisect_right(self.slots, slot)
@@ -130,7 +121,7 @@ class Timeline(Lifetimes):
     def spread_if_dense(self) -> None:
         """Spread the runs evenly again if many were added since, so that there are free slots everywhere."""
         if self._added * _DENSE > len(self.slots):
-            self._spread(self.order)
+            self.settle(self.order)
 
     def add(self, op: int, slot: int) -> None:
         """Run an operator once more, in an empty slot; what is read later is read from this run."""
@@ -147,10 +138,7 @@ class Timeline(Lifetimes):
         self._defer(op)
 
     def remove(self, slot: int) -> None:
-        """Take back a run, and those that only it had read; what is read later is kept from the run before.
-
-        A first run stays.
-        """
+        """Take back a run that is not the first, and those that only it had read."""
         op = self.op_at[slot]
         if self.runs[op][0] == slot:
             return

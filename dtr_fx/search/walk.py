@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -70,6 +70,7 @@ class _Walk:
         self._weights = list(accumulate(operators.size[storage] for storage in self._large))
         self._change_seconds = _CHANGE + _CHANGE_PER_OPERATOR * len(operators.makes)
         self._moves = self._looks = 0
+        self._changes_before = line.changes
         self._temperature = 0.0
         self._best: Found | None = None
 
@@ -96,7 +97,8 @@ class _Walk:
 
     def _spent(self) -> float:
         """Seconds that a usual machine would have taken so far."""
-        return self._moves * _MOVE + self._looks * _LOOK + self._line.changes * self._change_seconds
+        changes = self._line.changes - self._changes_before
+        return self._moves * _MOVE + self._looks * _LOOK + changes * self._change_seconds
 
     def _energy(self) -> float:
         return self._line.cost + self._price * self._line.over
@@ -144,7 +146,8 @@ class _Walk:
         line = self._line
         slot = self._random.choice(line.repeated)
         op = line.op_at[slot]
-        target = line.free_slot_near(slot, round(self._random.gauss(0, _FAR)))
+        index = bisect_left(line.slots, slot) + round(self._random.gauss(0, _FAR))
+        target = line.free_slot(0, line.slots[min(max(index, 0), len(line.slots) - 1)])
         if target is not None and target > line.runs[op][0]:
             line.remove(slot)
             line.add(op, target)
@@ -159,10 +162,7 @@ class _Walk:
             self._make_again_in_time(self._random.choice(reads), slot)
 
     def _make_room(self) -> bool:
-        """Make something again that is idle where most is live: of a few the cheapest for its bytes.
-
-        False if the budget is kept.
-        """
+        """Make again, of some that idle where most is live, the cheapest by bytes; False if all fits."""
         line, operators = self._line, self._operators
         worst = int(line.used.argmax())
         if line.used[worst] <= line.budget or not self._large:
