@@ -79,7 +79,6 @@ def _with_reasons(program: Program, steps: Sequence[Step]) -> tuple[Step, ...]:
                     made[output.tensor] = clock, call.cost
         elif step.kind == DROP and step.storage in made:
             start, again = made.pop(step.storage)
-            nbytes = program.sizes[step.storage]
-            step = step._replace(nbytes=nbytes, again=again, away=clock - start)
+            step = step._replace(nbytes=program.sizes[step.storage], again=again, away=clock - start)
         backwards.append(step)
     return tuple(reversed(backwards))

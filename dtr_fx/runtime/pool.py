@@ -61,7 +61,6 @@ class Pool:
         """The unlocked storage of lowest score, or None; ties go to the first slot."""
         n = len(self.members)
         if not n:
-            self.scores = self.size[:0]
             return None
         self.scored += n
         elapsed = clock - self.last_access[:n] if time == "staleness" else self.next_use[:n] - clock

@@ -148,10 +148,7 @@ class Program:
 
     @cached_property
     def expectations(self) -> list[list[tuple[int, float]]]:
-        """Of each call, when the storages that it touches are read next, in the program's own cost.
-
-        ``math.inf`` is never; the storages are in ascending order.
-        """
+        """Of each call, when the storages that it touches, in order, are read next; ``math.inf`` is never."""
         storages, calls = self.storages, list(self.calls())
         *starts, end = accumulate((call.cost for call in calls), initial=0.0)
         next_use = {storages[step.tensor]: end for step in self.instructions if isinstance(step, Keep)}

@@ -35,8 +35,7 @@ def paper(heuristic: Heuristic) -> Policy:
     return Policy(heuristic, order="depth first", keep_gradients=False)
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """One pass of the runtime over a program, and why it did not finish, if it did not."""
 
     program: Program

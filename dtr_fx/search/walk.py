@@ -1,8 +1,7 @@
 """Simulated annealing over orders of operators: one run more, one less, or one elsewhere, again and again.
 
 Whatever is tried is a plan (see ``timeline``) that may be above the budget; bytes above it have a price,
-which rises while there are any.  What the walk finds steers the runtime, which carries it out (see
-``execute``).
+which rises while there are any.  The runtime carries out what is found (see ``execute``).
 """
 
 from __future__ import annotations
