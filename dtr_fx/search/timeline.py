@@ -99,15 +99,18 @@ class Timeline(Lifetimes):
 
     def commit(self) -> None:
         """Make the changes so far permanent."""
+        self._shifts: list[tuple[int, int, int]] = []
         self._undoing: list[tuple[Callable[[Any, Any], object], Any, Any]] = []
         self._cost_before, self._added_before = self.cost, self._added
 
     def undo(self) -> None:
         """Take back every change since the last ``commit``."""
+        for start, stop, nbytes in self._shifts:
+            self.used[start:stop] -= nbytes
         for undo, one, other in reversed(self._undoing):
             undo(one, other)
         self.cost, self._added = self._cost_before, self._added_before
-        self._undoing.clear()
+        self.commit()
 
     def free_slot(self, after: int, before: int) -> int | None:
         """The last empty slot before ``before`` and after ``after``, None if there is none near."""
@@ -196,10 +199,7 @@ class Timeline(Lifetimes):
         if start < stop and nbytes:
             self.used[start:stop] += nbytes
             self.changes += 1
-            self._undoing.append((self._shift, slice(start, stop), -nbytes))
-
-    def _shift(self, slots: slice, nbytes: int) -> None:
-        self.used[slots] += nbytes
+            self._shifts.append((start, stop, nbytes))
 
     def _write(self, op: int, slot: int) -> None:
         insort(self.runs[op], slot)
