@@ -42,13 +42,13 @@ class Figure1(Deallocating):
         op = Operator(id, tuple(inputs), cost, workspace, recomputable)
         self._operators += 1
         op.outputs = tuple(self._output(op, spec) for spec in outputs)
-        fresh = [tensor.storage for tensor in op.outputs if tensor is tensor.storage.root]
-        for storage in fresh:
-            self._link(op, storage)
+        for tensor in op.outputs:
+            if tensor is tensor.storage.root:
+                self._link(op, tensor.storage)
         self._perform(op)
-        for storage in dict.fromkeys(tensor.storage for tensor in op.outputs):
-            if storage not in fresh:
-                self._extend(op, storage)
+        aliased = [tensor.storage for tensor in op.outputs if tensor is not tensor.storage.root]
+        for storage in dict.fromkeys(aliased):
+            self._extend(op, storage)
         return op.outputs
 
     def _perform(self, op: Operator) -> None:

@@ -74,9 +74,11 @@ class _Bounds:
         call = self._calls[number]
         if call.serves_recompute:
             return Need(0, number)
-        there = there | self._storages(output.tensor for output in call.outputs)
-        fresh = (storage for storage in there if self._held_from.get(storage, number + 1) > number)
-        return Need(self._held_bytes[number] + self._bytes(fresh) + call.workspace, number)
+        nbytes = self._held_bytes[number] + call.workspace
+        for storage in there | self._storages(output.tensor for output in call.outputs):
+            if self._held_from.get(storage, number + 1) > number:
+                nbytes += self._size[storage]
+        return Need(nbytes, number)
 
     def _bytes(self, storages: Iterable[int]) -> int:
         return sum(map(self._size.__getitem__, storages))
