@@ -40,6 +40,7 @@ class Operators:
     @staticmethod
     def of(program: Program) -> Operators:
         calls = list(program.calls())
+        # What is kept before the last operator stays from the start.
         early = (tensors for op, tensors in program.kept_after.items() if op < len(calls) - 1)
         held = {program.storages[tensor] for tensors in early for tensor in tensors}
         fresh = [[output for output in call.outputs if output.alias is None] for call in calls]
