@@ -6,8 +6,9 @@ import math
 import random
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from itertools import combinations
+from typing import Any
 
 import pytest
 import torch
@@ -198,6 +199,12 @@ def within(low: int, high: int, share: float) -> int:
 # Timeline
 
 
+def timeline(operators: Operators, order: Sequence[int], budget: int) -> Timeline:
+    line = Timeline(operators, budget)
+    line.settle(order)
+    return line
+
+
 def live_bytes(line: Timeline) -> list[int]:
     """Of each slot the bytes that are live in it, from the runs alone."""
     operators = line.operators
@@ -248,12 +255,12 @@ def test_a_timeline_is_kept_up_to_date(program, seed):
     """After any changes it is what a timeline of the same order is, and what its slots say."""
     dice = random.Random(seed)
     operators = Operators.of(program)
-    line = Timeline(operators, range(len(operators.makes)), dice.randint(1, program.peak + 1))
+    line = timeline(operators, range(len(operators.makes)), dice.randint(1, program.peak + 1))
     committed = state(line)
     for _ in range(12):
         for _ in range(dice.randint(1, 3)):
             change(line, dice)
-        anew = Timeline(operators, line.order, line.budget)
+        anew = timeline(operators, line.order, line.budget)
         assert line.used.tolist()[: line.end + 1] == live_bytes(line)[: line.end + 1]
         assert line.over == sum(max(used - line.budget, 0) for used in line.used.tolist())
         assert [*line.used[line.slots], line.used[line.end]] == [*anew.used[anew.slots], anew.used[anew.end]]
@@ -283,7 +290,7 @@ def _last_reads(line: Timeline) -> list[list[int]]:
 @given(graphs() | st.builds(OperatorGraph.of, small_networks), st.integers(0, 10**9))
 def test_a_timelines_peak_and_cost_are_those_of_the_plan(graph, seed):
     dice = random.Random(seed)
-    line = Timeline(Operators.of(graph.program), range(len(graph)), graph.floor)
+    line = timeline(Operators.of(graph.program), range(len(graph)), graph.floor)
     for _ in range(12):
         change(line, dice)
         cost = check(graph, plan_order(graph, line.order))
@@ -318,7 +325,8 @@ def test_a_minimum_cut_is_the_cheapest_choice_of_what_to_save(program, price):
 def test_starts_run_every_operator_at_most_twice_and_for_the_first_time_in_order(program, share):
     operators, backward = Operators.of(program), program.backward
     room = int(share * program.peak) - program.constants
-    for order in (*cuts(operators, backward, room), segmented(operators, backward, room)):
+    line = Timeline(operators, room)
+    for order in (*cuts(line, backward), segmented(line, backward)):
         assert list(dict.fromkeys(order)) == list(range(len(operators.makes)))
         assert max(Counter(order).values()) <= 2
         check_plan(program, execute_order(program, order, math.inf), math.inf)
@@ -330,9 +338,9 @@ def test_relief_leaves_a_plan_that_is_no_further_above_the_budget(program, share
     operators = Operators.of(program)
     budget = int(share * program.peak) - program.constants
     first = range(len(operators.makes))
-    order = relieved(operators, first, budget)
+    order = relieved(Timeline(operators, budget), first)
     assert list(dict.fromkeys(order)) == list(first)
-    assert Timeline(operators, order, budget).over <= Timeline(operators, first, budget).over
+    assert timeline(operators, order, budget).over <= timeline(operators, first, budget).over
     check_plan(program, execute_order(program, order, math.inf), math.inf)
 
 
@@ -347,17 +355,19 @@ def test_what_waits_together_is_made_again_from_the_little_that_it_is_made_from(
         keep=(4,),
     )
     operators = Operators.of(program)
-    assert relieved(operators, range(5), 17) == [0, 1, 2, 3, 4]
-    assert relieved(operators, range(5), 13) == [0, 1, 2, 3, 1, 2, 4]
+    assert relieved(Timeline(operators, 17), range(5)) == [0, 1, 2, 3, 4]
+    assert relieved(Timeline(operators, 13), range(5)) == [0, 1, 2, 3, 1, 2, 4]
     assert execute_order(program, [0, 1, 2, 3, 1, 2, 4], 13).peak == 13
 
 
 # The walk
 
 
-def walked(*arguments: object, **options: float) -> list[int] | None:
+def walked(
+    operators: Operators, order: Sequence[int], budget: int, seconds: float, **options: Any
+) -> list[int] | None:
     """The order that a walk finds."""
-    found = walk(*arguments, **options)  # type: ignore[arg-type]
+    found = walk(Timeline(operators, budget), order, seconds, **options)
     return None if found is None else found.order
 
 
@@ -399,14 +409,14 @@ def is_done(line: Timeline, op: int, slot: int) -> bool:
 @given(programs(), st.floats(0.6, 1), st.integers(0, 10))
 def test_the_runtime_carries_out_what_a_walk_finds(program, share, seed):
     operators = Operators.of(program)
-    plain = Timeline(operators, range(len(operators.makes)), 0)
+    plain = timeline(operators, range(len(operators.makes)), 0)
     room = int(share * max(plain.used))
     order = walked(operators, range(len(operators.makes)), room, 0.02, seed=seed)
     if order is None:
         return
     run = execute_order(program, order, room + program.constants)
     check_plan(program, run, room + program.constants)
-    line = Timeline(operators, order, room)
+    line = timeline(operators, order, room)
     assert run.peak <= max(line.used) + program.constants
     assert run.cost <= line.cost
     views = {op for op, call in enumerate(program.calls()) if not operators.makes[op]}
@@ -426,7 +436,7 @@ def test_an_operator_that_may_be_deferred_is_until_it_is_read(may_defer, done):
     order = [0, 1, 2, 1, 3]
     run = execute_order(program, order, 10)
     assert run.order == done
-    assert run.cost == Timeline(Operators.of(program), order, 10).cost == 2.0 * (len(done) - 4)
+    assert run.cost == timeline(Operators.of(program), order, 10).cost == 2.0 * (len(done) - 4)
     check_plan(program, run, 10)
 
 
@@ -441,7 +451,7 @@ def test_an_operator_with_an_output_that_nothing_reads_is_deferred_by_search_and
     order = [0, 1, 2, 1, 3]
     run = execute_order(program, order, 10)
     assert run.order == [0, 2, 1, 3]
-    assert run.cost == Timeline(Operators.of(program), order, 10).cost == 0
+    assert run.cost == timeline(Operators.of(program), order, 10).cost == 0
     check_plan(program, run, 10)
 
 
@@ -458,7 +468,7 @@ def test_an_operator_with_a_result_that_stays_is_not_deferred():
     program, order = Program("stays", instructions), [0, 1, 2, 1, 3]
     run = execute_order(program, order, 11)
     assert run.order == order
-    assert run.cost == Timeline(Operators.of(program), order, 11).cost == 2.0
+    assert run.cost == timeline(Operators.of(program), order, 11).cost == 2.0
     check_plan(program, run, 11)
 
 
@@ -478,7 +488,7 @@ def test_an_order_that_the_runtime_refuses_is_an_error_with_a_reproducer(monkeyp
 @given(programs())
 def test_the_plain_order_is_the_program(program):
     operators = Operators.of(program)
-    line = Timeline(operators, range(len(operators.makes)), 0)
+    line = timeline(operators, range(len(operators.makes)), 0)
     run = execute_order(program, line.order, max(line.used) + program.constants)
     check_plan(program, run, max(line.used) + program.constants)
     assert run.order == line.order

@@ -1,8 +1,7 @@
 """The paper's runtime, without torch: programs, plans, storages, operators, heuristics and eviction."""
 
-from .collector import collector_paused
+from .driver import collector_paused
 from .failures import OutOfBudget, RunFailed, Thrash
-from .future import next_uses
 from .graph import Operator, Storage, Tensor
 from .heuristics import HEURISTICS, Heuristic, parameterized, random, resolve
 from .memory import Deallocation, Order
@@ -27,7 +26,6 @@ __all__ = [
     "Tensor",
     "Thrash",
     "collector_paused",
-    "next_uses",
     "parameterized",
     "random",
     "resolve",

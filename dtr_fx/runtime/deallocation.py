@@ -1,11 +1,6 @@
 """Deallocation: a storage that the program has released is evicted or banished (Appendix C.5).
 
-    eager    it is evicted
-    banish   it is freed for good once no evicted storage could ask for it; what it alone could recompute
-             is pinned
-    ignore   nothing
-
-Under all three a storage that nothing can ask for again is freed for good.
+Under all policies (see ``Runtime``) a storage that nothing can ask for again is freed for good.
 """
 
 from __future__ import annotations
@@ -14,12 +9,19 @@ from collections.abc import Iterable
 
 from . import steps
 from .graph import Frame, Operator, Storage, Tensor
+from .memory import Memory
 from .steps import Step
-from .waiting import Waiting
 
 
-class Deallocating(Waiting):
+class Deallocating(Memory):
     """The end of storages: released, pinned, dropped by a plan, or of no more use."""
+
+    def retain(self, tensor: Tensor) -> None:
+        """Add an external reference; a new tensor has one."""
+        storage = tensor.storage
+        storage.refs += 1
+        if storage.refs == 1 and storage.evicted:
+            self._neighborhood.referenced(storage)
 
     def release(self, tensor: Tensor) -> None:
         """Take an external reference away; the last one deallocates the storage by the policy."""
@@ -43,28 +45,30 @@ class Deallocating(Waiting):
             self.perform_eviction(storage, tensor.op, steps.PLANNED)
 
     def discard(self, tensor: Tensor) -> None:
-        """Free the tensor's storage for good, even if it is pinned: nothing asks for it again.
-
-        Should something do, the run fails with ``Discarded``.
-        """
+        """Free the tensor's storage for good, even if pinned; whatever asks for it is ``Discarded``."""
         storage = tensor.storage
         if storage.resident and storage.root.op is not None:
             storage.retired = True
-            self._discard(storage, steps.DEAD)
+            self._discard(storage)
 
     def _run_and_record(self, op: Operator) -> None:
         """The operator runs: time goes by, its buffers are filled, its workspace is free again."""
-        self.used += op.allocates
-        if self.used > self.peak:
-            self.peak = self.used
-        self.clock += op.cost
         first = op.runs == 0
+        if self.execute is not None:
+            cost = self.execute(op)
+            if first:  # and its storages are linked to it already, with the cost that was expected
+                for tensor in op.outputs:
+                    if tensor is tensor.storage.root:
+                        tensor.storage.cost += cost - op.cost
+                op.cost = cost
+        self.used += op.allocates
+        self.peak = max(self.peak, self.used)
+        self.clock += op.cost
         op.runs += 1
         self.steps.append(Step(steps.COMPUTE if first else steps.RECOMPUTE, op.id, -1, self.used))
         self.used -= op.workspace
         if first:
             self.base_cost += op.cost
-            self.now += op.cost
         for tensor in op.outputs:
             storage = tensor.storage
             if tensor is not storage.root:
@@ -76,12 +80,23 @@ class Deallocating(Waiting):
         if not first and not self.keep_passed:
             self._drop_unneeded((tensor.storage for tensor in op.outputs), op, steps.DUPLICATE)
 
+    def _extend(self, op: Operator, storage: Storage) -> None:
+        """A new view adds its operator's cost and dependencies to the storage that it aliases (C.2)."""
+        in_pool = storage.slot >= 0
+        if in_pool:
+            self._neighborhood.left(storage)
+        self._link(op, storage)
+        self._touch(storage)
+        if in_pool:
+            self._pool.cost[storage.slot] = storage.cost
+            self._neighborhood.entered(storage)
+        if not op.recomputable:
+            self._pin(storage)
+
     def _finish(self, frame: Frame) -> None:
+        """An operator waits no more: what it has held can go."""
         self._frames.pop()
         frame.done = True
-        self._let_go(frame)
-
-    def _let_go(self, frame: Frame) -> None:
         for storage in frame.held:
             self._unlock(storage)
         if not self.keep_passed:
@@ -91,8 +106,7 @@ class Deallocating(Waiting):
 
     def _drop_unneeded(self, storages: Iterable[Storage], op: Operator, reason: str) -> None:
         """Drop what the program has released and the operator that waits does not read."""
-        waiting = [frame for frame in self._frames if frame.op is not op]
-        wanted = waiting[-1].op.reads if waiting else ()
+        wanted = next((frame.op.reads for frame in reversed(self._frames) if frame.op is not op), ())
         for storage in storages:
             if storage.slot >= 0 and storage.refs == 0 and not storage.locks and storage not in wanted:
                 self.perform_eviction(storage, op, reason)
@@ -117,29 +131,27 @@ class Deallocating(Waiting):
                 continue
             storage.retired = True
             if storage.resident:
-                self._discard(storage, steps.DEAD)
+                self._discard(storage)
             else:
                 storage.evicted = False
                 self._neighborhood.left(storage)
             pending.extend(self._let_go_of_parents(storage))
 
-    def _discard(self, storage: Storage, reason: str) -> None:
+    def _discard(self, storage: Storage) -> None:
+        assert storage.root.op is not None
         self._leave_pool(storage)
         self._free(storage)
-        assert storage.root.op is not None
-        self.steps.append(Step(steps.BANISH, storage.root.op.id, storage.id, self.used, reason))
+        self.steps.append(Step(steps.BANISH, storage.root.op.id, storage.id, self.used, steps.DEAD))
 
     def _let_go_of_parents(self, storage: Storage) -> list[Storage]:
         """The parents no longer have to be there for this storage; those that nothing else needs."""
         if storage.has_let_go:
             return []
         storage.has_let_go = True
-        freed = []
         for parent in storage.parents:
             parent.dependents -= 1
-            if parent.dependents == 0 and parent.refs == 0 and self.deallocation != "ignore":
-                freed.append(parent)
-        return freed
+        unneeded = (parent for parent in storage.parents if parent.dependents == 0 and parent.refs == 0)
+        return list(unneeded) if self.deallocation != "ignore" else []
 
     def _retry_banishing(self) -> None:
         """Banish what waits and has no evicted child left; its children can never be evicted again."""
@@ -149,11 +161,11 @@ class Deallocating(Waiting):
                 continue
             if storage.locks or any(_reads_again(child, storage) for child in storage.children):
                 waiting.append(storage)
-                continue
-            for child in storage.children:
-                if child.resident:
-                    self._pin(child)
-            self._retire(storage)
+            else:
+                for child in storage.children:
+                    if child.resident:
+                        self._pin(child)
+                self._retire(storage)
         self._banishing = waiting
 
     def _pin(self, storage: Storage) -> None:
@@ -169,7 +181,5 @@ class Deallocating(Waiting):
 
 def _reads_again(child: Storage, storage: Storage) -> bool:
     """True if to make the child, or a view of it, again would read the storage."""
-    return child.evicted or any(
-        not tensor.defined and tensor.op is not None and storage in tensor.op.reads
-        for tensor in child.tensors
-    )
+    undefined = (tensor.op for tensor in child.tensors if not tensor.defined)
+    return child.evicted or any(op is not None and storage in op.reads for op in undefined)

@@ -35,39 +35,27 @@ class Figure1(Deallocating):
         that is not ``recomputable`` are never evicted.  ``number`` is what its events call it, if not the
         next one.
 
-        Raises
-        ------
-        OutOfBudget
-            Its inputs and outputs do not fit and nothing is left to evict.
-        Thrash
-            Rematerialization costs more than ``max_recompute``.
+        Raises ``OutOfBudget`` where nothing is left to evict, ``Thrash`` where rematerialization costs more
+        than ``max_recompute``.
         """
         id = self._operators if number is None else number
-        op = Operator(id, inputs, cost, workspace, recomputable=recomputable)
+        op = Operator(id, tuple(inputs), cost, workspace, recomputable)
         self._operators += 1
         op.outputs = tuple(self._output(op, spec) for spec in outputs)
-        aliased: dict[Storage, None] = {}
         for tensor in op.outputs:
             if tensor is tensor.storage.root:
                 self._link(op, tensor.storage)
-            else:
-                aliased[tensor.storage] = None
         self._perform(op)
-        for storage in aliased:
+        aliased = [tensor.storage for tensor in op.outputs if tensor is not tensor.storage.root]
+        for storage in dict.fromkeys(aliased):
             self._extend(op, storage)
         return op.outputs
 
     def _perform(self, op: Operator) -> None:
-        """Run an operator after whatever must be rematerialized for it.
-
-        The paper recurses; here each waiting operator is a frame, so that a chain of any length of
-        evicted operators can be recomputed.
-        """
-        base = len(self._frames)
-        self._frames.append(Frame(op))
-        self._touch(op)
+        """Run an operator after whatever must be rematerialized for it, in chains of any length."""
+        self._frames.append(self._frame(op))
         try:
-            while len(self._frames) > base:
+            while self._frames:
                 frame = self._frames[-1]
                 missing = self._hold_inputs(frame)
                 if frame.wanted and all(tensor.defined for tensor in frame.wanted):
@@ -80,11 +68,11 @@ class Figure1(Deallocating):
                 else:
                     self._frames.append(self.rematerialize(missing[:1]))
         except RunFailed:
-            for frame in self._frames[base:]:
+            for frame in self._frames:
                 for storage in frame.held:
                     self._unlock(storage)
             self._waiting.clear()
-            del self._frames[base:]
+            self._frames.clear()
             raise
 
     def rematerialize(self, wanted: Sequence[Tensor]) -> Frame:
@@ -93,20 +81,15 @@ class Figure1(Deallocating):
         assert op is not None
         if wanted[0].storage.retired:
             raise Discarded(f"operator {op.id} would have to run again, and its results are discarded")
-        self._touch(op)
-        return Frame(op, wanted)
+        return self._frame(op, wanted)
 
     def allocate_buffer(self, op: Operator) -> None:
         """Evict until the operator's outputs fit (Fig. 1, AllocateBuffer)."""
         while self.used + op.allocates > self.budget:
             self._neighborhood.refresh()
-            next_use = self.heuristic.time == "next_use"
-            choice = self._pool.victim(
-                self._score,
-                self.heuristic.time,
-                self.now if next_use else self.clock,
-                self._locked,
-            ) or self._borrow(op)
+            clock = self.base_cost if self.heuristic.time == "next_use" else self.clock
+            choice = self._pool.victim(self._score, self.heuristic.time, clock, self._locked)
+            choice = choice or self._borrow(op)
             if choice is None:
                 raise OutOfBudget(op.id, op.allocates, self.used, int(self.budget))
             self.perform_eviction(choice[0], op, steps.BUDGET, choice[1])
@@ -123,8 +106,6 @@ class Figure1(Deallocating):
 
     def _execute(self, op: Operator) -> None:
         self.allocate_buffer(op)
-        if self.execute is not None:
-            self._take_time(op, self.execute(op))
         self._run_and_record(op)
         if self.recompute_cost > self.max_recompute:
             raise Thrash(f"rematerialization costs more than {self.max_recompute}")

@@ -23,22 +23,12 @@ Time: TypeAlias = Literal["staleness", "next_use"]
 class Heuristic:
     """How a victim is scored.
 
-    Parameters
-    ----------
-    name:
-        What reports call it.
-    make_score:
-        Called once per run; returns ``score(s, m, c)`` over equally long arrays of float64.
-    neighborhood:
-        What ``c`` counts beside the storage's own cost: ``"exact"`` the evicted neighbourhood e*,
-        ``"eq"`` its union-find approximation, ``"ancestors"`` the evicted ancestors, ``"needed"`` the
-        evicted ancestors and those evicted descendants that the program will still use, ``"local"``
-        nothing.
-    time:
-        What ``s`` is: the time since the last access, or (in a traced graph, where it is known) the
-        time until the next use.
-    horizon:
-        How many evicted storages ``"needed"`` counts at most, the nearest first; no limit if None.
+    ``make_score`` is called once per run, and returns ``score(s, m, c)`` over equally long float64 arrays.
+    ``neighborhood`` is what ``c`` counts beside the storage's own cost: ``"exact"`` the evicted neighbourhood
+    e*, ``"eq"`` its union-find approximation, ``"ancestors"`` the evicted ancestors, ``"needed"`` these and
+    those evicted descendants that the program will still use, at most the ``horizon`` nearest of them,
+    ``"local"`` nothing.  ``time`` is what ``s`` is: the time since the last access or, where it is known,
+    until the next use.
     """
 
     name: str
@@ -58,36 +48,12 @@ def parameterized(
 
     def score(s: Array, m: Array, c: Array) -> Array:
         numerator = np.ones_like(c) if cost == "no" else c
-        if staleness and size:
-            return numerator / (m * s)
-        if staleness:
-            return numerator / s
-        return numerator / m if size else numerator
+        return numerator / ((m if size else 1) * (s if staleness else 1))
 
     name = f"h'({'s' if staleness else '-'}, {'m' if size else '-'}, {cost})"
     if cost == "no" and not staleness and not size:
         return replace(random(), name=name)
-    return Heuristic(name, lambda: score, "local" if cost == "no" else cost)
-
-
-def _cost_over_size_and_time(s: Array, m: Array, c: Array) -> Array:
-    return c / (m * s)
-
-
-def _stale(s: Array, m: Array, c: Array) -> Array:
-    return 1.0 / s
-
-
-def _large(s: Array, m: Array, c: Array) -> Array:
-    return 1.0 / m
-
-
-def _cost_over_size(s: Array, m: Array, c: Array) -> Array:
-    return c / m
-
-
-def _cost_over_size_and_root_time(s: Array, m: Array, c: Array) -> Array:
-    return c / (m * np.sqrt(s))
+    return _fixed(name, score, "local" if cost == "no" else cost)
 
 
 def random(seed: int = 0) -> Heuristic:
@@ -100,21 +66,27 @@ def random(seed: int = 0) -> Heuristic:
     return Heuristic("rand", make_score, "local")
 
 
+def _fixed(
+    name: str, score: Score, neighborhood: Neighborhood, time: Time = "staleness", horizon: int | None = None
+) -> Heuristic:
+    return Heuristic(name, lambda: score, neighborhood, time, horizon)
+
+
 # Beyond this many a long chain costs more to count than the count is worth.
 _HORIZON = 100
 
 HEURISTICS: dict[str, Heuristic] = {
     heuristic.name: heuristic
     for heuristic in (
-        Heuristic("dtr", lambda: _cost_over_size_and_time, "exact"),
-        Heuristic("dtr-eq", lambda: _cost_over_size_and_time, "eq"),
-        Heuristic("dtr-local", lambda: _cost_over_size_and_time, "local"),
-        Heuristic("lru", lambda: _stale, "local"),
-        Heuristic("size", lambda: _large, "local"),
-        Heuristic("msps", lambda: _cost_over_size, "ancestors"),
+        _fixed("dtr", lambda s, m, c: c / (m * s), "exact"),
+        _fixed("dtr-eq", lambda s, m, c: c / (m * s), "eq"),
+        _fixed("dtr-local", lambda s, m, c: c / (m * s), "local"),
+        _fixed("lru", lambda s, m, c: 1.0 / s, "local"),
+        _fixed("size", lambda s, m, c: 1.0 / m, "local"),
+        _fixed("msps", lambda s, m, c: c / m, "ancestors"),
         random(),
-        Heuristic("next-use", lambda: _cost_over_size_and_time, "needed", "next_use", _HORIZON),
-        Heuristic("next-use-root", lambda: _cost_over_size_and_root_time, "needed", "next_use", _HORIZON),
+        _fixed("next-use", lambda s, m, c: c / (m * s), "needed", "next_use", _HORIZON),
+        _fixed("next-use-root", lambda s, m, c: c / (m * np.sqrt(s)), "needed", "next_use", _HORIZON),
     )
 }
 
@@ -122,12 +94,7 @@ HEURISTICS: dict[str, Heuristic] = {
 def resolve(heuristic: str | Heuristic | Score) -> Heuristic:
     """A heuristic by name, as it is, or from a user's ``score(s, m, c)`` over arrays.
 
-    Raises
-    ------
-    ValueError
-        The name is not one of ``HEURISTICS``.
-    TypeError
-        It is neither a name, nor a ``Heuristic``, nor callable.
+    Raises ValueError for an unknown name, TypeError for what is none of the three.
     """
     if isinstance(heuristic, Heuristic):
         return heuristic
@@ -137,5 +104,4 @@ def resolve(heuristic: str | Heuristic | Score) -> Heuristic:
         return HEURISTICS[heuristic]
     if not callable(heuristic):
         raise TypeError(f"a heuristic is a name, a Heuristic or a function score(s, m, c), not {heuristic!r}")
-    score = heuristic
-    return Heuristic(getattr(heuristic, "__name__", "custom"), lambda: score)
+    return _fixed(getattr(heuristic, "__name__", "custom"), heuristic, "eq")

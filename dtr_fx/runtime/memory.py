@@ -1,10 +1,14 @@
-"""The state of storages and tensors, and how it changes (Appendix C.1 and C.2)."""
+"""The state of storages and tensors, and how it changes (Appendix C.1 and C.2).
+
+The paper recurses (Fig. 1, Rematerialize); here each operator that waits for its inputs, and locks those that
+are there, is a frame on a stack.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 from .graph import Frame, Operator, Storage, Tensor
@@ -18,7 +22,7 @@ Order: TypeAlias = Literal["depth first", "program"]
 
 
 class Memory(ABC):
-    """The storages of a run, the bytes that they hold, and the pool of those that can be evicted."""
+    """The storages of a run, the bytes that they hold, the pool of those that can be evicted, the frames."""
 
     def __init__(
         self,
@@ -29,7 +33,6 @@ class Memory(ABC):
         keep_passed: bool = True,
         order: Order = "depth first",
         max_recompute: float = math.inf,
-        execute: Callable[[Operator], float] | None = None,
     ) -> None:
         self.budget = budget
         self.heuristic = resolve(heuristic)
@@ -37,12 +40,9 @@ class Memory(ABC):
         self.keep_passed = keep_passed
         self.order = order
         self.max_recompute = max_recompute
-        self.execute = execute
-        self.clock = 0.0
-        self.base_cost = 0.0
-        self.now = 0.0
-        self.used = 0
-        self.peak = 0
+        self.execute: Callable[[Operator], float] | None = None
+        self.clock = self.base_cost = 0.0
+        self.used = self.peak = 0
         self.steps: list[Step] = []
         self.storages: list[Storage] = []
         self._operators = 0
@@ -71,32 +71,22 @@ class Memory(ABC):
 
     def constant(self, size: int) -> Tensor:
         """A tensor of ``size`` bytes that is resident from the start and is never evicted (C.1)."""
-        storage = self._storage(size)
-        storage.resident = storage.pinned = True
-        tensor = Tensor(storage, None)
-        tensor.defined = True
-        storage.root = tensor
-        storage.tensors.append(tensor)
+        tensor = self._fresh(size, None)
+        tensor.storage.resident = tensor.storage.pinned = tensor.defined = True
         self.used += size
         self.peak = max(self.peak, self.used)
         return tensor
 
     def expect(self, tensor: Tensor, time: float) -> None:
-        """Say when the tensor is used next (``math.inf``: never), in the unit of ``now``.
-
-        ``now`` is the cost of the program's own operators so far, unless the caller sets it.
-        """
+        """Say when the tensor is used next, in the program's own cost; ``math.inf`` is never."""
         storage = tensor.storage
         storage.next_use = time
         if storage.slot >= 0:
             self._pool.next_use[storage.slot] = time
 
-    def retain(self, tensor: Tensor) -> None:
-        """Add an external reference; a new tensor has one."""
-        storage = tensor.storage
-        storage.refs += 1
-        if storage.refs == 1 and storage.evicted:
-            self._neighborhood.referenced(storage)
+    @abstractmethod
+    def rematerialize(self, wanted: Sequence[Tensor]) -> Frame:
+        """See ``figure1``."""
 
     @abstractmethod
     def perform_eviction(
@@ -104,56 +94,38 @@ class Memory(ABC):
     ) -> None:
         """See ``figure1``."""
 
-    @abstractmethod
-    def _pin(self, storage: Storage) -> None:
-        """See ``deallocation``."""
-
-    @abstractmethod
-    def _hold(self, storage: Storage, frame: Frame) -> None:
-        """See ``waiting``."""
-
-    def _storage(self, size: int) -> Storage:
+    def _fresh(self, size: int, op: Operator | None) -> Tensor:
         storage = Storage(len(self.storages), size)
         self.storages.append(storage)
-        return storage
+        storage.root = tensor = Tensor(storage, op)
+        storage.tensors.append(tensor)
+        return tensor
 
     def _output(self, op: Operator, spec: int | Tensor) -> Tensor:
         if isinstance(spec, Tensor):
             tensor = Tensor(spec.storage, op)
+            tensor.storage.tensors.append(tensor)
         else:
-            storage = self._storage(spec)
-            storage.pinned = not op.recomputable
-            storage.root = tensor = Tensor(storage, op)
+            tensor = self._fresh(spec, op)
+            tensor.storage.pinned = not op.recomputable
             op.allocates += spec
-        tensor.storage.tensors.append(tensor)
         tensor.storage.refs += 1
         return tensor
 
     def _link(self, op: Operator, storage: Storage) -> None:
         """Record what the storage would be recomputed from, and at what cost (C.2)."""
         storage.cost += op.cost
-        if storage.pinned:
-            return
-        for parent in op.reads:
-            if parent is storage or parent.root.op is None or parent in storage.parents:
-                continue
-            storage.parents.append(parent)
-            parent.children.append(storage)
-            parent.dependents += 1
+        for parent in op.reads if not storage.pinned else ():
+            if parent is not storage and parent.root.op is not None and parent not in storage.parents:
+                storage.parents.append(parent)
+                parent.children.append(storage)
+                parent.dependents += 1
 
-    def _extend(self, op: Operator, storage: Storage) -> None:
-        """A new view adds its operator's cost and dependencies to the storage that it aliases (C.2)."""
-        in_pool = storage.slot >= 0
-        if in_pool:
-            self._neighborhood.left(storage)
-        self._link(op, storage)
+    def _touch(self, storage: Storage) -> None:
+        """The storage is accessed now."""
         storage.last_access = self.clock
-        if in_pool:
+        if storage.slot >= 0:
             self._pool.last_access[storage.slot] = self.clock
-            self._pool.cost[storage.slot] = storage.cost
-            self._neighborhood.entered(storage)
-        if not op.recomputable:
-            self._pin(storage)
 
     def _enter(self, storage: Storage, *, first: bool) -> None:
         """A storage's buffer is filled, by its first computation or by a rematerialization."""
@@ -162,8 +134,7 @@ class Memory(ABC):
         else:
             storage.evicted = False
             self._neighborhood.restored(storage)
-        storage.resident = True
-        storage.root.defined = True
+        storage.resident = storage.root.defined = True
         if not storage.pinned and storage.size:
             self._pool.add(storage)
             self._neighborhood.entered(storage)
@@ -182,10 +153,64 @@ class Memory(ABC):
             self._pool.remove(storage)
             self._neighborhood.left(storage)
 
-    def _take_time(self, op: Operator, cost: float) -> None:
-        """Set the cost of an operator, known now, for the storages that were linked to it before, too."""
-        if op.runs == 0:
-            for tensor in op.outputs:
-                if tensor is tensor.storage.root:
-                    tensor.storage.cost += cost - op.cost
-            op.cost = cost
+    def _hold(self, storage: Storage, frame: Frame) -> None:
+        storage.locks += 1
+        self._locked[storage] = None
+        frame.held.append(storage)
+
+    def _unlock(self, storage: Storage) -> None:
+        storage.locks -= 1
+        if storage.locks == 0:
+            del self._locked[storage]
+
+    def _frame(self, op: Operator, wanted: Sequence[Tensor] = ()) -> Frame:
+        """The operator waits; its inputs count as accessed from now on."""
+        for storage in op.reads:
+            self._touch(storage)
+        return Frame(op, wanted)
+
+    def _hold_inputs(self, frame: Frame) -> list[Tensor]:
+        """Lock the inputs that are resident; those that are not defined."""
+        for storage in frame.op.reads:
+            if storage.resident and not storage.pinned and storage not in frame.held:
+                self._hold(storage, frame)
+        return [tensor for tensor in frame.op.inputs if not tensor.defined]
+
+    def _in_program_order(self, waiting: Frame, missing: Sequence[Tensor]) -> list[Frame]:
+        """Frames for all that is missing up to what is defined, the program's first operator on top.
+
+        A value is held from when it is there until the last of these operators has read it.
+        """
+        wanted: dict[Operator, list[Tensor]] = {}
+        pending = list(missing)
+        while pending:
+            tensor = pending.pop()
+            assert tensor.op is not None
+            if tensor.op not in wanted:
+                wanted[tensor.op] = []
+                pending += [other for other in tensor.op.inputs if not other.defined]
+            wanted[tensor.op].append(tensor)
+        last_first = sorted(wanted, key=lambda op: op.id, reverse=True)
+        frames = [self.rematerialize(wanted[op]) for op in last_first]
+        for frame in (waiting, *frames):
+            self._hold_inputs(frame)
+            for storage in frame.op.reads:
+                if not storage.resident:
+                    self._waiting.setdefault(storage, []).append(frame)
+        return frames
+
+    def _borrow(self, op: Operator) -> tuple[Storage, float] | None:
+        """An input of an operator that waits, unlocked so that it can be evicted; the outermost first.
+
+        The paper stops here, out of memory.  The waiting operator rematerializes the input again when
+        its turn comes, at most twice per input, so that no two operators can starve each other forever.
+        """
+        for frame in self._frames[:-1]:
+            if frame.lent < 2 * len(frame.op.reads):
+                for storage in frame.held:
+                    if storage.locks == 1 and storage.slot >= 0:
+                        frame.held.remove(storage)
+                        frame.lent += 1
+                        self._unlock(storage)
+                        return storage, math.inf
+        return None

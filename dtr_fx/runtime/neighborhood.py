@@ -1,21 +1,25 @@
 """Evicted neighbourhoods (section 4.1, C.2): what else must be recomputed if a storage is evicted.
 
 Each class keeps ``pool.cost`` equal to a storage's own cost plus that of its neighbourhood, and is told
-of every change: a storage ``enters`` the pool, is ``evicted`` from it, comes back by
-rematerialization (``restored``), or ``leaves`` the pool or the evicted storages for good.  ``visits``
-counts the storages and sets that it looks at on the way (Appendix D.3).
+of every change.  ``visits`` counts the storages and sets that it looks at on the way (Appendix D.3).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable
+from operator import attrgetter
+from typing import TypeAlias
 
 import numpy as np
 
 from dtr_fx.runtime.graph import Storage
 from dtr_fx.runtime.heuristics import Heuristic
 from dtr_fx.runtime.pool import Pool
+
+_Step: TypeAlias = Callable[[Storage], list[Storage]]
+_parents: _Step = attrgetter("parents")
+_children: _Step = attrgetter("children")
 
 
 class Local:
@@ -182,8 +186,8 @@ class Evicted(Local):
 
     A search is repeated only for the storages whose neighbourhood has changed since the last choice: those
     that a search from what was evicted, restored or freed since then, ``_turned``, reaches.  ``downward``
-    says which evicted descendants count; a descendant that does not count still conducts.  A search ends
-    after ``horizon`` storages.
+    says which evicted descendants count (if None, no descendant does); one that does not count still
+    conducts.  A search ends after ``horizon`` storages.
     """
 
     def __init__(
@@ -215,10 +219,9 @@ class Evicted(Local):
     def refresh(self) -> None:
         for step in (_children,) if self._downward is None else (_children, _parents):
             for conductor in (*self._turned, *self._reach(self._turned, step)):
-                self.visits += len(step(conductor))
-                for other in step(conductor):
-                    if other.slot >= 0:
-                        self._changed[other] = None
+                around = step(conductor)
+                self.visits += len(around)
+                self._changed.update((other, None) for other in around if other.slot >= 0)
         for storage in self._changed:
             if storage.slot >= 0:
                 self._pool.cost[storage.slot] = self._neighborhood_cost(storage)
@@ -235,9 +238,7 @@ class Evicted(Local):
                     cost += other.cost
         return cost
 
-    def _reach(
-        self, start: Iterable[Storage], step: Callable[[Storage], list[Storage]]
-    ) -> dict[Storage, None]:
+    def _reach(self, start: Iterable[Storage], step: _Step) -> dict[Storage, None]:
         """The evicted storages reached by steps through evicted storages only."""
         reached: dict[Storage, None] = {}
         pending = list(start)
@@ -249,14 +250,6 @@ class Evicted(Local):
                     reached[other] = None
                     pending.append(other)
         return reached
-
-
-def _parents(storage: Storage) -> list[Storage]:
-    return storage.parents
-
-
-def _children(storage: Storage) -> list[Storage]:
-    return storage.children
 
 
 def _is_used_again(storage: Storage) -> bool:
@@ -272,6 +265,4 @@ def track(heuristic: Heuristic, pool: Pool) -> Local:
         return Evicted(pool, lambda storage: True)
     if neighborhood == "needed":
         return Evicted(pool, _is_used_again, heuristic.horizon)
-    if neighborhood == "ancestors":
-        return Evicted(pool, None)
-    return Local(pool)
+    return Evicted(pool, None) if neighborhood == "ancestors" else Local(pool)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
+from .program import Program
+from .runtime import Runtime
 from .steps import COMPUTE, DROP, RECOMPUTE, Step, trace
-
-if TYPE_CHECKING:
-    from .program import Program
-    from .runtime import Runtime
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class Plan:
     @classmethod
     def of(cls, program: Program, runtime: Runtime, decided_by: str) -> Plan:
         """The plan that a runtime has carried out with a program."""
-        steps = tuple(_with_reasons(program, runtime.steps))
+        steps = _with_reasons(program, runtime.steps)
         return cls(steps, runtime.budget, runtime.peak, runtime.recompute_cost, decided_by)
 
     @property
@@ -58,13 +55,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The plan that ``to_json`` wrote.
-
-        Raises
-        ------
-        ValueError
-            The text is no plan.
-        """
+        """The plan that ``to_json`` wrote; raises ValueError if the text is none."""
         fields = json.loads(text)
         try:
             return cls(**{**fields, "steps": tuple(Step(*step) for step in fields["steps"])})
@@ -72,14 +63,14 @@ class Plan:
             raise ValueError(f"this is no plan: {error}") from None
 
 
-def _with_reasons(program: Program, steps: Iterable[Step]) -> list[Step]:
+def _with_reasons(program: Program, steps: Sequence[Step]) -> tuple[Step, ...]:
     """The steps; each drop of a storage that comes back with what it frees and what that costs."""
     calls = list(program.calls())
     clock = 0.0
     # Of each storage, at what time before the end it is made next, and for how much.
     made: dict[int, tuple[float, float]] = {}
     backwards = []
-    for step in reversed(list(steps)):
+    for step in reversed(steps):
         if step.kind in (COMPUTE, RECOMPUTE):
             call = calls[step.op]
             clock += call.cost
@@ -88,7 +79,6 @@ def _with_reasons(program: Program, steps: Iterable[Step]) -> list[Step]:
                     made[output.tensor] = clock, call.cost
         elif step.kind == DROP and step.storage in made:
             start, again = made.pop(step.storage)
-            nbytes = program.sizes[step.storage]
-            step = step._replace(nbytes=nbytes, again=again, away=clock - start)
+            step = step._replace(nbytes=program.sizes[step.storage], again=again, away=clock - start)
         backwards.append(step)
-    return backwards[::-1]
+    return tuple(reversed(backwards))

@@ -25,15 +25,16 @@ class Pool:
         self.members: list[Storage] = []
         self.scored = 0
         self.scores: Array = np.empty(0)
-        self.size: Array = np.empty(64)
-        self.last_access: Array = np.empty(64)
-        self.next_use: Array = np.empty(64)
-        self.cost: Array = np.empty(64)
+        self._resize(np.empty((4, 64)))
+
+    def _resize(self, columns: Array) -> None:
+        self._columns = columns
+        self.size, self.last_access, self.next_use, self.cost = columns
 
     def add(self, storage: Storage) -> None:
         slot = len(self.members)
         if slot == len(self.size):
-            self._grow()
+            self._resize(np.concatenate([self._columns, np.empty_like(self._columns)], axis=1))
         storage.slot = slot
         self.members.append(storage)
         self.size[slot] = storage.size
@@ -60,7 +61,6 @@ class Pool:
         """The unlocked storage of lowest score, or None; ties go to the first slot."""
         n = len(self.members)
         if not n:
-            self.scores = self.size[:0]
             return None
         self.scored += n
         elapsed = clock - self.last_access[:n] if time == "staleness" else self.next_use[:n] - clock
@@ -80,8 +80,3 @@ class Pool:
                 return None
             storage = unlocked[0]
         return storage, float(scores[storage.slot])
-
-    def _grow(self) -> None:
-        for name in ("size", "last_access", "next_use", "cost"):
-            array = getattr(self, name)
-            setattr(self, name, np.concatenate([array, np.empty_like(array)]))

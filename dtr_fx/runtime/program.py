@@ -1,18 +1,17 @@
 """A program: operators on numbered tensors, and how long it holds on to each.
 
-It is read from an FX graph (``passes.storages``), or comes from an operator log or a synthetic network
-(``lab.log``, ``lab.networks``).  Sizes are bytes; costs are in whatever unit the source has, seconds for
-graphs, nanoseconds for logs, and only their ratios matter.
+Sizes are bytes; costs are in whatever unit the source has, seconds for FX graphs (``passes.storages``),
+nanoseconds for operator logs (``lab.log``), and only their ratios matter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, count
 from typing import NamedTuple, TypeAlias
-
-from .future import next_uses
 
 
 class Constant(NamedTuple):
@@ -33,10 +32,9 @@ class Output(NamedTuple):
 class Call(NamedTuple):
     """An operator; ``inputs`` are read in their order, and one may be read twice.
 
-    ``workspace`` bytes are taken while it runs, and ``replay_workspace`` more where it can run again.  If it
-    is not ``recomputable``, it runs once.  One that ``may_defer`` can run for the first time later than it
-    stands, before what reads it.  One that only ``serves_recompute`` is left out of plans that recompute
-    nothing of what reads it.
+    ``workspace`` bytes are taken while it runs, and ``replay_workspace`` more where it can run again, which
+    is if it is ``recomputable``.  One that ``may_defer`` can run for the first time later than it stands,
+    before what reads it.  One that only ``serves_recompute`` is left out of plans that recompute no reader.
     """
 
     name: str
@@ -69,7 +67,7 @@ Instruction: TypeAlias = Constant | Call | Release | Keep
 class Program:
     """A program's steps in order; ``backward`` is the number of the first call of its backward pass.
 
-    ``simrd`` says that it was read, and is to be replayed, by the rules of the original simulator.
+    ``simrd``: it was read, and is to be replayed, by the rules of the original simulator.
     """
 
     name: str
@@ -80,13 +78,8 @@ class Program:
     def budget(self, asked: float) -> float:
         """A budget in bytes: a share of the peak if a float is asked for, bytes if it is an int.
 
-        Raises
-        ------
-        ValueError
-            A share that is not above 0 and at most 1, negative bytes, or no number.
+        Raises ValueError for a share that is not above 0 and at most 1, for negative bytes, for no number.
 
-        Examples
-        --------
         >>> program = Program("one", (Constant(0, 10),))
         >>> program.budget(0.5), program.budget(7)
         (5, 7)
@@ -101,6 +94,14 @@ class Program:
 
     def calls(self) -> Iterator[Call]:
         return (step for step in self.instructions if isinstance(step, Call))
+
+    def with_calls(self, change: Callable[[int, Call], Call]) -> Program:
+        """The program with other calls, each made from a call and its number."""
+        numbers = count()
+        steps = (
+            change(next(numbers), step) if isinstance(step, Call) else step for step in self.instructions
+        )
+        return replace(self, instructions=tuple(steps))
 
     @cached_property
     def cost(self) -> float:
@@ -126,34 +127,38 @@ class Program:
         return storages
 
     @cached_property
+    def kept_after(self) -> dict[int, list[int]]:
+        """The tensors that are kept right after each call, by its number; before the first that is -1."""
+        kept: dict[int, list[int]] = {}
+        call = -1
+        for step in self.instructions:
+            if isinstance(step, Call):
+                call += 1
+            elif isinstance(step, Keep):
+                kept.setdefault(call, []).append(step.tensor)
+        return kept
+
+    @cached_property
     def gradients_kept(self) -> Program:
         """The program with a backward pass whose operators run once."""
-        backward = self.backward
-        if backward is None:
-            return self
-        numbers = iter(range(len(self.instructions)))
-        steps = (
-            step._replace(recomputable=(next(numbers) < backward) and step.recomputable)
-            if isinstance(step, Call)
-            else step
-            for step in self.instructions
+        backward = len(self.instructions) if self.backward is None else self.backward
+        return self.with_calls(
+            lambda number, call: call._replace(recomputable=call.recomputable and number < backward)
         )
-        return replace(self, instructions=tuple(steps))
 
     @cached_property
     def expectations(self) -> list[list[tuple[int, float]]]:
-        """Of each call, when the storages that it touches are read next; see ``next_uses``."""
-        storages = self.storages
-        uses: list[tuple[float, list[int], list[int]]] = [
-            (
-                call.cost,
-                [storages[number] for number in call.inputs],
-                [storages[output.tensor] for output in call.outputs],
-            )
-            for call in self.calls()
-        ]
-        kept = [storages[step.tensor] for step in self.instructions if isinstance(step, Keep)]
-        return next_uses([*uses, (0.0, kept, [])])
+        """Of each call, when the storages that it touches, in order, are read next; ``math.inf`` is never."""
+        storages, calls = self.storages, list(self.calls())
+        *starts, end = accumulate((call.cost for call in calls), initial=0.0)
+        next_use = {storages[step.tensor]: end for step in self.instructions if isinstance(step, Keep)}
+        expectations = []
+        for call, start in zip(reversed(calls), reversed(starts)):
+            read = [storages[tensor] for tensor in call.inputs]
+            touched = {*read, *(storages[output.tensor] for output in call.outputs)}
+            expectations.append([(storage, next_use.get(storage, math.inf)) for storage in sorted(touched)])
+            next_use.update(dict.fromkeys(read, start))
+        return expectations[::-1]
 
     @cached_property
     def sizes(self) -> dict[int, int]:

@@ -1,10 +1,5 @@
 """Dynamic Tensor Rematerialization: Figure 1 and Appendix C of Kirisame et al., ICLR 2021.
 
-    Memory         storages, tensors and their metadata (C.1, C.2)
-    Waiting        operators that wait for a rematerialization, and their locks
-    Deallocating   what the program has released (C.5)
-    Figure1        perform_op, rematerialize, allocate_buffer, perform_eviction
-
 Deviations from the paper, each where it occurs: rematerialization keeps its own stack instead of
 recursing; locks held by operators that wait for a rematerialization give way when nothing else can be
 evicted; a storage that nothing can ask for again is freed for good; constants are never freed, not even
@@ -20,26 +15,26 @@ from .graph import Tensor
 class Runtime(Figure1):
     """Runs operators under a byte budget, evicting and rematerializing as the paper prescribes.
 
+    Its state is ``Memory``; ``Deallocating`` has what the program has released (C.5), ``Figure1`` the rest.
+    ``execute``, where it is set, runs an operator right after room was made for it, and returns what that
+    cost; the first time counts.  Else nothing is run, and costs are as given.
+
     Parameters
     ----------
-    budget:
-        Bytes that may be resident at any time; ``math.inf`` for no limit.
-    heuristic:
-        A name of ``HEURISTICS``, a ``Heuristic``, or a function ``score(s, m, c)`` over arrays.
+    budget, heuristic:
+        Bytes that may be resident at any time, and what goes first; see ``resolve``.
     deallocation:
-        What the last ``release`` of a storage does (C.5): ``"eager"`` evicts it, ``"banish"`` frees it
-        for good and pins what it alone could recompute, ``"ignore"`` nothing.
+        What the last ``release`` of a storage does (C.5): ``"eager"`` evicts it, ``"ignore"`` nothing;
+        ``"banish"`` frees it for good once no evicted storage could ask for it, and pins what it alone could
+        recompute.
     keep_passed:
-        Whether a released storage that is rematerialized on the way to another one stays resident until
-        it is evicted (as in the paper) or is dropped as soon as it has been read.
+        Released storages that are rematerialized on the way to others stay until they are evicted, as in the
+        paper; else they are dropped as soon as they have been read.
     order:
-        How what is missing is rematerialized: ``"depth first"``, input by input (as in the paper), or in
-        ``"program"`` order, all that is missing at once and each operator of it once.
+        What is missing is rematerialized ``"depth first"``, input by input (as in the paper), or in
+        ``"program"`` order, all at once and each operator of it once.
     max_recompute:
         Cost of rematerialized operators above which a run gives up with ``Thrash``.
-    execute:
-        Runs an operator, each time right after room was made for it, and returns what it cost; the first time
-        counts.  None where nothing is run and costs are as given.
 
     Examples
     --------
@@ -55,10 +50,7 @@ class Runtime(Figure1):
 
     def access(self, tensor: Tensor) -> None:
         """Make a tensor defined, rematerializing it if it must be."""
-        storage = tensor.storage
-        storage.last_access = self.clock
-        if storage.slot >= 0:
-            self._pool.last_access[storage.slot] = self.clock
+        self._touch(tensor.storage)
         if not tensor.defined:
             assert tensor.op is not None
             self._perform(tensor.op)

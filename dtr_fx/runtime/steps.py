@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-COMPUTE = "compute"
-RECOMPUTE = "recompute"
-DROP = "drop"
-BANISH = "banish"
+COMPUTE, RECOMPUTE, DROP, BANISH = "compute", "recompute", "drop", "banish"
 
 # Why a storage was dropped or banished.
 BUDGET = "budget"  # evicted to make room (Fig. 1, PerformEviction)

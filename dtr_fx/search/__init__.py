@@ -1,12 +1,11 @@
 """How a plan is found: one pass of the runtime, or many, steered.  Without torch."""
 
 from .bound import Need, lower_bound
-from .execute import RefusedOrder, execute_order
+from .execute import execute_order
 from .lifetimes import Lifetimes, Operators
-from .policies import Policy, Run, paper, portfolio, run_policy
-from .saved_tensors import limit_saved, rerun_forward
-from .scores import Scored, scores_of
+from .policies import Policy, Scored, paper, portfolio, run_policy, scores_of
 from .search import Infeasible, default_effort, first_that_fits, search, smallest, smallest_by_passes
+from .starts import limit_saved, rerun_forward
 
 __all__ = [
     "Infeasible",
@@ -14,8 +13,6 @@ __all__ = [
     "Need",
     "Operators",
     "Policy",
-    "RefusedOrder",
-    "Run",
     "Scored",
     "default_effort",
     "execute_order",

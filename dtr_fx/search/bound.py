@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import NamedTuple
 
-from dtr_fx.runtime.program import Call, Constant, Keep, Program
+from dtr_fx.runtime.program import Constant, Program
 
 
 class Need(NamedTuple):
@@ -20,16 +22,13 @@ def lower_bound(program: Program) -> Need:
 
     Examples
     --------
-    >>> from dtr_fx.runtime.program import Output
+    >>> from dtr_fx.runtime.program import Call, Keep, Output
     >>> calls = Call("f", (0,), (Output(1, 4),), 1.0), Call("g", (1,), (Output(2, 3),), 1.0)
     >>> lower_bound(Program("two", (Constant(0, 10), *calls, Keep(2)))).nbytes
     17
     """
     bounds = _Bounds(program)
-    need = Need(program.constants, 0)
-    for number, nbytes in enumerate(bounds.alone):
-        if nbytes > need.nbytes:
-            need = Need(nbytes, number)
+    need = max([Need(program.constants, 0), *bounds.alone], key=lambda need: need.nbytes)
     for number in range(len(bounds.alone)):
         need = bounds.joint(number, need)
     return max(need, Need(bounds.at_the_end, len(bounds.alone) - 1), key=lambda need: need.nbytes)
@@ -44,51 +43,42 @@ class _Bounds:
     """
 
     def __init__(self, program: Program) -> None:
-        self._calls = list(program.calls())
+        calls = self._calls = list(program.calls())
         self._size, self._storage = program.sizes, program.storages
-        self._optional = {
-            output.tensor for call in self._calls if call.serves_recompute for output in call.outputs
-        }
-        self._reads = [self._storages(call.inputs) for call in self._calls]
-        self._held: list[frozenset[int]] = []
-        self._held_bytes: list[int] = []
-        self._maker: dict[int, int] = {}
-        self._find_held(program)
-        self.alone = [self._while_running(number, self._reads[number]) for number in range(len(self._calls))]
-
-    def _find_held(self, program: Program) -> None:
-        """Find what is held before each call: constants, and results kept by then."""
-        held = {step.tensor for step in program.instructions if isinstance(step, Constant)}
-        nbytes, known, number = program.constants, frozenset(held), 0
-        for step in program.instructions:
-            if isinstance(step, Call):
-                self._held.append(known)
-                self._held_bytes.append(nbytes)
-                self._maker.update((output.tensor, number) for output in step.outputs)
-                number += 1
-            elif isinstance(step, Keep) and self._storage[step.tensor] not in held:
-                held.add(self._storage[step.tensor])
-                nbytes += self._size[self._storage[step.tensor]]
-                known = frozenset(held)
-        self.at_the_end = nbytes
+        self._optional = {output.tensor for call in calls if call.serves_recompute for output in call.outputs}
+        self._reads = [self._storages(call.inputs) for call in calls]
+        self._maker = {output.tensor: op for op, call in enumerate(calls) for output in call.outputs}
+        # The call before which each constant and result is held for good.
+        self._held_from = {step.tensor: 0 for step in program.instructions if isinstance(step, Constant)}
+        for op, tensors in program.kept_after.items():
+            for tensor in tensors:
+                self._held_from.setdefault(self._storage[tensor], op + 1)
+        more = [0] * (len(calls) + 1)
+        for storage, number in self._held_from.items():
+            more[number] += self._size[storage]
+        *self._held_bytes, self.at_the_end = accumulate(more)
+        self.alone = [self._while_running(number, read) for number, read in enumerate(self._reads)]
 
     def joint(self, number: int, known: Need) -> Need:
         """The need while the last of those runs that make a call's inputs; ``known`` if this is no more."""
         inputs = self._reads[number]
         makers = {self._maker[storage] for storage in inputs if storage in self._maker}
-        if not makers or min(map(self.alone.__getitem__, makers)) + self._bytes(inputs) <= known.nbytes:
+        least = min((self.alone[maker].nbytes for maker in makers), default=-math.inf)
+        if least + self._bytes(inputs) <= known.nbytes:
             return known
-        touched = {maker: self._reads[maker] | inputs for maker in makers}
-        nbytes, maker = min((self._while_running(maker, touched[maker]), maker) for maker in makers)
-        return Need(nbytes, maker) if nbytes > known.nbytes else known
+        need = min(self._while_running(maker, self._reads[maker] | inputs) for maker in makers)
+        return need if need.nbytes > known.nbytes else known
 
-    def _while_running(self, number: int, there: set[int]) -> int:
-        """The bytes while a call runs and these are there."""
+    def _while_running(self, number: int, there: set[int]) -> Need:
+        """The need while a call runs and these are there."""
         call = self._calls[number]
         if call.serves_recompute:
-            return 0
-        there = (there | self._storages(output.tensor for output in call.outputs)) - self._held[number]
-        return self._held_bytes[number] + self._bytes(there) + call.workspace
+            return Need(0, number)
+        nbytes = self._held_bytes[number] + call.workspace
+        for storage in there | self._storages(output.tensor for output in call.outputs):
+            if self._held_from.get(storage, number + 1) > number:
+                nbytes += self._size[storage]
+        return Need(nbytes, number)
 
     def _bytes(self, storages: Iterable[int]) -> int:
         return sum(map(self._size.__getitem__, storages))

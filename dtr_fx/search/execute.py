@@ -8,16 +8,13 @@ from collections.abc import Sequence
 
 from dtr_fx.runtime import Plan, Program, RunFailed, Runtime, Tensor, collector_paused
 from dtr_fx.runtime.driver import constant, keep, perform
-from dtr_fx.runtime.program import Call, Constant, Keep
+from dtr_fx.runtime.program import Constant
 
 from .lifetimes import Lifetimes, Operators
 
 
 class RefusedOrder(Exception):
-    """The runtime cannot carry out an order that fits by its lifetimes: a defect of dtr_fx.
-
-    ``order`` and ``budget`` reproduce it, with the program, by ``execute_order``.
-    """
+    """The runtime cannot carry out an order that fits by its lifetimes: a defect of dtr_fx."""
 
     def __init__(self, program: Program, order: Sequence[int], budget: float, why: RunFailed) -> None:
         super().__init__(f"{why}; reproduce it with execute_order({program!r}, {list(order)!r}, {budget!r})")
@@ -31,12 +28,7 @@ def execute_order(program: Program, order: Sequence[int], budget: float = math.i
     A storage is dropped after the last read before it is made again, and freed for good after its last read;
     one that is kept before the last operator stays.  An operator that may be deferred runs when something
     reads what it makes.  What an order forgets, such as a view that must be taken again, the runtime
-    rematerializes by itself.
-
-    Raises
-    ------
-    RunFailed
-        The order does not fit into the budget.
+    rematerializes by itself.  Raises ``RunFailed`` if the order does not fit into the budget.
     """
     runtime = Runtime(budget, "dtr-local", deallocation="ignore", order="program")
     with collector_paused():
@@ -47,10 +39,7 @@ def execute_order(program: Program, order: Sequence[int], budget: float = math.i
 def execute_found(program: Program, order: Sequence[int], budget: float) -> Plan | None:
     """As ``execute_order``, for an order that fits by its lifetimes: None, where the runtime refuses it.
 
-    Raises
-    ------
-    RefusedOrder
-        It does, and the environment variable ``DTR_DEBUG`` is set.
+    Raises ``RefusedOrder`` instead if the environment variable ``DTR_DEBUG`` is set.
     """
     try:
         return execute_order(program, order, budget)
@@ -64,7 +53,6 @@ def _execute(program: Program, order: Sequence[int], runtime: Runtime) -> None:
     operators = Operators.of(program)
     lives = Lifetimes(operators, enumerate(order), len(order))
     calls = list(program.calls())
-    kept_after, results = _kept(program)
     tensors: dict[int, Tensor] = {}
     for step in program.instructions:
         if isinstance(step, Constant):
@@ -83,27 +71,11 @@ def _execute(program: Program, order: Sequence[int], runtime: Runtime) -> None:
         elif not lives.is_deferred(op, slot):
             done.add(op)
             perform(runtime, calls[op], tensors, op)
-            for kept in kept_after.get(op, ()):
+            for kept in program.kept_after.get(op, ()) if op < len(calls) - 1 else ():
                 keep(runtime, tensors[kept])
         for storage, is_made_again in dying.items():
             tensor = tensors.get(operators.tensor[storage])
             if tensor is not None:
-                free = runtime.drop if is_made_again else runtime.discard
-                free(tensor)
-    for result in results:
+                (runtime.drop if is_made_again else runtime.discard)(tensor)
+    for result in (tensor for kept in program.kept_after.values() for tensor in kept):
         keep(runtime, tensors[result])
-
-
-def _kept(program: Program) -> tuple[dict[int, list[int]], list[int]]:
-    """The results, and of those that are kept before the last operator, after which."""
-    kept_after: dict[int, list[int]] = {}
-    results: list[int] = []
-    op = -1
-    for step in program.instructions:
-        if isinstance(step, Call):
-            op += 1
-        elif isinstance(step, Keep):
-            kept_after.setdefault(op, []).append(step.tensor)
-            results.append(step.tensor)
-    kept_after.pop(op, None)
-    return kept_after, results

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dtr_fx.runtime.program import Call, Keep, Program
+from dtr_fx.runtime.program import Program
 
 
 @dataclass(frozen=True)
@@ -39,86 +39,48 @@ class Operators:
 
     @staticmethod
     def of(program: Program) -> Operators:
-        number: dict[int, int] = {}  # of each tensor's storage; constants and what is held have none
-        reads: list[tuple[int, ...]] = []
-        makes: list[list[int]] = []
-        temporary: list[int] = []
-        again: list[float] = []
-        repeats: list[bool] = []
-        maker: list[int] = []
-        size: list[int] = []
-        holds: list[int] = []
-        tensor: list[int] = []
-        kept: dict[int, None] = {}
-        held = held_storages(program)
-        for step in program.instructions:
-            if isinstance(step, Call):
-                fresh = [output for output in step.outputs if output.alias is None]
-                makes.append([])
-                for output in step.outputs:
-                    if output.alias is None and output.tensor in held:
-                        pass
-                    elif output.alias is None:
-                        makes[-1].append(len(size))
-                        number[output.tensor] = len(size)
-                        size.append(output.size)
-                        tensor.append(output.tensor)
-                        maker.append(len(makes) - 1)
-                    elif output.alias in number:
-                        number[output.tensor] = number[output.alias]
-                        if not fresh:
-                            again[maker[number[output.alias]]] += step.cost
-                reads.append(tuple(dict.fromkeys(number[t] for t in step.inputs if t in number)))
-                holds.append(sum(output.size for output in fresh if output.tensor in held))
-                temporary.append(step.workspace + step.replay_workspace + holds[-1])
-                again.append(step.cost)
-                repeats.append(step.recomputable and bool(makes[-1]))
-                if not step.recomputable:
-                    for output in step.outputs:
-                        if output.alias in number:
-                            repeats[maker[number[output.alias]]] = False
-            elif isinstance(step, Keep) and step.tensor in number:
-                kept[number[step.tensor]] = None
+        calls = list(program.calls())
+        # What is kept before the last operator stays from the start.
+        early = (tensors for op, tensors in program.kept_after.items() if op < len(calls) - 1)
+        held = {program.storages[tensor] for tensors in early for tensor in tensors}
+        fresh = [[output for output in call.outputs if output.alias is None] for call in calls]
+        made = [(op, one) for op, outputs in enumerate(fresh) for one in outputs if one.tensor not in held]
+        own = {output.tensor: storage for storage, (_, output) in enumerate(made)}
+        # Of each tensor the storage; constants and what is held have none.
+        number = {tensor: own[base] for tensor, base in program.storages.items() if base in own}
+        maker = tuple(op for op, _ in made)
+        read = ((number[tensor] for tensor in call.inputs if tensor in number) for call in calls)
+        reads = tuple(tuple(dict.fromkeys(storages)) for storages in read)
+        makes = tuple(tuple(own[one.tensor] for one in outputs if one.tensor in own) for outputs in fresh)
+        holds = tuple(sum(one.size for one in outputs if one.tensor in held) for outputs in fresh)
+        again = [call.cost for call in calls]
+        repeats = [call.recomputable and bool(storages) for call, storages in zip(calls, makes)]
+        for call, outputs in zip(calls, fresh):
+            for op in (maker[number[output.tensor]] for output in call.outputs if output.tensor in number):
+                if not outputs:
+                    again[op] += call.cost
+                if not call.recomputable:
+                    repeats[op] = False
+        results = (tensor for tensors in program.kept_after.values() for tensor in tensors)
         return Operators(
-            tuple(reads),
-            tuple(map(tuple, makes)),
-            tuple(temporary),
-            tuple(again),
-            tuple(repeats),
-            tuple(call.may_defer and not held for call, held in zip(program.calls(), holds)),
-            tuple(maker),
-            tuple(size),
-            tuple(kept),
-            tuple(holds),
-            tuple(tensor),
+            reads=reads,
+            makes=makes,
+            temporary=tuple(call.workspace + call.replay_workspace + n for call, n in zip(calls, holds)),
+            again=tuple(again),
+            repeats=tuple(repeats),
+            may_defer=tuple(call.may_defer and not nbytes for call, nbytes in zip(calls, holds)),
+            maker=maker,
+            size=tuple(output.size for _, output in made),
+            kept=tuple(dict.fromkeys(number[tensor] for tensor in results if tensor in number)),
+            holds=holds,
+            tensor=tuple(own),
         )
-
-
-def held_storages(program: Program) -> set[int]:
-    """The storages that are kept before the last operator: they stay from the start."""
-    storages = program.storages
-    held: set[int] = set()
-    kept: set[int] = set()
-    for step in program.instructions:
-        if isinstance(step, Keep):
-            kept.add(storages[step.tensor])
-        elif isinstance(step, Call):
-            held |= kept
-            kept = set()
-    return held
 
 
 class Lifetimes:
     """Where each operator runs and each storage is read, by slots that grow along an order.
 
-    Parameters
-    ----------
-    operators:
-        The program.
-    order:
-        A slot and the operator that runs there, in order.
-    end:
-        The slot at which what is kept is read.
+    The order is slots with the operators that run there; at ``end`` what is kept is read.
     """
 
     def __init__(self, operators: Operators, order: Iterable[tuple[int, int]], end: int) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
-from dtr_fx.runtime import HEURISTICS, Heuristic, Order, Plan, Program, RunFailed, Runtime, collector_paused
-from dtr_fx.runtime.driver import drive
+from dtr_fx.runtime import HEURISTICS, Heuristic, Order, Plan, Program, RunFailed, Runtime
+from dtr_fx.runtime.driver import collector_paused, drive
+from dtr_fx.runtime.graph import Operator, Storage
 
 
 @dataclass(frozen=True)
@@ -32,26 +35,20 @@ def paper(heuristic: Heuristic) -> Policy:
     return Policy(heuristic, order="depth first", keep_gradients=False)
 
 
-@dataclass(frozen=True)
-class Run:
-    """One pass of the runtime over a program under a policy, and why it did not finish, if it did not."""
+class Run(NamedTuple):
+    """One pass of the runtime over a program, and why it did not finish, if it did not."""
 
     program: Program
     runtime: Runtime
-    policy: Policy
     failure: RunFailed | None = None
-
-    @property
-    def cost(self) -> float:
-        """The cost of the rematerialized operators."""
-        return self.runtime.recompute_cost
 
     @property
     def plan(self) -> Plan:
         """The run as a plan."""
-        return Plan.of(self.program, self.runtime, self.policy.heuristic.name)
+        return Plan.of(self.program, self.runtime, self.runtime.heuristic.name)
 
 
+@collector_paused()
 def run_policy(
     program: Program,
     budget: float,
@@ -70,13 +67,11 @@ def run_policy(
     )
     reserve = policy.reserve * (budget - program.constants) if policy.reserve else 0
     driven = program.gradients_kept if policy.keep_gradients else program
-    failure = None
-    with collector_paused():
-        try:
-            drive(runtime, driven, reserve=int(reserve))
-        except RunFailed as failed:
-            failure = failed
-    return Run(program, runtime, policy, failure)
+    try:
+        drive(runtime, driven, reserve=int(reserve))
+    except RunFailed as failure:
+        return Run(program, runtime, failure)
+    return Run(program, runtime)
 
 
 def portfolio(first: Policy) -> Iterator[Policy]:
@@ -95,3 +90,54 @@ def portfolio(first: Policy) -> Iterator[Policy]:
         Policy(HEURISTICS["next-use"], keep_gradients=False),
     )
     yield from (policy for policy in others if policy != first)
+
+
+class Scored(NamedTuple):
+    """A choice for which a storage was a candidate.
+
+    ``step`` is the number of the drop among the plan's steps, ``rank`` is 1 for the lowest score.
+    """
+
+    step: int
+    score: float
+    rank: int
+    candidates: int
+    chosen: int
+    chosen_score: float
+
+
+def scores_of(program: Program, plan: Plan, tensor: int, policies: Iterable[Policy]) -> list[Scored]:
+    """Each choice on the way to a plan that could have fallen on a tensor's storage, by the tensor's number.
+
+    There are too many to record them all: a second run makes the same choices again.  One of the policies has
+    made the plan, unless the search did, which scores no storages.
+    """
+    for policy in policies:
+        if policy.heuristic.name == plan.decided_by:
+            scored: list[Scored] = []
+            recording = partial(_Recording, program.storages[tensor], scored)
+            run = run_policy(program, plan.budget, policy, max_recompute=plan.cost, make_runtime=recording)
+            if run.failure is None and run.plan.steps == plan.steps:
+                return scored
+    return []
+
+
+class _Recording(Runtime):
+    def __init__(self, number: int, scored: list[Scored], *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._number, self._scored_storage = number, scored
+
+    def perform_eviction(
+        self, storage: Storage, op: Operator, reason: str, score: float | None = None
+    ) -> None:
+        if score is not None:
+            self._record(storage, score)
+        super().perform_eviction(storage, op, reason, score)
+
+    def _record(self, chosen: Storage, chosen_score: float) -> None:
+        scores = self._pool.scores
+        for wanted in (storage for storage in self._pool.members if storage.id == self._number):
+            score = math.inf if wanted.locks else float(scores[wanted.slot])
+            rank = 1 if wanted is chosen else 1 + max(int((scores < score).sum()), 1)
+            scored = Scored(len(self.steps), score, rank, len(scores), chosen.id, chosen_score)
+            self._scored_storage.append(scored)

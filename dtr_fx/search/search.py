@@ -20,7 +20,8 @@ from dtr_fx.search.execute import execute_found
 from dtr_fx.search.lifetimes import Operators
 from dtr_fx.search.policies import Policy, Run, portfolio, run_policy
 from dtr_fx.search.starts import cuts, relieved, segmented
-from dtr_fx.search.walk import Found, walk
+from dtr_fx.search.timeline import Found, Timeline
+from dtr_fx.search.walk import walk
 
 # A pass that rematerializes more than this many times the program's own cost is given up; one of many over a
 # large program sooner.
@@ -61,28 +62,14 @@ class Infeasible(Exception):
 
 def default_effort(program: Program) -> float:
     """Seconds that a search may take unless told otherwise: 0.7, 1 for 2,300 operators, 6 for 19,000."""
-    operators = sum(1 for _ in program.calls())
-    return max(0.7, float((operators / 2300) ** 0.85))
+    return max(0.7, float((sum(1 for _ in program.calls()) / 2300) ** 0.85))
 
 
 def search(program: Program, budget: int, first: Policy, seconds: float | None = None) -> Plan:
-    """The cheapest plan that the effort finds.
+    """The cheapest plan that is found within ``budget`` bytes, constants included.
 
-    Parameters
-    ----------
-    program:
-        The program.
-    budget:
-        Bytes, constants included.
-    first:
-        The policy that is tried first.
-    seconds:
-        The effort, in seconds of a usual machine; ``default_effort`` if None.
-
-    Raises
-    ------
-    Infeasible
-        No plan fits.
+    The policy ``first`` is tried first.  The effort is in seconds of a usual machine, ``default_effort`` if
+    None.  Raises ``Infeasible`` if no plan is found.
     """
     return _Search(program, budget, default_effort(program) if seconds is None else seconds).find(first)
 
@@ -91,16 +78,15 @@ def smallest(program: Program, bound: int, seconds: float | None = None) -> Plan
     """The plan with the lowest peak that is found; none is below ``bound`` bytes."""
     plan = smallest_by_passes(program, bound, _LOW).plan
     effort = default_effort(program) if seconds is None else seconds
-    operators = Operators.of(program)
+    line = Timeline(Operators.of(program), bound)
     low, refused = bound - 1, 0
     while plan.peak - low > max(1, _TOLERANCE * bound):
         # The bound itself first: it is within reach more often than not.
         budget = bound if low < bound else (low + plan.peak) // 2
-        room = budget - program.constants
-        found = walk(operators, relieved(operators, plan.order, room), room, effort, penalty=_PENALTY)
+        line.budget = budget - program.constants
+        found = walk(line, relieved(line, plan.order), effort, penalty=_PENALTY)
         if found is None and program.backward is not None:
-            start = segmented(operators, program.backward, room)
-            found = walk(operators, start, room, effort, penalty=_PENALTY)
+            found = walk(line, segmented(line, program.backward), effort, penalty=_PENALTY)
         lower = None if found is None else execute_found(program, found.order, budget)
         if lower is None:
             low = budget
@@ -130,10 +116,10 @@ class _Search:
     def __init__(self, program: Program, budget: int, seconds: float) -> None:
         self._program = program
         self._budget = budget
-        self._room = budget - program.constants
         self._seconds = seconds
-        self._operators = Operators.of(program)
-        self._is_small = len(self._operators.makes) <= _SMALL
+        self._operators = sum(1 for _ in program.calls())
+        self._line = Timeline(Operators.of(program), budget - program.constants)
+        self._is_small = self._operators <= _SMALL
         self._limit = (_THRASH if self._is_small else _THRASH_OF_MANY) * program.cost
         self._best: Plan | None = None
         self._refused = 0
@@ -152,7 +138,7 @@ class _Search:
         for number, policy in enumerate(policies):
             run = run_policy(self._program, self._budget, policy, max_recompute=self._limit)
             work -= len(run.runtime.steps) + run.runtime.maintained / _VISITS_PER_OPERATOR
-            if run.failure is None and self._is_better(run.cost):
+            if run.failure is None and self._is_better(run.runtime.recompute_cost):
                 self._take(run.plan)
             if (work < 0 and number > 0) or self._limit == 0:
                 break
@@ -180,21 +166,22 @@ class _Search:
 
     def _walk_small(self) -> list[Found]:
         """Of few operators any is moved often enough to end anywhere, so the start does not matter."""
-        order = range(len(self._operators.makes)) if self._best is None else self._best.order
+        order = range(self._operators) if self._best is None else self._best.order
         count = max(1, math.ceil(0.75 * self._seconds / _SECONDS_OVER_SMALL))
-        walks = (self._walk_from(order, self._seconds / count, _HOT, seed) for seed in range(count))
+        seconds = self._seconds / count
+        walks = (walk(self._line, order, seconds, temperature=_HOT, seed=seed) for seed in range(count))
         return [found for found in walks if found is not None]
 
     def _walk_from_starts(self) -> list[Found]:
         """A short walk from each start, and a long one from the best."""
         starts = self._starts()
-        spent = _STARTS_SECONDS_PER_OPERATOR * len(self._operators.makes)
+        spent = _STARTS_SECONDS_PER_OPERATOR * self._operators
         seconds = max(self._seconds - spent, self._seconds / 2)
         first = _STARTS * seconds / len(starts)
-        walks = (self._walk_from(start, first, _COLD) for start in starts)
+        walks = (walk(self._line, start, first, temperature=_COLD) for start in starts)
         found = [order for order in walks if order is not None]
         best = min(found, key=lambda found: found.cost).order if found else starts[0]
-        last = self._walk_from(best, seconds - first * len(starts), _WARM)
+        last = walk(self._line, best, seconds - first * len(starts), temperature=_WARM)
         return found if last is None else [*found, last]
 
     def _rescue(self) -> list[Found]:
@@ -203,26 +190,18 @@ class _Search:
         temperature = _HOTTER if self._is_small else _WARM
         seconds = min(self._seconds, _SECONDS_OVER_SMALL) if self._is_small else self._seconds
         for seed in range(_RESCUES):
-            found = self._walk_from(lowest, seconds, temperature, seed, _PENALTY)
+            found = walk(self._line, lowest, seconds, temperature=temperature, seed=seed, penalty=_PENALTY)
             if found is not None:
-                cheaper = self._walk_from(found.order, seconds, _COLD)
+                cheaper = walk(self._line, found.order, seconds, temperature=_COLD)
                 return [found] if cheaper is None else [found, cheaper]
         return []
-
-    def _walk_from(
-        self, order: Sequence[int], seconds: float, temperature: float, seed: int = 0, penalty: float = 1.0
-    ) -> Found | None:
-        return walk(
-            self._operators, order, self._room, seconds, temperature=temperature, seed=seed, penalty=penalty
-        )
 
     def _starts(self) -> list[Sequence[int]]:
         starts: list[Sequence[int]] = [] if self._best is None else [self._best.order]
         backward = self._program.backward
         if backward is not None:
-            starts += cuts(self._operators, backward, self._room)
-            starts.append(segmented(self._operators, backward, self._room))
-        return starts or [range(len(self._operators.makes))]
+            starts += [*cuts(self._line, backward), segmented(self._line, backward)]
+        return starts or [range(self._operators)]
 
 
 def first_that_fits(
@@ -230,8 +209,5 @@ def first_that_fits(
 ) -> Run | None:
     """The first of the policies' passes that ends within the budget, None if none does."""
     limit = min(max_recompute, _THRASH * program.cost)
-    for policy in policies:
-        run = run_policy(program, budget, policy, max_recompute=limit)
-        if run.failure is None:
-            return run
-    return None
+    runs = (run_policy(program, budget, policy, max_recompute=limit) for policy in policies)
+    return next((run for run in runs if run.failure is None), None)

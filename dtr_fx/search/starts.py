@@ -1,25 +1,21 @@
 """Where walks start: orders that save a part of the forward pass and run the rest again for the backward one.
 
-  segments   Chen et al., arXiv 1604.06174: what enters a segment of the forward pass is saved, the segment
-             runs again
-  cuts       as in PyTorch's partitioner: of all choices the one whose saved bytes, at a price, and repeated
-             operators cost least, which is a minimum cut
-  relieved   a given order in which, where it is above the budget, fewer bytes wait: what waits there is made
-             again afterwards, from what a minimum cut says
-
-``budget`` are bytes without the program's constants, ``backward`` is the backward pass's first operator.
+Orders are measured on a timeline, which is lent.  ``backward`` is the backward pass's first operator.  Where
+other programs run between the passes, what is saved can be limited for its own sake.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
+from itertools import accumulate
 
 import networkx as nx
 from networkx.algorithms.flow import boykov_kolmogorov
 
+from dtr_fx.runtime.program import Call, Program
 from dtr_fx.search.lifetimes import Operators
-from dtr_fx.search.timeline import Timeline
+from dtr_fx.search.timeline import Found, Timeline
 
 _COUNTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 # Prices of bytes that are tried, as powers of two times the forward pass's cost for its bytes.
@@ -28,44 +24,70 @@ _LOWEST, _HIGHEST, _BISECTIONS = -5.0, 7.0, 5
 _RECENT = 50
 
 
-def segmented(operators: Operators, backward: int, budget: int) -> list[int]:
-    """The cheapest order in segments that fits, else the one that comes nearest."""
+def segmented(line: Timeline, backward: int) -> list[int]:
+    """The cheapest order in segments (Chen et al., arXiv 1604.06174) that fits, else the nearest.
+
+    What enters a segment of the forward pass is saved, and the segment runs again.
+    """
+    operators = line.operators
     wanted = _wanted(operators, backward)
     segments = (_segments(operators, backward, count, wanted) for count in _COUNTS)
     orders = (_rerun(operators, backward, segment.keys(), segment.__getitem__) for segment in segments)
-    lines = [Timeline(operators, order, budget) for order in orders]
-    return min(lines, key=lambda line: (line.over, line.cost)).order
+    return min(map(line.settle, orders), key=lambda found: (found.over, found.cost)).order
 
 
-def cuts(operators: Operators, backward: int, budget: int) -> list[list[int]]:
-    """Of orders by minimum cuts the cheapest that fits and, of those that cost less, the nearest, if any."""
+def cuts(line: Timeline, backward: int) -> list[list[int]]:
+    """Of orders by minimum cuts the cheapest that fits and, of those that cost less, the nearest, if any.
+
+    A cut chooses, as in PyTorch's partitioner, what to save at a price of a byte, and what to run again.
+    """
+    operators = line.operators
     unit = sum(operators.again[:backward]) / max(1, sum(operators.size))
     low, high = _LOWEST, _HIGHEST
-    found: list[Timeline] = []
+    found: list[Found] = []
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         again = cheapest_cut(operators, backward, unit * 2**middle)
         order = _rerun(operators, backward, again, partial(_ancestors, operators, again))
-        found.append(Timeline(operators, order, budget))
+        found.append(line.settle(order))
         if found[-1].over:
             low = middle
         else:
             high = middle
-    fitting = sorted((line for line in found if not line.over), key=lambda line: line.cost)[:1]
-    others = [line for line in found if line.over and not any(fit.cost <= line.cost for fit in fitting)]
-    nearest = sorted(others, key=lambda line: line.over)[:1]
-    return [line.order for line in (*fitting, *nearest)]
+    best = min((one for one in found if not one.over), key=lambda one: one.cost, default=None)
+    others = (one for one in found if one.over and (best is None or one.cost < best.cost))
+    nearest = min(others, key=lambda one: one.over, default=None)
+    return [one.order for one in (best, nearest) if one is not None]
 
 
-def relieved(operators: Operators, order: Sequence[int], budget: int) -> list[int]:
+def relieved(line: Timeline, order: Sequence[int]) -> list[int]:
     """The order, with runs inserted behind those that are above the budget, or the order if that is worse."""
-    line = Timeline(operators, order, budget)
+    given = line.settle(order)
     relief: list[int] = []
     for index, slot in enumerate(line.slots):
         relief.append(line.op_at[slot])
-        if line.used[slot] > budget:
+        if line.used[slot] > line.budget:
             relief += _made_afterwards(line, slot, line.slots[max(0, index - _RECENT)])
-    return min(line, Timeline(operators, relief, budget), key=lambda line: line.over).order
+    return min(given, line.settle(relief), key=lambda found: found.over).order
+
+
+def limit_saved(program: Program, most: int, budget: int) -> Program:
+    """The program for plans within a budget that hold at most so many bytes between the passes."""
+
+    def limited(number: int, call: Call) -> Call:
+        taken = budget - most if number == program.backward else 0  # all but these bytes
+        return call._replace(workspace=max(call.workspace, taken))
+
+    return program.with_calls(limited)
+
+
+def rerun_forward(program: Program, order: Sequence[int]) -> list[int]:
+    """An order that saves the least tensors: what the forward pass did is done again after it."""
+    assert program.backward is not None
+    repeats = [call.recomputable for call in program.calls()]
+    start = order.index(program.backward)
+    again = [op for op in order[:start] if repeats[op]]
+    return [*order[: start + 1], *again, *order[start + 1 :]]
 
 
 def _made_afterwards(line: Timeline, slot: int, recent: int) -> list[int]:
@@ -111,10 +133,7 @@ def _segments(operators: Operators, backward: int, count: int, wanted: Iterable[
     """
     made = [sum(operators.size[storage] for storage in operators.makes[op]) for op in range(backward)]
     total = max(1, sum(made))
-    number, before = [], 0
-    for nbytes in made:
-        number.append(min(count - 1, before * count // total))
-        before += nbytes
+    number = [min(count - 1, before * count // total) for before in accumulate(made[:-1], initial=0)]
     needed = set(wanted)
     for op in reversed(range(backward)):
         if op in needed:
@@ -129,8 +148,7 @@ def _segments(operators: Operators, backward: int, count: int, wanted: Iterable[
 def cheapest_cut(operators: Operators, backward: int, price: float) -> set[int]:
     """The operators that run again where saved bytes have a price.
 
-    Operators and storages are nodes.  An operator on the sink's side of the cut runs again and costs what it
-    costs; a storage there whose operator does not is saved and costs its bytes.
+    An operator on the sink's side of the cut runs again; a storage there whose operator does not is saved.
     """
     wanted = _wanted(operators, backward)
     graph = nx.DiGraph()

@@ -7,7 +7,8 @@ change does to memory is a sum over a few intervals.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,26 +21,33 @@ _STRIDE = 8
 _DENSE = 5
 
 
+class Found(NamedTuple):
+    """An order, the cost of its repeated runs, and its bytes above the budget, summed over slots."""
+
+    cost: float
+    over: int
+    order: list[int]
+
+
 class Timeline(Lifetimes):
     """Runs of operators in slots, and the bytes that are live in each slot.
 
-    ``cost`` is that of the repeated runs, ``changes`` how often the bytes of some slots changed.  Where the
-    first run of an operator is deferred, the first of its repeated runs costs nothing.
-    Changes since the last ``commit`` are taken back by ``undo``.
+    It has none until it is told an order.  ``cost`` is that of the repeated runs, ``changes`` how often the
+    bytes of some slots changed.  Where the first run of an operator is deferred, the first of its repeated
+    runs costs nothing.  Changes since the last ``commit`` are taken back by ``undo``.
     """
 
-    def __init__(self, operators: Operators, order: Sequence[int], budget: int) -> None:
+    def __init__(self, operators: Operators, budget: int) -> None:
         self.operators = operators
         self.budget = budget
         self.changes = 0
-        self._settle(order)
 
-    def _settle(self, order: Sequence[int]) -> None:
-        """Give every run a slot, with free slots between them."""
+    def settle(self, order: Sequence[int]) -> Found:
+        """Start anew from an order: every run has a slot, with free slots between them."""
         ops = self.operators
         self.op_at: dict[int, int] = {}
         self.repeated: list[int] = []
-        self._deferred: set[int] = set()
+        self._deferred = [False] * len(ops.makes)
         self._place: dict[int, int] = {}
         self._added = 0
         self.cost = 0.0
@@ -60,6 +68,7 @@ class Timeline(Lifetimes):
         for op in range(len(self.runs)):
             self._defer(op)
         self.commit()
+        return Found(self.cost, self.over, self.order)
 
     def _live(self) -> npt.NDArray[np.int64]:
         """The bytes that are live in each slot."""
@@ -88,42 +97,25 @@ class Timeline(Lifetimes):
             return 0
         return int(np.maximum(self.used - self.budget, 0).sum())
 
-    def worst(self) -> int:
-        """A slot in which the most bytes are live."""
-        return int(self.used.argmax())
-
     def commit(self) -> None:
         """Make the changes so far permanent."""
-        self._log: list[tuple[str, int, int, int]] = []
+        self._shifts: list[tuple[int, int, int]] = []
+        self._undoing: list[tuple[Callable[[Any, Any], object], Any, Any]] = []
         self._cost_before, self._added_before = self.cost, self._added
 
     def undo(self) -> None:
         """Take back every change since the last ``commit``."""
-        for kind, a, b, c in reversed(self._log):
-            if kind == "bytes":
-                self.used[a:b] -= c
-            elif kind == "read":
-                self.reads[a].remove(b)
-            elif kind == "unread":
-                insort(self.reads[a], b)
-            elif kind == "run":
-                self._erase(a, b)
-            elif kind == "defer":
-                self._deferred ^= {a}
-            else:
-                self._write(a, b)
+        for start, stop, nbytes in self._shifts:
+            self.used[start:stop] -= nbytes
+        for undo, one, other in reversed(self._undoing):
+            undo(one, other)
         self.cost, self._added = self._cost_before, self._added_before
-        self._log.clear()
+        self.commit()
 
     def free_slot(self, after: int, before: int) -> int | None:
         """The last empty slot before ``before`` and after ``after``, None if there is none near."""
         near = range(before - 1, max(after, before - _STRIDE), -1)
         return next((slot for slot in near if slot not in self.op_at), None)
-
-    def free_slot_near(self, slot: int, distance: int) -> int | None:
-        """The empty slot right before the run that is ``distance`` runs away."""
-        index = min(max(bisect_left(self.slots, slot) + distance, 0), len(self.slots) - 1)
-        return self.free_slot(0, self.slots[index])
 
     def runs_between(self, slot: int, other: int) -> bool:
         """True if any run is strictly between two slots."""
@@ -132,70 +124,57 @@ class Timeline(Lifetimes):
     def spread_if_dense(self) -> None:
         """Spread the runs evenly again if many were added since, so that there are free slots everywhere."""
         if self._added * _DENSE > len(self.slots):
-            self._settle(self.order)
+            self.settle(self.order)
 
     def add(self, op: int, slot: int) -> None:
         """Run an operator once more, in an empty slot; what is read later is read from this run."""
-        ops = self.operators
         before = self.run_before(op, slot)
-        for storage in ops.makes[op]:
-            size = ops.size[storage]
-            end = self.last_read(storage, before)
-            if end > slot:
-                kept_to = self.touched_before(storage, slot)
-                self._bytes(kept_to + 1, slot, -size)
-            else:
-                self._bytes(slot, slot + 1, size)
-        self._bytes(slot, slot + 1, ops.temporary[op])
+        self._count(op, slot, before, 1)
         self._write(op, slot)
         self._added += 1
-        self._log.append(("run", op, slot, 0))
-        self.cost += ops.again[op]
-        for storage in ops.reads[op]:
+        self._undoing.append((self._erase, op, slot))
+        self.cost += self.operators.again[op]
+        for storage in self.operators.reads[op]:
             self._read(storage, slot)
         if not self.is_read(op, before):
             self.remove(before)
         self._defer(op)
 
     def remove(self, slot: int) -> None:
-        """Take back a run, and those that only it had read; what is read later is kept from the run before.
-
-        A first run stays.
-        """
+        """Take back a run that is not the first, and those that only it had read."""
         op = self.op_at[slot]
-        ops = self.operators
         if self.runs[op][0] == slot:
             return
-        before = self.run_before(op, slot)
-        for storage in ops.makes[op]:
-            size = ops.size[storage]
-            end = self.last_read(storage, slot)
-            if end > slot:
-                kept_to = self.touched_before(storage, slot)
-                self._bytes(kept_to + 1, slot, size)
-            else:
-                self._bytes(slot, slot + 1, -size)
-        self._bytes(slot, slot + 1, -ops.temporary[op])
+        self._count(op, slot, slot, -1)
         self._erase(op, slot)
-        self._log.append(("no run", op, slot, 0))
-        self.cost -= ops.again[op]
-        assert before in self.op_at
-        for storage in ops.reads[op]:
+        self._undoing.append((self._write, op, slot))
+        self.cost -= self.operators.again[op]
+        for storage in self.operators.reads[op]:
             self._unread(storage, slot)
-            maker = ops.maker[storage]
+            maker = self.operators.maker[storage]
             run = self.run_before(maker, slot)
             if not self.is_read(maker, run):
                 self.remove(run)
         self._defer(op)
+
+    def _count(self, op: int, slot: int, run: int, sign: int) -> None:
+        """Count the bytes that a run in a slot takes or, where what ``run`` makes is read later, saves."""
+        for storage in self.operators.makes[op]:
+            size = sign * self.operators.size[storage]
+            if self.last_read(storage, run) > slot:
+                self._bytes(self.touched_before(storage, slot) + 1, slot, -size)
+            else:
+                self._bytes(slot, slot + 1, size)
+        self._bytes(slot, slot + 1, sign * self.operators.temporary[op])
 
     def _defer(self, op: int) -> None:
         """Count the first run of an operator as none, or as one, if that has changed."""
         if not self.operators.may_defer[op]:
             return
         is_deferred = self.is_deferred(op, self.runs[op][0])
-        if is_deferred != (op in self._deferred):
-            self._deferred ^= {op}
-            self._log.append(("defer", op, 0, 0))
+        if is_deferred != self._deferred[op]:
+            self._deferred[op] = is_deferred
+            self._undoing.append((self._deferred.__setitem__, op, not is_deferred))
             self.cost += -self.operators.again[op] if is_deferred else self.operators.again[op]
 
     def _read(self, storage: int, slot: int) -> None:
@@ -203,25 +182,24 @@ class Timeline(Lifetimes):
         if end < slot:
             self._bytes(end + 1, slot + 1, self.operators.size[storage])
         insort(self.reads[storage], slot)
-        self._log.append(("read", storage, slot, 0))
+        self._undoing.append((list.remove, self.reads[storage], slot))
         self._defer(self.operators.maker[storage])
 
     def _unread(self, storage: int, slot: int) -> None:
         run = self.run_before(self.operators.maker[storage], slot)
         was = self.last_read(storage, run)
         self.reads[storage].remove(slot)
-        self._log.append(("unread", storage, slot, 0))
+        self._undoing.append((insort, self.reads[storage], slot))
         end = self.last_read(storage, run)
         if end < was:
             self._bytes(end + 1, was + 1, -self.operators.size[storage])
         self._defer(self.operators.maker[storage])
 
     def _bytes(self, start: int, stop: int, nbytes: int) -> None:
-        if start >= stop or not nbytes:
-            return
-        self.used[start:stop] += nbytes
-        self.changes += 1
-        self._log.append(("bytes", start, stop, nbytes))
+        if start < stop and nbytes:
+            self.used[start:stop] += nbytes
+            self.changes += 1
+            self._shifts.append((start, stop, nbytes))
 
     def _write(self, op: int, slot: int) -> None:
         insort(self.runs[op], slot)

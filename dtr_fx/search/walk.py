@@ -1,21 +1,18 @@
 """Simulated annealing over orders of operators: one run more, one less, or one elsewhere, again and again.
 
 Whatever is tried is a plan (see ``timeline``) that may be above the budget; bytes above it have a price,
-which rises while there are any.  What the walk finds steers the runtime, which carries it out (see
-``execute``).
+which rises while there are any.  The runtime carries out what is found (see ``execute``).
 """
 
 from __future__ import annotations
 
 import math
 import random
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
-from dtr_fx.search.lifetimes import Operators
-from dtr_fx.search.timeline import Timeline
+from dtr_fx.search.timeline import Found, Timeline
 
 # By how much a walk cools down.
 _COOLING = 1 / 20
@@ -37,49 +34,28 @@ _REPAIRS = 6
 
 
 def walk(
-    operators: Operators,
+    line: Timeline,
     order: Sequence[int],
-    budget: int,
     seconds: float,
     *,
     temperature: float = 0.3,
     penalty: float = 1.0,
     seed: int = 0,
 ) -> Found | None:
-    """The cheapest order within the budget that is found in some time from ``order`` on, or None.
+    """The cheapest order within the line's budget that is found from ``order`` on, or None.
 
-    Parameters
-    ----------
-    operators:
-        The program.
-    order:
-        Where to start; it may be above the budget.
-    budget:
-        Bytes, without the program's constants.
-    seconds:
-        How long it may take.  What is counted is the work, so that the same arguments find the same order.
-    temperature:
-        At the first step, in units of the average operator's cost: the hotter, the more often a step that
-        costs more is taken.
-    penalty:
-        The factor on the usual price of a byte above the budget, at first.
+    Of the ``seconds`` the work is counted, so that the same arguments find the same order.  ``temperature``,
+    in units of the average operator's cost, and ``penalty``, the factor on the usual price of a byte above
+    the budget, are those of the first step: the hotter, the more often one that costs more is taken.
     """
-    return _Walk(operators, order, budget, seed, penalty).find(seconds, temperature)
-
-
-class Found(NamedTuple):
-    """An order within the budget, and the cost of its repeated runs."""
-
-    cost: float
-    order: list[int]
+    line.settle(order)
+    return _Walk(line, seed, penalty).find(seconds, temperature)
 
 
 class _Walk:
-    def __init__(
-        self, operators: Operators, order: Sequence[int], budget: int, seed: int, penalty: float
-    ) -> None:
-        self._operators = operators
-        self._line = Timeline(operators, order, budget)
+    def __init__(self, line: Timeline, seed: int, penalty: float) -> None:
+        operators = self._operators = line.operators
+        self._line = line
         self._random = random.Random(seed)
         self._unit = sum(operators.again) / len(operators.again)
         usual_size = max(1.0, sum(operators.size) / max(1, len(operators.size)))
@@ -93,6 +69,7 @@ class _Walk:
         self._weights = list(accumulate(operators.size[storage] for storage in self._large))
         self._change_seconds = _CHANGE + _CHANGE_PER_OPERATOR * len(operators.makes)
         self._moves = self._looks = 0
+        self._changes_before = line.changes
         self._temperature = 0.0
         self._best: Found | None = None
 
@@ -119,7 +96,8 @@ class _Walk:
 
     def _spent(self) -> float:
         """Seconds that a usual machine would have taken so far."""
-        return self._moves * _MOVE + self._looks * _LOOK + self._line.changes * self._change_seconds
+        changes = self._line.changes - self._changes_before
+        return self._moves * _MOVE + self._looks * _LOOK + changes * self._change_seconds
 
     def _energy(self) -> float:
         return self._line.cost + self._price * self._line.over
@@ -133,7 +111,7 @@ class _Walk:
         line = self._line
         # Sums of the same costs in another order differ in their last digits.
         if not line.over and (self._best is None or line.cost < self._best.cost - 1e-9 * self._unit):
-            self._best = Found(line.cost, line.order)
+            self._best = Found(line.cost, line.over, line.order)
 
     def _change(self) -> None:
         choice = self._random.random()
@@ -167,45 +145,37 @@ class _Walk:
         line = self._line
         slot = self._random.choice(line.repeated)
         op = line.op_at[slot]
-        target = line.free_slot_near(slot, round(self._random.gauss(0, _FAR)))
+        index = bisect_left(line.slots, slot) + round(self._random.gauss(0, _FAR))
+        target = line.free_slot(0, line.slots[min(max(index, 0), len(line.slots) - 1)])
         if target is not None and target > line.runs[op][0]:
             line.remove(slot)
             line.add(op, target)
 
     def _run_again(self) -> None:
-        """Make something again before it is read."""
-        slot, reads = self._reading(self._random.randrange(len(self._line.slots) + 1))
+        """Make something again before an operator reads it, or for the end if it is kept."""
+        line, operators = self._line, self._operators
+        index = self._random.randrange(len(line.slots) + 1)
+        slot = line.slots[index] if index < len(line.slots) else line.end
+        reads = operators.kept if slot == line.end else operators.reads[line.op_at[slot]]
         if reads:
             self._make_again_in_time(self._random.choice(reads), slot)
 
     def _make_room(self) -> bool:
-        """Make something again that is idle where most is live: of a few the cheapest for its bytes.
-
-        False if the budget is kept.
-        """
+        """Make again, of some that idle where most is live, the cheapest by bytes; False if all fits."""
         line, operators = self._line, self._operators
-        worst = line.worst()
+        worst = int(line.used.argmax())
         if line.used[worst] <= line.budget or not self._large:
             return False
         self._looks += 1
-        found: list[tuple[float, int, int]] = []
-        for storage in self._random.choices(self._large, cum_weights=self._weights, k=_TRIES):
-            slot = line.read_after_idling(storage, worst)
-            if slot is not None:
-                price = operators.again[operators.maker[storage]] / operators.size[storage]
-                found.append((price, storage, slot))
+        found = [
+            (operators.again[operators.maker[storage]] / operators.size[storage], storage, slot)
+            for storage in self._random.choices(self._large, cum_weights=self._weights, k=_TRIES)
+            if (slot := line.read_after_idling(storage, worst)) is not None
+        ]
         if found:
             _, storage, slot = min(found)
             self._make_again_in_time(storage, slot)
         return True
-
-    def _reading(self, index: int) -> tuple[int, Sequence[int]]:
-        """The slot of a run and what it reads; after the last one the end and what is kept."""
-        line = self._line
-        if index == len(line.slots):
-            return line.end, self._operators.kept
-        slot = line.slots[index]
-        return slot, self._operators.reads[line.op_at[slot]]
 
     def _make_again_in_time(self, storage: int, slot: int) -> None:
         early = self._random.random() < _EARLY
