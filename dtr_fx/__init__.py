@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dtr_fx.planning.interpreter import DTRInterpreter
     from dtr_fx.planning.judge import Judgement, judge
     from dtr_fx.planning.transform import transform
-    from dtr_fx.report.curve import Curve, CurvePoint
+    from dtr_fx.report import Curve, CurvePoint
     from dtr_fx.runtime import HEURISTICS, Heuristic
 
 __all__ = [
@@ -58,7 +58,7 @@ __all__ = [
 
 _NAMES = {
     "planning.curve": ("smallest_budget", "sweep"),
-    "report.curve": ("Curve", "CurvePoint"),
+    "report": ("Curve", "CurvePoint"),
     "errors": ("DTRError", "GraphError", "InfeasibleBudgetError", "OptionError", "OverBudgetError"),
     "compiler.explain": ("Reports", "explain"),
     "compiler.inductor": ("Partitioner",),
