@@ -28,9 +28,8 @@ from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionErr
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.split import prepare, split
-from dtr_fx.planning.inputs import Inputs, call
-from dtr_fx.planning.loss import loss_of
 from dtr_fx.planning.options import Options
+from dtr_fx.planning.step import Inputs, call, loss_of
 from dtr_fx.planning.transform import rewrite
 from dtr_fx.torch_private import (
     BackendCompilerFailed,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dtr_fx.inspect.views import Report, in_notebook
-from dtr_fx.planning.inputs import Inputs
 from dtr_fx.planning.options import Options
+from dtr_fx.planning.step import Inputs
 
 
 class Reports(tuple[Report, ...]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
 
 from torch.fx import GraphModule
@@ -13,7 +14,7 @@ from dtr_fx.passes import storages
 from dtr_fx.passes.liveness import liveness
 from dtr_fx.passes.roles import KEEP
 from dtr_fx.passes.tensors import graph_device
-from dtr_fx.planning.options import Options, resolve_budget
+from dtr_fx.planning.options import Budget, Options, resolve_budget
 from dtr_fx.planning.planner import Planner
 from dtr_fx.planning.reporting import source_line
 from dtr_fx.runtime import Plan
@@ -24,17 +25,10 @@ _TOLERANCE = 0.01
 
 
 class Planning:
-    """The analysis of a graph, before it is rewritten.
+    """The analysis of a graph, before it is rewritten; OptionError where its costs cannot be told.
 
     ``before`` is its memory timeline as it is, ``graph`` its program.  The extra workspace that an executor
     has found a node to need, while it runs under a plan, stands in ``meta["dtr_extra_workspace"]``, in bytes.
-
-    Raises
-    ------
-    GraphError
-        The graph has no operators.
-    OptionError
-        Its costs cannot be told.
     """
 
     def __init__(self, gm: GraphModule, options: Options) -> None:
@@ -48,37 +42,27 @@ class Planning:
             from dtr_fx.costs.kernels import of_kernels
 
             cost = of_kernels(cost, device)
-        temporary = workspaces(calls)
-        workspace = {
-            node: nbytes + node.meta.get("dtr_extra_workspace", 0) for node, nbytes in temporary.items()
-        }
+        as_it_is = workspaces(calls)
+        workspace = {node: own + node.meta.get("dtr_extra_workspace", 0) for node, own in as_it_is.items()}
         self.options = options
         replays_randomness = options.executor != "inductor"
         self.graph = storages.analyze(gm, device, cost, workspace, replays_randomness=replays_randomness)
         self.workspace_of = {node.name: nbytes for node, nbytes in workspace.items()}
-        as_it_is = {node.name: nbytes for node, nbytes in temporary.items()}
-        self.before = liveness(gm, as_it_is, device)
+        self.before = liveness(gm, {node.name: nbytes for node, nbytes in as_it_is.items()}, device)
         self.baseline_peak = max(point.live for point in self.before)
         self.planner = Planner(self.graph.program, options)
 
     @cached_property
     def budget(self) -> int:
         """The budget of the options in bytes."""
-        return resolve_budget(
-            self.options.budget,
-            self.baseline_peak,
-            self.graph.device,
-            already_held=self.graph.constant_bytes,
-        )
+        return self.in_bytes(self.options.budget)
+
+    def in_bytes(self, budget: Budget) -> int:
+        held = self.graph.constant_bytes
+        return resolve_budget(budget, self.baseline_peak, self.graph.device, already_held=held)
 
     def plan(self, budget: int) -> Plan | None:
-        """A plan within ``budget`` bytes; None if the graph fits as it is.
-
-        Raises
-        ------
-        Infeasible
-            None was found.
-        """
+        """A plan within ``budget`` bytes; None if the graph fits as it is.  Infeasible if none is found."""
         graph = self.graph
         saved = None if graph.boundary is None else self.options.budget.saved
         if budget >= self.baseline_peak and (saved is None or graph.saved_bytes <= saved):
@@ -118,8 +102,14 @@ class Planning:
 
     def error(self, budget: int, smallest: int) -> InfeasibleBudgetError:
         """The error for a budget that no plan was found for."""
-        need = self.planner.need
-        node = self.graph.calls[need.call].node
+        graph, need = self.graph, self.planner.need
+        node = graph.calls[need.call].node
+        # What cannot be given up when the most memory is needed.
+        results = {graph.storage(value) for call in graph.calls[: need.call + 1] for value in call.pins}
+        pinned: Counter[str] = Counter()
+        for value in {*graph.constants, *results}:
+            kind = graph.values[value].kind if value in graph.constants else "output"
+            pinned[kind] += graph.values[value].nbytes
         return InfeasibleBudgetError(
             asked=budget,
             # As it is, the graph needs no saved states of random operators: where those weigh most, less.
@@ -128,16 +118,5 @@ class Planning:
             baseline_peak=self.baseline_peak,
             operator=node.name,
             source=source_line(node),
-            pinned=self._pinned(),
+            pinned=dict(pinned),
         )
-
-    def _pinned(self) -> dict[str, int]:
-        """The bytes, by kind, that cannot be given up when the most memory is needed."""
-        graph = self.graph
-        calls = graph.calls[: self.planner.need.call + 1]
-        results = {graph.storage(value) for call in calls for value in call.pins}
-        pinned: dict[str, int] = {}
-        for value in {*graph.constants, *results}:
-            kind = graph.values[value].kind if value in graph.constants else "output"
-            pinned[kind] = pinned.get(kind, 0) + graph.values[value].nbytes
-        return pinned
