@@ -15,9 +15,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dtr_fx.compiler.dispatch import plans
     from dtr_fx.compiler.explain import Reports, explain
     from dtr_fx.compiler.inductor import Partitioner
-    from dtr_fx.compiler.registry import LivePlan, plans
+    from dtr_fx.compiler.retrace import LivePlan
     from dtr_fx.costs.measure import measure_peak
     from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
     from dtr_fx.inspect.views import Report
@@ -64,7 +65,8 @@ _NAMES = {
     "compiler.inductor": ("Partitioner",),
     "planning.interpreter": ("DTRInterpreter",),
     "planning.judge": ("Judgement", "judge"),
-    "compiler.registry": ("LivePlan", "plans"),
+    "compiler.dispatch": ("plans",),
+    "compiler.retrace": ("LivePlan",),
     "costs.measure": ("measure_peak",),
     "lab.record": ("RecordError", "record_log"),
     "inspect.views": ("Report",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch import SymFloat, SymInt, Tensor
@@ -41,14 +41,10 @@ def bound(gm: GraphModule, arguments: Sequence[Any], floats: Collection[int] = (
     for position in floats:
         readers = (user for user in inputs[position].users if user.target == "item")
         numbers.update(dict.fromkeys(readers, arguments[position].item()))
-
-    def number(node: Node) -> Any:
-        return numbers.get(node, node)
-
     for node in copied.graph.nodes:
         node.meta.pop("unbacked_bindings", None)
         if not numbers.keys().isdisjoint(node.all_input_nodes):
-            node.args, node.kwargs = map_arg((node.args, node.kwargs), number)
+            node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda used: numbers.get(used, used))
     for node in reversed(numbers):
         copied.graph.erase_node(node)
     copied.recompile()
@@ -57,20 +53,17 @@ def bound(gm: GraphModule, arguments: Sequence[Any], floats: Collection[int] = (
 
 def sized_inputs(gm: GraphModule) -> dict[int, str]:
     """The inputs, by position, whose sizes are symbols to the graph or that are numbers; with their names."""
-    return {
-        position: _source_of(node)
-        for position, node in enumerate(gm.graph.find_nodes(op="placeholder"))
-        if _has_symbols(node.meta.get("example_value"))
-    }
+    return _named_inputs(gm, _has_symbols)
 
 
 def float_inputs(gm: GraphModule) -> dict[int, str]:
     """The inputs, by position, that are floats to the user, and to the graph tensors; with their names."""
-    return {
-        position: _source_of(node)
-        for position, node in enumerate(gm.graph.find_nodes(op="placeholder"))
-        if _is_float(node.meta.get("example_value"))
-    }
+    return _named_inputs(gm, _is_float)
+
+
+def _named_inputs(gm: GraphModule, test: Callable[[Any], bool]) -> dict[int, str]:
+    inputs = enumerate(gm.graph.find_nodes(op="placeholder"))
+    return {at: _source_of(node) for at, node in inputs if test(node.meta.get("example_value"))}
 
 
 def _is_float(value: Any) -> bool:

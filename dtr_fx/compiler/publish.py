@@ -12,6 +12,7 @@ import json
 import logging
 import os
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,7 +28,8 @@ _published: defaultdict[Path, list[Report]] = defaultdict(list)
 
 def publish(report: Report, options: Options) -> None:
     """Report a plan that is made; a file that cannot be written is a warning, not the end of a training."""
-    _trace(report)
+    _trace("dtr_plan", "json", report.to_json)
+    _trace("dtr_diff", "string", lambda: _diff(report))
     if log.isEnabledFor(logging.DEBUG):
         log.debug("%s", _diff(report))
     for path in _files(options):
@@ -37,17 +39,8 @@ def publish(report: Report, options: Options) -> None:
         options.on_report(report)
 
 
-def _trace(report: Report) -> None:
-    trace_structured(
-        "artifact",
-        metadata_fn=lambda: {"name": "dtr_plan", "encoding": "json"},
-        payload_fn=report.to_json,
-    )
-    trace_structured(
-        "artifact",
-        metadata_fn=lambda: {"name": "dtr_diff", "encoding": "string"},
-        payload_fn=lambda: _diff(report),
-    )
+def _trace(name: str, encoding: str, text: Callable[[], str]) -> None:
+    trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": encoding}, payload_fn=text)
 
 
 def _diff(report: Report) -> str:

@@ -1,12 +1,6 @@
 """The peak and the cost of any pair of forward and backward graphs, by one rule for all of them.
 
-The pair is joined into the one graph that a training step runs, and that graph is read as ``transform`` reads
-its own: ``passes.verify.liveness`` gives the bytes, ``passes.costs`` the seconds, ``passes.workspace`` what
-operators take for themselves.
-
-PyTorch's partitioners leave the fake value of a node on its copy in the backward graph, as if both were in
-one storage: here a copy gets storages of its own. Their wrapped random operators (torch 2.11 to 2.13) become
-the saved state and the replay of ``passes.rng``, which costs what the operator does.
+The pair is joined into the one graph that a training step runs, which is read as ``transform`` reads its own.
 """
 
 from __future__ import annotations
@@ -85,17 +79,10 @@ def judge(
     costs:
         As ``transform`` takes them.
 
-    Returns
-    -------
-    Judgement
-        Bytes and seconds.
-
     Raises
     ------
-    OptionError
-        Costs that cannot be understood.
-    GraphError
-        A graph without shapes or without operators.
+    OptionError, GraphError
+        Costs that cannot be understood; a graph without shapes or without operators.
 
     Examples
     --------
@@ -115,8 +102,17 @@ def judge(
         raise GraphError("the graph has no operators: there is nothing to judge")
     device = graph_device(step)
     workspace = workspaces(node for node in operators if "dtr" not in node.meta)
-    cost = _as_the_origin(step, cost_model.resolve(costs, device))
-    program = storages.analyze(step, device, cost, workspace)
+    cost = cost_model.resolve(costs, device)
+    nodes = {node.name: node for node in step.graph.nodes}
+
+    def by_origin(node: Node) -> float:
+        """A recompute or a kept copy costs what the plan says, which is by its origin."""
+        facts = node.meta.get("dtr")
+        if node.target in (drop, rng.save_state):
+            return 0.0
+        return cost(nodes.get(facts["origin"], node) if facts else node)
+
+    program = storages.analyze(step, device, by_origin, workspace)
     workspace_of = {node.name: nbytes for node, nbytes in workspace.items()}
     peak = max(liveness(step, workspace_of, device), key=lambda point: point.live)
     # Analysis adds what a plan would save or keep; this graph runs only its own nodes.
@@ -124,23 +120,13 @@ def judge(
     return Judgement(peak.live, program.constant_bytes, seconds, peak.name)
 
 
-def _as_the_origin(gm: GraphModule, cost: cost_model.Cost) -> cost_model.Cost:
-    """A recompute or a kept copy costs what the plan says, which is by its origin."""
-    nodes = {node.name: node for node in gm.graph.nodes}
-
-    def of(node: Node) -> float:
-        facts = node.meta.get("dtr")
-        if node.target in (drop, rng.save_state):
-            return 0.0
-        return cost(nodes.get(facts["origin"], node) if facts else node)
-
-    return of
-
-
 def join(forward: GraphModule, backward: GraphModule | None = None) -> GraphModule:
     """One graph that runs ``forward``, then ``backward``, to be read, not run; it returns what outlives both.
 
-    Ensures: its nodes are tagged as in AOTAutograd's joint graph, those of a lone graph as they were.
+    Its nodes are tagged as in AOTAutograd's joint graph, those of a lone graph as they were.  PyTorch's
+    partitioners leave the fake value of a node on its copy in the backward graph, as if both were in one
+    storage: here a copy gets storages of its own.  Their wrapped random operators (torch 2.11 to 2.13) become
+    the saved state and the replay of ``passes.rng``, which costs what the operator does.
     """
     joined = _Joined()
     returned = joined.add(forward, {}, None if backward is None else "is_forward")
