@@ -22,13 +22,7 @@ class Reports(tuple[Report, ...]):
         return in_notebook(self)
 
     def to_html(self) -> str:
-        """The page, complete in itself.
-
-        Raises
-        ------
-        ValueError
-            There are no reports.
-        """
+        """The page, complete in itself; ValueError where there are no reports."""
         from dtr_fx.inspect.html import render
 
         return render(self)
@@ -44,19 +38,16 @@ def explain(
 
     Parameters
     ----------
-    model:
-        A module or a function.
-    inputs:
-        Its example inputs: a tensor, a tuple of arguments, or a mapping of keyword arguments.
+    model, inputs:
+        A module or a function, and its example inputs: a tensor, a tuple of arguments, or a mapping of
+        keyword arguments.
     budget, options:
         As for the backend; see ``Options``.
 
     Raises
     ------
-    OptionError
-        A budget or an option that cannot be understood.
-    InfeasibleBudgetError
-        No plan fits.
+    OptionError, InfeasibleBudgetError
+        A budget or an option that cannot be understood; no plan fits.
 
     Examples
     --------

@@ -44,8 +44,8 @@ class LivePlan:
     ``compile_id`` is Dynamo's number of the compilation, ``"1/0"``: of the frame, and how often that was
     compiled before.  ``reason`` says why it was traced: the guard that failed or the sizes that are new;
     nothing the first time.  ``sizes`` are what the plan was made for: ``{"L['x'].size()[0]": 48}``.  Where
-    there was nothing to plan or no plan fits there are no ``reports``; ``error`` is what the sizes then raise.
-    ``seconds`` are those of tracing, planning and compiling.
+    there was nothing to plan or no plan fits there are no ``reports``; in the latter case the sizes raise
+    ``error``.  ``seconds`` are those of tracing, planning and compiling.
     """
 
     compile_id: str
