@@ -65,11 +65,26 @@ def dtr(
 
 
 def _compile_eagerly(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+    def partition(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, GraphModule]:
+        regions = joint.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph)
+        if options.limits and regions:  # AOTAutograd splits a nested region by itself
+            raise GraphError(
+                "a nested_compile_region saves values that no budget counts: take the decorator off, or "
+                "leave the budget out"
+            )
+        prepare(joint, facts.get("static_lifetime_input_indices") or ())
+        _rewrite(joint, options)
+        return split(joint, inputs, **facts)
+
+    def compile_inference(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        _rewrite(gm, options, saves_nothing=True)
+        return run_boxed(gm, inputs)
+
     compiler = aot_autograd(
         fw_compiler=run_boxed,
         bw_compiler=_compile_backward,
-        inference_compiler=functools.partial(_compile_inference, options=options),
-        partition_fn=functools.partial(_partition, options=options),
+        inference_compiler=compile_inference,
+        partition_fn=partition,
         keep_inference_input_mutations=True,
     )
     compiled: Callable[..., Any] = compiler(gm, inputs)
@@ -166,27 +181,6 @@ def run_boxed(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[
 
     mark_boxed(run)
     return run
-
-
-def _partition(
-    joint: GraphModule, inputs: Any, *, options: Options, **facts: Any
-) -> tuple[GraphModule, GraphModule]:
-    regions = joint.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph)
-    if options.limits and regions:  # AOTAutograd splits a nested region by itself
-        raise GraphError(
-            "a nested_compile_region saves values that no budget counts: take the decorator off, or leave "
-            "the budget out"
-        )
-    prepare(joint, facts.get("static_lifetime_input_indices") or ())
-    _rewrite(joint, options)
-    return split(joint, inputs, **facts)
-
-
-def _compile_inference(
-    gm: GraphModule, example_inputs: Sequence[Any], *, options: Options
-) -> Callable[[list[Any]], Any]:
-    _rewrite(gm, options, saves_nothing=True)
-    return run_boxed(gm, example_inputs)
 
 
 def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool = False) -> None:

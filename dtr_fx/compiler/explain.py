@@ -36,21 +36,10 @@ def explain(
     One step is compiled and run, forward, and backward from the output if that is a scalar, else from the sum
     of its floating-point outputs.  Gradients, buffers and random generators are afterwards what they were.
 
-    Parameters
-    ----------
-    model, inputs:
-        A module or a function, and its example inputs: a tensor, a tuple of arguments, or a mapping of
-        keyword arguments.
-    budget, options:
-        As for the backend; see ``Options``.
+    ``inputs`` are a tensor, a tuple of arguments, or a mapping of keyword arguments; ``budget`` and
+    ``options`` are as for the backend, see ``Options``.  What cannot be understood is an OptionError; where
+    no plan fits it is an InfeasibleBudgetError.
 
-    Raises
-    ------
-    OptionError, InfeasibleBudgetError
-        A budget or an option that cannot be understood; no plan fits.
-
-    Examples
-    --------
     >>> import torch, dtr_fx
     >>> layers = [layer for _ in range(4) for layer in (torch.nn.Linear(64, 64), torch.nn.GELU())]
     >>> reports = dtr_fx.explain(torch.nn.Sequential(*layers), torch.randn(256, 64), "80%")

@@ -50,7 +50,6 @@ def _diff(report: Report) -> str:
 
 
 def _files(options: Options) -> list[Path]:
-    """The files that the options and the environment name."""
     files = [] if options.report is None else [options.report]
     folder = os.environ.get("DTR_REPORT")
     if folder:

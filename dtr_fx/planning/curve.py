@@ -39,8 +39,6 @@ def sweep(
     watch:
         Called with how many budgets are done, and how many there are.
 
-    Examples
-    --------
     >>> import torch, dtr_fx
     >>> gm = torch.fx.symbolic_trace(lambda x: x.sin().cos().exp().sum() + x.sin().sum())
     >>> dtr_fx.sweep(gm, example_inputs=[torch.ones(1024)]).points[0].overhead

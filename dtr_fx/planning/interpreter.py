@@ -39,15 +39,9 @@ class DTRInterpreter:
     is recorded: give it a graph that contains its backward pass, or one that needs none.  ``graph_module``,
     None at first, is the rewritten graph, which does what the last live run did; ``report`` says what.
 
-    Parameters
-    ----------
-    gm, budget:
-        As for ``transform``.
-    heuristic:
-        What is evicted first; the default is the paper's.  It knows no next use: the future is not known.
+    ``gm`` and ``budget`` are as for ``transform``; ``heuristic`` says what is evicted first, and knows no
+    next use: the future is not known.  The default is the paper's.
 
-    Examples
-    --------
     >>> import torch, dtr_fx
     >>> gm = torch.fx.symbolic_trace(lambda x: ((y := x.sin()).cos().exp().sum() + y.sum()))
     >>> interpreter = dtr_fx.DTRInterpreter(gm, "90%")
@@ -156,7 +150,6 @@ class _Machine:
         self._seen = len(runtime.steps)
 
     def outputs(self) -> Any:
-        """The results of the graph."""
         return map_arg(self._graph.output_node().args[0], self._read)
 
     def _call(self, call: NodeCall, *, again: bool) -> Any:

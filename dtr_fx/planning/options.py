@@ -186,43 +186,30 @@ class _Option(Generic[_Parsed]):
 
 @dataclass(frozen=True)
 class Options:
-    """The options of ``torch.compile(model, backend="dtr", options={...})``.
+    """The options of ``torch.compile(model, backend="dtr", options={...})``; OptionError for any other value.
 
-    Parameters
-    ----------
-    budget:
-        See ``parse_budget``.  The default, 1.0, is the peak of the graph as it is.
-    max_overhead:
-        Instead of a budget: the least memory whose extra compute is at most this share of the graph's own,
-        0.1 or ``"10%"``.
-    heuristic:
-        What is dropped first: a name in ``dtr_fx.runtime.HEURISTICS``, a ``Heuristic``, or a function
-        ``score(s, m, c)`` of staleness (seconds), size (bytes) and cost (seconds), over arrays.
-    costs:
-        The seconds of each operator: ``"roofline"``, ``"profile"`` (each is timed), a function from a node to
-        seconds, or a mapping from node names or targets.
-    planner:
-        ``"search"`` makes many passes, steered, and uses that a traced graph shows the future; ``"online"``
-        makes one pass of the heuristic, as in the paper.
-    plan_seconds:
-        The effort of a search, in seconds of a usual machine: what is counted is the work, so that the same
-        options give the same plan everywhere.  By default 0.7 up to 1,500 operators, 1 for 2,300, 6 for
-        19,000.
-    executor:
-        Who runs the two graphs of a step: ``"eager"``, operator by operator, bit for bit as unrewritten, or
-        ``"inductor"``, which compiles them.  None: on a GPU that Triton compiles for, Inductor where sizes
-        are fixed and its kernels fit; else eager.
-    watch:
-        A value, named as in ``dtr-fx diff``: ``Report.choices`` says each time that a heuristic weighed it.
-    report:
-        A file, ``.html`` or ``.json``, for the reports of all graphs planned in this process, written anew
-        with each.  The environment variable ``DTR_REPORT`` names a folder for both.
-    plans_kept:
-        For how many tuples of input sizes each graph keeps its compiled step, the last ones used.
-    on_report:
-        Called with the ``Report`` of every graph that was planned.
-
-    A value that cannot be understood is an OptionError.
+    - ``budget``: see ``parse_budget``; the default, 1.0, is the peak of the graph as it is.
+    - ``max_overhead``: instead of a budget, the least memory whose extra compute is at most this share of the
+      graph's own, 0.1 or ``"10%"``.
+    - ``heuristic``: what is dropped first: a name in ``dtr_fx.runtime.HEURISTICS``, a ``Heuristic``, or a
+      function ``score(s, m, c)`` of staleness (seconds), size (bytes) and cost (seconds), over arrays.
+    - ``costs``: the seconds of each operator: ``"roofline"``, ``"profile"`` (each is timed), a function from
+      a node to seconds, or a mapping from node names or targets.
+    - ``planner``: ``"search"`` makes many passes, steered, and uses that a traced graph shows the future;
+      ``"online"`` makes one pass of the heuristic, as in the paper.
+    - ``plan_seconds``: the effort of a search, in seconds of a usual machine; what is counted is the work, so
+      that the same options give the same plan everywhere.  By default 0.7 up to 1,500 operators, 1 for 2,300,
+      6 for 19,000.
+    - ``executor``: who runs the two graphs of a step: ``"eager"``, operator by operator, bit for bit as
+      unrewritten, or ``"inductor"``, which compiles them.  None: on a GPU that Triton compiles for, Inductor
+      where sizes are fixed and its kernels fit; else eager.
+    - ``watch``: a value, named as in ``dtr-fx diff``; ``Report.choices`` says each time that a heuristic
+      weighed it.
+    - ``report``: a file, ``.html`` or ``.json``, for the reports of all graphs planned in this process,
+      written anew with each.  The environment variable ``DTR_REPORT`` names a folder for both.
+    - ``plans_kept``: for how many tuples of input sizes each graph keeps its compiled step, the last ones
+      used.
+    - ``on_report``: called with the ``Report`` of every graph that was planned.
     """
 
     budget: _Option[Budget] = _Option(parse_budget, "100%")

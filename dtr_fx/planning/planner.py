@@ -39,7 +39,6 @@ class Planner:
 
     @property
     def policies(self) -> Iterable[Policy]:
-        """The policies under which passes are made."""
         return [self._policy] if self._online else portfolio(self._policy)
 
     def plan(self, budget: int) -> Plan:

@@ -54,7 +54,6 @@ class Planning:
 
     @cached_property
     def budget(self) -> int:
-        """The budget of the options in bytes."""
         return self.in_bytes(self.options.budget)
 
     def in_bytes(self, budget: Budget) -> int:
@@ -101,7 +100,6 @@ class Planning:
         return plan.cost + sum(call.cost for call in kept)
 
     def error(self, budget: int, smallest: int) -> InfeasibleBudgetError:
-        """The error for a budget that no plan was found for."""
         graph, need = self.graph, self.planner.need
         node = graph.calls[need.call].node
         # What cannot be given up when the most memory is needed.

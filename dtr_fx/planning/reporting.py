@@ -229,16 +229,10 @@ def choices(
     def finite(score: float) -> float | None:
         return score if math.isfinite(score) else None
 
+    events_at = _positions(plan, found, origins, events)
     return tuple(
-        Choice(
-            at=at,
-            score=finite(choice.score),
-            rank=choice.rank,
-            candidates=choice.candidates,
-            chosen=names[choice.chosen],
-            chosen_score=finite(choice.chosen_score),
-        )
-        for choice, at in zip(found, _positions(plan, found, origins, events))
+        Choice(at, finite(one.score), one.rank, one.candidates, names[one.chosen], finite(one.chosen_score))
+        for one, at in zip(found, events_at)
     )
 
 

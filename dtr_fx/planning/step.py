@@ -15,7 +15,6 @@ Inputs: TypeAlias = "Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]"
 
 
 def call(model: Callable[..., Any], inputs: Inputs) -> Any:
-    """The model's result on its inputs."""
     if isinstance(inputs, Tensor):
         return model(inputs)
     return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)

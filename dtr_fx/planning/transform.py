@@ -61,15 +61,11 @@ def transform(
 
     Raises
     ------
-    OptionError
-        A budget, heuristic or cost that cannot be understood.
-    GraphError
-        A graph without operators, or without shapes and example inputs.
+    OptionError, GraphError
+        An option that cannot be understood; a graph without operators, or without shapes and example inputs.
     InfeasibleBudgetError
         No plan fits; the error holds the smallest budget that works.
 
-    Examples
-    --------
     >>> import torch, dtr_fx
     >>> def f(x):
     ...     a = x.sin(); b = a.cos(); c = b.exp()

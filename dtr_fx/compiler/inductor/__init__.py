@@ -65,7 +65,6 @@ def compile_step(gm: GraphModule, example_inputs: Sequence[Any], options: Option
 
 
 def _compile(gm: GraphModule, example_inputs: Sequence[Any], partitioner: Partitioner) -> Callable[..., Any]:
-    """Inductor's function for a graph."""
     settings = {
         **({} if partitioner.is_free else _AS_PLANNED),
         "custom_partitioner_fn": partitioner,
@@ -84,7 +83,6 @@ def _compile(gm: GraphModule, example_inputs: Sequence[Any], partitioner: Partit
 
 
 def _cause(error: BaseException | None, kind: type[_Error]) -> _Error | None:
-    """The first error of a kind behind one."""
     while error is not None and not isinstance(error, kind):
         error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
     return error

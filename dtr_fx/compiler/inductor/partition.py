@@ -56,11 +56,11 @@ class Setting:
 class Partitioner(Setting, CustomPartitionerFn):
     """Splits the joint graph for Inductor: as PyTorch does if that fits the budget, else by a plan.
 
-    For those who stay with ``backend="inductor"``, whose options then have
-    ``{"custom_partitioner_fn": dtr_fx.Partitioner(budget="60%")}``; its own are those of ``backend="dtr"``, see
-    ``Options``.  The plan is within the budget; what layouts and fusion add to its peak is held against it by
-    ``backend="dtr"`` only.  ``report`` is that of the last graph that was planned; what AOTAutograd has in its
-    cache is not planned.
+    For those who stay with ``backend="inductor"``, whose options then have ``{"custom_partitioner_fn":
+    dtr_fx.Partitioner(budget="60%")}``; it takes the options of ``backend="dtr"``, see ``Options``.  The plan
+    is within the budget; what layouts and fusion add to its peak is held against it by ``backend="dtr"``
+    only.  ``report`` is that of the last graph that was planned; what AOTAutograd has in its cache is not
+    planned.
     """
 
     def __init__(self, budget: float | int | str = 1.0, **options: Any) -> None:
@@ -160,10 +160,9 @@ class Partitioner(Setting, CustomPartitionerFn):
         """The budget in bytes, of a graph of kernels; a fraction is of its peak as it is."""
         budget = self._options.budget
         device = graph_device(gm)
-        inputs = [
-            node for node in gm.graph.find_nodes(op="placeholder") if node.users and not is_tangent(node)
-        ]
-        tensors = [tensor for node in inputs for tensor in tensors_of(node.meta.get("val"))]
+        inputs = gm.graph.find_nodes(op="placeholder")
+        counted = (node for node in inputs if node.users and not is_tangent(node))
+        tensors = [tensor for node in counted for tensor in tensors_of(node.meta.get("val"))]
         held = sum(storage_bytes(tensor, device) for tensor in tensors)
         peak = _peak(gm) if budget.kind == "fraction" else 0
         return resolve_budget(budget, peak, device, already_held=held)

@@ -183,7 +183,6 @@ class _Estimate:
                 self._freed[name].mpi_buffer.size_free = nbytes // len(names)
 
     def orders(self) -> list[list[BaseSchedulerNode]]:
-        """The order as it is, and those that Inductor tries."""
         return [
             self._nodes,
             topological_sort_lpmf(self._nodes, self._freed, self._buffers, self._outputs),
