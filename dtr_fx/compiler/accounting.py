@@ -81,11 +81,7 @@ def shared_accounting(given: Mapping[str, Any] | None, options: Options) -> Step
     if budget.kind != "bytes":
         return None
     with _LOCK:
-        key = id(given), int(budget.value)
-        shared = _SHARED.get(key)
-        if shared is None:
-            shared = _SHARED[key] = StepAccounting(budget, given)
-        return shared
+        return _SHARED.setdefault((id(given), int(budget.value)), StepAccounting(budget, given))
 
 
 class StepAccounting(threading.local):

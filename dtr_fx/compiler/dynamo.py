@@ -13,7 +13,6 @@ from dtr_fx.planning.transform import copy_of
 from dtr_fx.torch_private import (
     CompileContext,
     FakeTensor,
-    FakeTensorMode,
     compilation_facts,
     copy_sources,
     dynamo_source,
@@ -94,14 +93,6 @@ def recompile_reason() -> str:
     if "BACKEND_MATCH" in first_line:  # the same graph, compiled by another backend or with other options
         return ""
     return first_line.partition(" # ")[0].strip()
-
-
-def fakes(arguments: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
-    """The arguments that a bound graph takes, as fake tensors."""
-    return [
-        mode.from_tensor(argument) if isinstance(argument, Tensor) else argument
-        for argument in without_numbers(arguments)
-    ]
 
 
 def without_numbers(arguments: Sequence[Any]) -> list[Any]:

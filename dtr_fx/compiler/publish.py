@@ -1,10 +1,4 @@
-"""Where a plan is reported: the log, ``TORCH_TRACE``, report files, and the caller's own function.
-
-TORCH_LOGS="dtr_fx"      one line for each plan, "+dtr_fx" the whole diff
-TORCH_TRACE=folder       artifacts dtr_plan (JSON) and dtr_diff (text) for each
-DTR_REPORT=folder        a page and the JSON of all plans of a process, as they are made
-options={"report": ...}  the same for one compiled model
-"""
+"""Where a plan is reported: the log, ``TORCH_TRACE``, report files, and the caller's own function."""
 
 from __future__ import annotations
 
@@ -51,8 +45,7 @@ def _diff(report: Report) -> str:
 
 def _files(options: Options) -> list[Path]:
     files = [] if options.report is None else [options.report]
-    folder = os.environ.get("DTR_REPORT")
-    if folder:
+    if folder := os.environ.get("DTR_REPORT"):
         files += [Path(folder, f"dtr-{os.getpid()}{suffix}") for suffix in (".html", ".json")]
     return files
 

@@ -19,17 +19,17 @@ from dtr_fx.compiler.dynamo import (
     bound,
     compile_id,
     copy_of_dynamos,
-    fakes,
     float_inputs,
     recompile_reason,
     sized_inputs,
+    without_numbers,
 )
 from dtr_fx.compiler.publish import publish
 from dtr_fx.compiler.tracing import forget_with, stores_watched, tracing_again
 from dtr_fx.errors import DTRError, InfeasibleBudgetError, OverBudgetError
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Budget, Options
-from dtr_fx.torch_private import CompileContext, FakeTensorMode
+from dtr_fx.torch_private import CompileContext, FakeTensorMode, pytree
 
 _NUMBERS = itertools.count()
 
@@ -109,7 +109,8 @@ class Retracer:
 
     def sizes(self, arguments: Sequence[Any]) -> Sizes:
         """The sizes that the compiled steps are told apart by."""
-        sizes = [_size(arguments[position]) for position in self._sized]
+        sized = [arguments[position] for position in self._sized]
+        sizes = [(given.shape, given.stride()) if isinstance(given, Tensor) else given for given in sized]
         return (*sizes, *(arguments[position].item() for position in self._fixed))
 
     def compile(
@@ -143,8 +144,9 @@ class Retracer:
     ) -> Callable[..., Any]:
         """Floats are any, unless the graph does not trace so: then they are told apart, too."""
         graph = bound(self._gm, arguments, self._fixed)
+        fakes = pytree.tree_map_only(Tensor, mode.from_tensor, without_numbers(arguments))
         try:
-            return self._compile_step(graph, fakes(arguments, mode), options)
+            return self._compile_step(graph, fakes, options)
         except GuardOnDataDependentSymNode:
             if self._fixed or not self._floats:
                 raise
@@ -157,10 +159,6 @@ class Retracer:
         sizes = dict(zip(names, self.sizes(arguments)))
         numbers = {name: size for name, size in sizes.items() if isinstance(size, Number)}
         return numbers or {name: tuple(shape) for name, (shape, _) in sizes.items()}
-
-
-def _size(argument: Any) -> Any:
-    return (argument.shape, argument.stride()) if isinstance(argument, Tensor) else argument
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

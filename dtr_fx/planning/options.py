@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import torch
 
@@ -177,8 +177,7 @@ class _Option(Generic[_Parsed]):
         self._name = name
 
     def __get__(self, options: object | None, owner: type | None = None) -> _Parsed:
-        value: _Parsed = self._default if options is None else vars(options)[self._name]
-        return value
+        return self._default if options is None else cast(_Parsed, vars(options)[self._name])
 
     def __set__(self, options: object, value: object) -> None:
         vars(options)[self._name] = self._parse(value)
@@ -203,12 +202,10 @@ class Options:
     - ``executor``: who runs the two graphs of a step: ``"eager"``, operator by operator, bit for bit as
       unrewritten, or ``"inductor"``, which compiles them.  None: on a GPU that Triton compiles for, Inductor
       where sizes are fixed and its kernels fit; else eager.
-    - ``watch``: a value, named as in ``dtr-fx diff``; ``Report.choices`` says each time that a heuristic
-      weighed it.
+    - ``watch``: a value, named as in ``dtr-fx diff``; ``Report.choices`` has each time that it was weighed.
     - ``report``: a file, ``.html`` or ``.json``, for the reports of all graphs planned in this process,
       written anew with each.  The environment variable ``DTR_REPORT`` names a folder for both.
-    - ``plans_kept``: for how many tuples of input sizes each graph keeps its compiled step, the last ones
-      used.
+    - ``plans_kept``: for how many tuples of sizes each graph keeps its compiled step, the last ones used.
     - ``on_report``: called with the ``Report`` of every graph that was planned.
     """
 

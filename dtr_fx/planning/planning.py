@@ -15,7 +15,7 @@ from dtr_fx.passes.liveness import liveness
 from dtr_fx.passes.roles import KEEP
 from dtr_fx.passes.tensors import graph_device
 from dtr_fx.planning.options import Budget, Options, resolve_budget
-from dtr_fx.planning.planner import Planner
+from dtr_fx.planning.planner import Infeasible, Planner
 from dtr_fx.planning.reporting import source_line
 from dtr_fx.runtime import Plan
 from dtr_fx.runtime.steps import RECOMPUTE
@@ -60,15 +60,23 @@ class Planning:
         held = self.graph.constant_bytes
         return resolve_budget(budget, self.baseline_peak, self.graph.device, already_held=held)
 
-    def plan(self, budget: int) -> Plan | None:
-        """A plan within ``budget`` bytes; None if the graph fits as it is.  Infeasible if none is found."""
-        graph = self.graph
+    def plan(self, *, saves_nothing: bool) -> tuple[int, Plan | None]:
+        """The budget in bytes, and the plan for it; None for the graph as it is.  See ``rewrite``."""
+        if self.options.max_overhead is not None:
+            plan = self.least_memory()
+            return (self.baseline_peak if plan is None else plan.peak), plan
+        graph, budget = self.graph, self.budget
         saved = None if graph.boundary is None else self.options.budget.saved
         if budget >= self.baseline_peak and (saved is None or graph.saved_bytes <= saved):
-            return None
-        if saved is None:
-            return self.planner.plan(budget)
-        return self.planner.plan_saving(budget, graph.held_between_passes, saved)
+            return budget, None
+        try:
+            if saved is None:
+                return budget, self.planner.plan(budget)
+            return budget, self.planner.plan_saving(budget, graph.held_between_passes, saved)
+        except Infeasible as infeasible:
+            if saves_nothing and self.options.budget.kind == "fraction":
+                return budget, None
+            raise self.error(budget, infeasible.smallest) from None
 
     def least_memory(self) -> Plan | None:
         """The plan of the lowest peak with at most the options' overhead; None for the graph as it is."""

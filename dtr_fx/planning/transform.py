@@ -22,7 +22,6 @@ from dtr_fx.passes.propagate import Propagate, fake_mode_of
 from dtr_fx.passes.verify import Verify, check_budget
 from dtr_fx.passes.write import Write
 from dtr_fx.planning.options import Options
-from dtr_fx.planning.planner import Infeasible
 from dtr_fx.planning.planning import Planning
 from dtr_fx.planning.reporting import choices, events_of, make_report, names_of, stats_of
 from dtr_fx.runtime import Heuristic, Plan, collector_paused
@@ -114,7 +113,7 @@ def rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool = False) -
         laps = Laps()
         planning = Planning(gm, options)
         laps.take("analysis")
-        budget, plan = _plan(planning, saves_nothing=saves_nothing)
+        budget, plan = planning.plan(saves_nothing=saves_nothing)
         return carry_out(gm, planning, budget, plan, laps)
 
 
@@ -157,20 +156,6 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
         report = replace(report, choices=watched)
     log.info("%s", report.summary())
     return report
-
-
-def _plan(planning: Planning, *, saves_nothing: bool) -> tuple[int, Plan | None]:
-    """The budget, and the plan for it; None for the graph as it is."""
-    if planning.options.max_overhead is not None:
-        plan = planning.least_memory()
-        return (planning.baseline_peak if plan is None else plan.peak), plan
-    budget = planning.budget
-    try:
-        return budget, planning.plan(budget)
-    except Infeasible as infeasible:
-        if saves_nothing and planning.options.budget.kind == "fraction":
-            return budget, None
-        raise planning.error(budget, infeasible.smallest) from None
 
 
 class Laps:

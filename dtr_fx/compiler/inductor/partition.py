@@ -115,14 +115,12 @@ class Partitioner(Setting, CustomPartitionerFn):
             return None
         return self.budget - self.report.constants
 
-    def _as_it_is(
-        self, gm: GraphModule, joint_inputs: Sequence[object], facts: Mapping[str, Any]
-    ) -> Pair | None:
+    def _as_it_is(self, gm: GraphModule, inputs: Sequence[object], facts: Mapping[str, Any]) -> Pair | None:
         """The graphs of PyTorch's own partitioner, if they fit."""
         if self._options.max_overhead is not None or self._options.budget.saved is not None:
             return None
         with torch.no_grad(), _mode_of(gm), functorch_config.patch(activation_memory_budget=1.0):
-            pair: Pair = min_cut_rematerialization_partition(copy_of(gm), joint_inputs, **facts)
+            pair: Pair = min_cut_rematerialization_partition(copy_of(gm), inputs, **facts)
             if _reads_what_it_changes(pair[0]):
                 return None
             step, whole = join(*pair), copy_of(gm)
@@ -135,7 +133,7 @@ class Partitioner(Setting, CustomPartitionerFn):
             self.storage_of = _storages_saved(pair[0])
         return pair
 
-    def _planned(self, gm: GraphModule, joint_inputs: Sequence[object], facts: Mapping[str, Any]) -> Pair:
+    def _planned(self, gm: GraphModule, inputs: Sequence[object], facts: Mapping[str, Any]) -> Pair:
         with torch.no_grad(), _mode_of(gm):
             prepare(gm, facts.get("static_lifetime_input_indices") or ())
             ContractKernels().call(gm)
@@ -152,7 +150,7 @@ class Partitioner(Setting, CustomPartitionerFn):
             self.budget = self.report.budget
             Pipeline(LowerDrops(), ExpandKernels(), given=(VALUES, KERNELS))(gm)
             gm.recompile()
-            pair = split(gm, joint_inputs, **{name: facts[name] for name in facts if name != "compiler"})
+            pair = split(gm, inputs, **{name: facts[name] for name in facts if name != "compiler"})
             self.storage_of = _storages_saved(pair[0])
         return pair
 
@@ -229,7 +227,6 @@ def _mode_of(gm: GraphModule) -> contextlib.AbstractContextManager[Any]:
 
 
 def _peak(gm: GraphModule) -> int:
-    """The peak of a graph of kernels as it is."""
     return max(point.live for point in memory_timeline(gm))
 
 
