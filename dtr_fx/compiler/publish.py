@@ -26,7 +26,10 @@ def publish(report: Report, options: Options) -> None:
     _trace("dtr_diff", "string", lambda: _diff(report))
     if log.isEnabledFor(logging.DEBUG):
         log.debug("%s", _diff(report))
-    for path in _files(options):
+    files = [] if options.report is None else [options.report]
+    if folder := os.environ.get("DTR_REPORT"):
+        files += [Path(folder, f"dtr-{os.getpid()}{suffix}") for suffix in (".html", ".json")]
+    for path in files:
         _published[path].append(report)
         _write(path, _published[path])
     if options.on_report is not None:
@@ -41,13 +44,6 @@ def _diff(report: Report) -> str:
     from dtr_fx.inspect.diff import render_diff
 
     return render_diff(report)
-
-
-def _files(options: Options) -> list[Path]:
-    files = [] if options.report is None else [options.report]
-    if folder := os.environ.get("DTR_REPORT"):
-        files += [Path(folder, f"dtr-{os.getpid()}{suffix}") for suffix in (".html", ".json")]
-    return files
 
 
 def _write(path: Path, reports: list[Report]) -> None:

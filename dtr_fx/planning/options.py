@@ -129,23 +129,17 @@ def _is_positive(value: object, kinds: type | tuple[type, ...]) -> bool:
 def _from_text(text: str) -> Budget:
     if text.strip() == "auto":
         return Budget("auto", 0, asked=text)
-    number = _plain_number(text)
-    if number is not None:
-        return replace(parse_budget(number), asked=text)
+    for number in (int, float):
+        try:
+            plain = number(text)
+        except ValueError:
+            continue
+        return replace(parse_budget(plain), asked=text)
     try:
         size = parse_percent(text) if "%" in text else parse_bytes(text)
     except ValueError as error:
         raise _rejected(text, str(error)) from None
     return _checked(size, text)
-
-
-def _plain_number(text: str) -> int | float | None:
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            pass
-    return None
 
 
 def _checked(size: float, given: object) -> Budget:
