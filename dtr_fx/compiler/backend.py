@@ -20,9 +20,8 @@ from torch.fx import GraphModule
 
 from dtr_fx.compiler.accounting import shared_accounting
 from dtr_fx.compiler.dispatch import Dispatcher
-from dtr_fx.compiler.dynamo import sized_inputs
+from dtr_fx.compiler.dynamo import keep_what_is_saved, sized_inputs
 from dtr_fx.compiler.retrace import Retracer
-from dtr_fx.compiler.tracing import keep_what_is_saved
 from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.drops import LowerDrops

@@ -20,12 +20,14 @@ from dtr_fx.compiler.dynamo import (
     compile_id,
     copy_of_dynamos,
     float_inputs,
+    forget_with,
     recompile_reason,
     sized_inputs,
+    stores_watched,
+    tracing_again,
     without_numbers,
 )
 from dtr_fx.compiler.publish import publish
-from dtr_fx.compiler.tracing import forget_with, stores_watched, tracing_again
 from dtr_fx.errors import DTRError, InfeasibleBudgetError, OverBudgetError
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Budget, Options
