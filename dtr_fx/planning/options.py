@@ -122,7 +122,7 @@ def _parse_report(report: object) -> Path | None:
     return Path(report)
 
 
-def _is_positive(value: object, kinds: type | tuple[type, ...]) -> bool:
+def _is_positive(value: Any, kinds: type | tuple[type, ...]) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool) and 0 < value < math.inf
 
 
