@@ -56,11 +56,11 @@ class Setting:
 class Partitioner(Setting, CustomPartitionerFn):
     """Splits the joint graph for Inductor: as PyTorch does if that fits the budget, else by a plan.
 
-    For those who stay with ``backend="inductor"``, whose options then have ``{"custom_partitioner_fn":
-    dtr_fx.Partitioner(budget="60%")}``; it takes the options of ``backend="dtr"``, see ``Options``.  The plan
-    is within the budget; what layouts and fusion add to its peak is held against it by ``backend="dtr"``
-    only.  ``report`` is that of the last graph that was planned; what AOTAutograd has in its cache is not
-    planned.
+    For those who stay with ``backend="inductor"``, whose options then have
+    ``{"custom_partitioner_fn": dtr_fx.Partitioner(budget="60%")}``; it takes the options of the backend, see
+    ``Options``.  The plan is within the budget; what layouts and fusion add to its peak is held against it by
+    ``backend="dtr"`` only.  ``report`` is that of the last graph that was planned; what AOTAutograd has in
+    its cache is not planned.
     """
 
     def __init__(self, budget: float | int | str = 1.0, **options: Any) -> None:
@@ -120,7 +120,8 @@ class Partitioner(Setting, CustomPartitionerFn):
         if self._options.max_overhead is not None or self._options.budget.saved is not None:
             return None
         with torch.no_grad(), _mode_of(gm), functorch_config.patch(activation_memory_budget=1.0):
-            pair: Pair = min_cut_rematerialization_partition(copy_of(gm), inputs, **facts)
+            joint = copy_of(gm)
+            pair: Pair = min_cut_rematerialization_partition(joint, inputs, **facts)
             if _reads_what_it_changes(pair[0]):
                 return None
             step, whole = join(*pair), copy_of(gm)
