@@ -7,16 +7,18 @@ dtr_fx.sweep(gm); dtr_fx.smallest_budget(gm)
 dtr-fx diff module:factory --budget 60%
 dtr-fx sweep module:factory
 
-``dtr_fx.lab``, the experiments of the paper, does without torch: names are imported when they are asked for.
+``dtr_fx.lab`` and ``dtr_fx.lab.planners`` hold the experiments of the paper; they do without torch, so names
+are imported when they are asked for.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dtr_fx.compiler.dispatch import plans
     from dtr_fx.compiler.explain import Reports, explain
     from dtr_fx.compiler.inductor import Partitioner
-    from dtr_fx.compiler.registry import LivePlan, plans
+    from dtr_fx.compiler.retrace import LivePlan
     from dtr_fx.costs.measure import measure_peak
     from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
     from dtr_fx.inspect.views import Report
@@ -25,19 +27,39 @@ if TYPE_CHECKING:
     from dtr_fx.planning.interpreter import DTRInterpreter
     from dtr_fx.planning.judge import Judgement, judge
     from dtr_fx.planning.transform import transform
-    from dtr_fx.report.curve import Curve, CurvePoint
+    from dtr_fx.report import Curve, CurvePoint
     from dtr_fx.runtime import HEURISTICS, Heuristic
 
 __all__ = [
-    "HEURISTICS", "Curve", "CurvePoint", "DTRError", "DTRInterpreter", "GraphError", "Heuristic",
-    "InfeasibleBudgetError", "Judgement", "LivePlan", "OptionError", "OverBudgetError", "Partitioner",
-    "RecordError", "Report", "Reports", "WrittenTensorError", "explain", "judge", "measure_peak", "plans",
-    "record_log", "smallest_budget", "sweep", "transform",
-]  # fmt: skip
+    "HEURISTICS",
+    "Curve",
+    "CurvePoint",
+    "DTRError",
+    "DTRInterpreter",
+    "GraphError",
+    "Heuristic",
+    "InfeasibleBudgetError",
+    "Judgement",
+    "LivePlan",
+    "OptionError",
+    "OverBudgetError",
+    "Partitioner",
+    "RecordError",
+    "Report",
+    "Reports",
+    "explain",
+    "judge",
+    "measure_peak",
+    "plans",
+    "record_log",
+    "smallest_budget",
+    "sweep",
+    "transform",
+]
 
 _NAMES = {
     "planning.curve": ("smallest_budget", "sweep"),
-    "report.curve": ("Curve", "CurvePoint"),
+    "report": ("Curve", "CurvePoint"),
     "errors": (
         *("DTRError", "GraphError", "InfeasibleBudgetError", "OptionError", "OverBudgetError"),
         "WrittenTensorError",
@@ -46,7 +68,8 @@ _NAMES = {
     "compiler.inductor": ("Partitioner",),
     "planning.interpreter": ("DTRInterpreter",),
     "planning.judge": ("Judgement", "judge"),
-    "compiler.registry": ("LivePlan", "plans"),
+    "compiler.dispatch": ("plans",),
+    "compiler.retrace": ("LivePlan",),
     "costs.measure": ("measure_peak",),
     "lab.record": ("RecordError", "record_log"),
     "inspect.views": ("Report",),

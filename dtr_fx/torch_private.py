@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # the types among them
     from torch._inductor.custom_graph_pass import CustomSchedulerPass as CustomSchedulerPass
     from torch._inductor.ir import InputsKernel as InputsKernel
     from torch._inductor.ir import IRNode as IRNode
-    from torch._inductor.ir import Operation as Operation
     from torch._inductor.scheduler import BaseSchedulerNode as BaseSchedulerNode
     from torch._inductor.scheduler import ExternKernelSchedulerNode as ExternKernelSchedulerNode
     from torch._inductor.scheduler import Scheduler as Scheduler
@@ -99,7 +98,6 @@ _NAMES = {
     "SchedulerBuffer": "torch._inductor.scheduler:SchedulerBuffer",  # what a kernel makes
     "IRNode": "torch._inductor.ir:IRNode",  # an operand
     "InputsKernel": "torch._inductor.ir:InputsKernel",  # a library call with its operands
-    "Operation": "torch._inductor.ir:Operation",  # what a kernel carries out
     "prepare_planning_info": "torch._inductor.memory:prepare_planning_info",  # when buffers are freed
     "compute_memory_timeline": "torch._inductor.memory:compute_memory_timeline",  # the memory of an order
     "topological_sort_lpmf": "torch._inductor.memory:topological_sort_lpmf",  # orders that it tries

@@ -24,7 +24,7 @@ from dtr_fx.inspect.curve import render_curve
 from dtr_fx.inspect.curve_page import curve_page
 from dtr_fx.lab import baselines, zoo
 from dtr_fx.planning.options import Options
-from dtr_fx.report.curve import Curve, CurvePoint
+from dtr_fx.report import Curve, CurvePoint
 
 QUICK = {"plan_seconds": 0.02}
 

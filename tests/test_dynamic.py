@@ -198,7 +198,7 @@ class Held(NamedTuple):
 def test_sizes_without_end_leave_no_more_than_some_results_of_operators(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dtr_fx.compiler.tracing._MOST_RESULTS", 100)
+    monkeypatch.setattr("dtr_fx.compiler.dynamo._MOST_RESULTS", 100)
     layer = nn.Linear(8, 8)
     forward = compiled(layer, dynamic=True, plans_kept=1)
     known = []

@@ -834,7 +834,7 @@ def test_what_does_not_fit_is_an_error_that_names_what_does(planner):
     with pytest.raises(InfeasibleBudgetError):
         dtr_fx.transform(gm, error.lower_bound - 1, **options)
     with pytest.raises(NoPlan):
-        Planning(gm, Options(**options)).plan(error.lower_bound - 1)
+        Planning(gm, Options(**options)).planner.plan(error.lower_bound - 1)
 
 
 @pytest.mark.parametrize("planner", ["search", "online"])

@@ -36,7 +36,7 @@ from dtr_fx.inspect.table import table
 from dtr_fx.planning.curve import PERCENTS, sweep
 from dtr_fx.planning.judge import Judgement, judge
 from dtr_fx.planning.options import Options, parse_budget
-from dtr_fx.report.curve import Curve
+from dtr_fx.report import Curve
 from dtr_fx.units import format_bytes, format_percent
 
 if TYPE_CHECKING:

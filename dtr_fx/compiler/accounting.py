@@ -1,18 +1,7 @@
 """One budget for the graphs of a step that hold memory side by side.
 
 After a graph break, or with two forward passes before a backward pass, several compiled graphs have saved
-tensors for their backward passes.  A ``SharedBudget`` has a ``StepAccounting`` for each thread, which knows
-what is saved, so that the next graph is planned for what is left:
-
-    StepAccounting
-      ├─ held        bytes that other graphs hold now: saved tensors, and parameters with their gradients
-      ├─ sequence    the graphs that ran since nothing was held: the forward half of a step
-      └─ fraction    of what it would like to save, how much each graph of a sequence may, learned from the
-                     last one
-
-The first time that a sequence is seen, its graphs are planned one after the other, each for what is left, and
-a late one may find too little: it then exceeds the budget, with a warning.  From the second time on all of
-them get the same fraction of what they would like above their inputs, the largest that fits.
+tensors for their backward passes: the next graph is planned for what these leave.
 """
 
 from __future__ import annotations
@@ -23,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +25,9 @@ from dtr_fx.torch_private import is_compiled_step, pytree, saved_tensors, top_sa
 _HALVINGS = 30
 _LONGEST = 256  # graphs in a sequence, after which it counts as ended
 _MOST_KNOWN = 4096  # sequences, after which all are forgotten and learned again
+
+_SHARED: weakref.WeakValueDictionary[tuple[int, int], StepAccounting] = weakref.WeakValueDictionary()
+_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -79,24 +71,8 @@ class _Run:
     parameters: int
 
 
-class SharedBudget:
-    """A budget in bytes for several graphs; each thread has an accounting of its own."""
-
-    def __init__(self, budget: Budget, options: Mapping[str, Any] | None) -> None:
-        self._budget = budget
-        self._options = options  # whose identity stays theirs as long as this lives
-        self._local = threading.local()
-
-    @property
-    def accounting(self) -> StepAccounting:
-        """That of this thread."""
-        if not hasattr(self._local, "accounting"):
-            self._local.accounting = StepAccounting(self._budget)
-        return cast(StepAccounting, self._local.accounting)
-
-
-def shared_budget(given: Mapping[str, Any] | None, options: Options) -> SharedBudget | None:
-    """The budget of all graphs compiled with one object of options; None if it is not in bytes.
+def shared_accounting(given: Mapping[str, Any] | None, options: Options) -> StepAccounting | None:
+    """The accounting of all graphs compiled with one object of options; None if its budget is not in bytes.
 
     ``torch.compile`` hands the same object over for each graph of a model, and models with the same object
     share a budget.
@@ -105,23 +81,23 @@ def shared_budget(given: Mapping[str, Any] | None, options: Options) -> SharedBu
     if budget.kind != "bytes":
         return None
     with _LOCK:
-        key = id(given), int(budget.value)
-        shared = _SHARED.get(key)
-        if shared is None:
-            shared = _SHARED[key] = SharedBudget(budget, given)
-        return shared
+        return _SHARED.setdefault((id(given), int(budget.value)), StepAccounting(budget, given))
 
 
-_SHARED: weakref.WeakValueDictionary[tuple[int, int], SharedBudget] = weakref.WeakValueDictionary()
-_LOCK = threading.Lock()
+class StepAccounting(threading.local):
+    """The memory that the graphs of one shared budget hold; each thread has its own.
 
+    ``held`` are bytes that other graphs hold now: saved tensors, and parameters with their gradients.  A
+    sequence is the graphs that ran since nothing was held, the forward half of a step.  The first time that
+    it is seen, its graphs are planned one after the other, each for what is left, and a late one may find too
+    little: it then exceeds the budget, with a warning.  From the second time on all of them get the same
+    fraction of what they would like above their inputs, the largest that fits.
+    """
 
-class StepAccounting:
-    """The memory that the graphs of one shared budget hold, in one thread."""
-
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, options: Mapping[str, Any] | None) -> None:
         self.budget = budget
         self.nbytes = int(budget.value)
+        self._options = options  # whose identity stays theirs as long as this lives
         self._nodes: list[weakref.ref[Any]] = []  # of autograd's graph, which hold saved tensors
         self._parameters: dict[StorageWeakRef, int] = {}
         self._sequence: list[_Run] = []
@@ -225,23 +201,23 @@ class StepAccounting:
 
 def _largest_fraction(sequence: Sequence[_Run], budget: int, parameters: int) -> float:
     """The largest fraction, the same for all graphs, with which each fits beside those before it."""
+
+    def fits(fraction: float) -> bool:
+        saved = 0
+        for run in sequence:
+            elsewhere = parameters - run.parameters + saved - run.saved_by_others
+            if elsewhere + run.need.peak_at(fraction) > budget:
+                return False
+            saved += run.own + run.need.saved_at(fraction)
+        return True
+
     low, high = 0.0, 1.0
-    if _fits(sequence, budget, parameters, high):
+    if fits(high):
         return high
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if _fits(sequence, budget, parameters, middle) else (low, middle)
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-def _fits(sequence: Sequence[_Run], budget: int, parameters: int, fraction: float) -> bool:
-    saved = 0
-    for run in sequence:
-        elsewhere = parameters - run.parameters + saved - run.saved_by_others
-        if elsewhere + run.need.peak_at(fraction) > budget:
-            return False
-        saved += run.own + run.need.saved_at(fraction)
-    return True
 
 
 def _storages(values: Iterable[Any], device: torch.device) -> dict[StorageWeakRef, int]:
@@ -263,25 +239,18 @@ def _device_of(arguments: Iterable[Any]) -> torch.device:
 
 def compiled_node(outputs: Any, arguments: Sequence[Any]) -> Any:
     """The node of a compiled step in autograd's graph; None where it has no backward pass."""
-    earlier = {node for made in _made(arguments) for node in _ancestors(made)}
-    for made in _made(pytree.tree_leaves(outputs)):
-        for node in _ancestors(made):
-            if node not in earlier and is_compiled_step(node):
-                return node
-    return None
+    earlier = set(_makers(arguments))
+    later = (node for node in _makers(pytree.tree_leaves(outputs)) if node not in earlier)
+    return next(filter(is_compiled_step, later), None)
 
 
-def _made(values: Iterable[Any]) -> Iterator[Any]:
-    """The nodes of autograd's graph that made the tensors."""
-    return (value.grad_fn for value in values if isinstance(value, Tensor) and value.grad_fn is not None)
-
-
-def _ancestors(node: Any) -> Iterator[Any]:
-    """The node and, as outputs may be views of what a step returns, two generations before it."""
-    generation = [node]
-    for _ in range(3):
-        yield from generation
-        generation = [before for node in generation for before, _ in node.next_functions if before]
+def _makers(values: Iterable[Any]) -> Iterator[Any]:
+    """What made tensors, in autograd's graph, and, as they may be views, two generations before it."""
+    for value in values:
+        generation = [value.grad_fn] if isinstance(value, Tensor) and value.grad_fn is not None else []
+        for _ in range(3):
+            yield from generation
+            generation = [before for node in generation for before, _ in node.next_functions if before]
 
 
 def _saved_by(node: Any) -> Sequence[Tensor]:

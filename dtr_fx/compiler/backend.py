@@ -2,8 +2,7 @@
 
 Each graph of Dynamo's becomes a ``Dispatcher``, which compiles a step for every tuple of sizes.  AOTAutograd
 traces the joint graph; it is rewritten first and split afterwards, so that recomputation stands where the
-plan put it.  The two graphs run eagerly, boxed, so that saved activations are freed as the backward pass
-reads them for the last time; or Inductor compiles them (see ``inductor``).
+plan put it.
 """
 
 from __future__ import annotations
@@ -19,18 +18,16 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from dtr_fx.compiler.accounting import shared_budget
+from dtr_fx.compiler.accounting import shared_accounting
 from dtr_fx.compiler.dispatch import Dispatcher
-from dtr_fx.compiler.dynamo import sized_inputs
+from dtr_fx.compiler.dynamo import keep_what_is_saved, sized_inputs
 from dtr_fx.compiler.retrace import Retracer
-from dtr_fx.compiler.tracing import keep_what_is_saved
 from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.split import prepare, split
-from dtr_fx.planning.inputs import Inputs, call
-from dtr_fx.planning.loss import loss_of
 from dtr_fx.planning.options import Options
+from dtr_fx.planning.step import Inputs, call, loss_of
 from dtr_fx.planning.transform import rewrite
 from dtr_fx.torch_private import (
     BackendCompilerFailed,
@@ -54,33 +51,41 @@ def dtr(
 ) -> Callable[..., Any]:
     """The compiler backend (entry point ``torch_dynamo_backends``); see ``Options``.
 
-    Raises
-    ------
-    OptionError
-        An unknown option or a value that cannot be understood, before anything is traced; a ``mode``.
-        Dynamo wraps it, its message ends with ours.
-
-    The function that it returns raises, when it is called with sizes that are new to it:
-
-    InfeasibleBudgetError
-        No plan fits.
-    OverBudgetError
-        Plans fit, but not what Inductor makes of them.
+    An option that cannot be understood, or a ``mode``, is an OptionError before anything is traced; Dynamo
+    wraps it, its message ends with ours.  The function that is returned raises, when it is called with sizes
+    that are new to it, InfeasibleBudgetError where no plan fits, and OverBudgetError where plans fit, but not
+    what Inductor makes of them.
     """
     if mode not in (None, "default"):
         raise OptionError(f"mode={mode!r}: CUDA graphs keep memory that no budget counts; leave the mode out")
     chosen = Options.from_mapping(options)
     retracer = Retracer(gm, chosen, _COMPILE[chosen.executor or _default_executor(gm, example_inputs)])
-    return Dispatcher(retracer, chosen.plans_kept, shared_budget(options, chosen))
+    return Dispatcher(retracer, chosen.plans_kept, shared_accounting(options, chosen))
 
 
 def _compile_eagerly(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     parameters = [isinstance(value, torch.nn.Parameter) for value in inputs]
+
+    def partition(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, GraphModule]:
+        regions = joint.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph)
+        if options.limits and regions:  # AOTAutograd splits a nested region by itself
+            raise GraphError(
+                "a nested_compile_region saves values that no budget counts: take the decorator off, or "
+                "leave the budget out"
+            )
+        prepare(joint, facts.get("static_lifetime_input_indices") or (), parameters)
+        _rewrite(joint, options)
+        return split(joint, inputs, **facts)
+
+    def compile_inference(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        _rewrite(gm, options, saves_nothing=True)
+        return run_boxed(gm, inputs)
+
     compiler = aot_autograd(
         fw_compiler=run_boxed,
         bw_compiler=_compile_backward,
-        inference_compiler=functools.partial(_compile_inference, options=options),
-        partition_fn=functools.partial(_partition, options=options, parameters=parameters),
+        inference_compiler=compile_inference,
+        partition_fn=partition,
         keep_inference_input_mutations=True,
     )
     compiled: Callable[..., Any] = compiler(gm, inputs)
@@ -121,16 +126,7 @@ _COMPILE = {
 
 
 def plan_step(model: Callable[..., Any], inputs: Inputs, options: Options) -> list[Report]:
-    """Compile and run one step, forward and, where there are gradients, backward; a report per graph.
-
-    The loss is the model's output if that is a scalar, else the sum of its floating-point outputs.
-    Gradients, buffers and random generators are afterwards what they were.
-
-    Raises
-    ------
-    DTRError
-        As ``dtr`` does.
-    """
+    """A report for each graph of one step that is compiled and run; see ``explain``."""
     reports: list[Report] = []
     given = {**vars(options), "executor": options.executor or "eager", "on_report": reports.append}
     compiled = torch.compile(model, backend=functools.partial(dtr, options=given))
@@ -148,15 +144,11 @@ def plan_step(model: Callable[..., Any], inputs: Inputs, options: Options) -> li
             raise error.inner_exception from None
         raise
     finally:
-        _forget(model)
+        # Here, too: plans that are only looked at must not count.
+        function = type(model).forward if isinstance(model, torch.nn.Module) else model
+        if hasattr(function, "__code__"):
+            reset_code(function.__code__)
     return reports
-
-
-def _forget(model: Callable[..., Any]) -> None:
-    """Dynamo runs what it compiled eight times uncompiled: plans that are only looked at must not count."""
-    function = type(model).forward if isinstance(model, torch.nn.Module) else model
-    if hasattr(function, "__code__"):
-        reset_code(function.__code__)
 
 
 @contextlib.contextmanager
@@ -190,38 +182,6 @@ def run_boxed(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[
 
     mark_boxed(run)
     return run
-
-
-def _partition(
-    joint: GraphModule, inputs: Any, *, options: Options, parameters: Sequence[bool], **facts: Any
-) -> tuple[GraphModule, GraphModule]:
-    if options.limits:
-        _check_regions(joint)
-    prepare(joint, facts.get("static_lifetime_input_indices") or (), parameters)
-    _rewrite(joint, options)
-    return split(joint, inputs, **facts)
-
-
-def _check_regions(joint: GraphModule) -> None:
-    """AOTAutograd splits a nested region by itself: what it saves is in no plan.
-
-    Raises
-    ------
-    GraphError
-        There is one.
-    """
-    if joint.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph):
-        raise GraphError(
-            "a nested_compile_region saves values that no budget counts: take the decorator off, or leave "
-            "the budget out"
-        )
-
-
-def _compile_inference(
-    gm: GraphModule, example_inputs: Sequence[Any], *, options: Options
-) -> Callable[[list[Any]], Any]:
-    _rewrite(gm, options, saves_nothing=True)
-    return run_boxed(gm, example_inputs)
 
 
 def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool = False) -> None:

@@ -1,30 +1,24 @@
 """A plan for each tuple of sizes that a graph is called with.
 
-    Dispatcher(*arguments)
-      ├─ known sizes   the step that was compiled for them: a dictionary look-up
-      └─ new sizes     the graph is traced with them (see ``retrace``), planned and compiled
-
-Planning waits for the first call, where sizes are numbers.  Dynamo compiles once for all sizes, and its limit
-of recompilations is not met.  Under a budget in bytes a step is planned for what other graphs leave of it,
-and planned anew when that was too much (see ``accounting``).
+Planning waits for the first call, where sizes are numbers: Dynamo compiles once for all sizes, and its limit
+of recompilations is not met.
 """
 
 from __future__ import annotations
 
 import copy
-import itertools
 import logging
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from dtr_fx.compiler.accounting import SharedBudget, StepAccounting
+from dtr_fx.compiler.accounting import StepAccounting
 from dtr_fx.compiler.dynamo import without_numbers
 from dtr_fx.compiler.guard import guard
-from dtr_fx.compiler.registry import LivePlan, keep_in_sight
-from dtr_fx.compiler.retrace import CompiledStep, Retracer, Sizes
+from dtr_fx.compiler.retrace import CompiledStep, LivePlan, Retracer, Sizes
 from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
 from dtr_fx.planning.options import Budget
 from dtr_fx.torch_private import compile_lock
@@ -32,33 +26,28 @@ from dtr_fx.units import format_bytes
 
 log = logging.getLogger(__name__)
 
+_DISPATCHERS: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+
 
 class Dispatcher:
     """A graph of Dynamo's as a function that compiles a step for each new tuple of sizes.
 
-    Parameters
-    ----------
-    retracer:
-        The graph.
-    plans_kept:
-        How many steps are kept, the last ones used.
-    shared:
-        The budget that the graph shares with others; None if it has one of its own.
+    The last ``plans_kept`` steps that were used are kept.  Under a budget in bytes, whose ``accounting`` the
+    graph shares with others, a step is planned for what these leave, and anew when that was too much.
     """
 
-    def __init__(self, retracer: Retracer, plans_kept: int, shared: SharedBudget | None) -> None:
+    def __init__(self, retracer: Retracer, plans_kept: int, accounting: StepAccounting | None) -> None:
         self._retracer = retracer
         self._plans_kept = plans_kept
-        self._shared = shared
+        self._accounting = accounting
         self._steps: OrderedDict[Sizes, CompiledStep] = OrderedDict()
         self._lock = threading.Lock()
-        self._number = next(_NUMBERS)
-        keep_in_sight(self)
+        _DISPATCHERS.add(self)
 
     def __call__(self, *arguments: Any) -> Any:
-        if self._shared is None:
+        accounting = self._accounting
+        if accounting is None:
             return _run(self._known(arguments) or self._make(arguments), arguments)
-        accounting = self._shared.accounting
         accounting.start_graph()
         step = self._known(arguments)
         if step is None or not accounting.continues(step.need):
@@ -91,7 +80,7 @@ class Dispatcher:
         with compile_lock:
             step = self._known(arguments)  # another thread may have made it meanwhile
             if step is None:
-                step = self._compile(arguments)
+                step = self._retracer.compile(arguments)
                 if step.run is not None or not self._retracer.asks_the_device:
                     self._keep(arguments, step)
             return step
@@ -103,7 +92,7 @@ class Dispatcher:
         held = accounting.held(arguments)
         left = max(1, accounting.nbytes - held)
         if step is None or step.run is None:
-            step = self._plan(arguments, replace(accounting.budget, value=left), held, accounting)
+            step = self._plan(arguments, replace(accounting.budget, value=left), held, accounting, 0)
         if step.run is not None and not accounting.is_right(step.need, left):
             budget = accounting.budget_for(step.need, left)
             step = self._plan(arguments, budget, held, accounting, step.need.smallest)
@@ -112,36 +101,32 @@ class Dispatcher:
         return step
 
     def _plan(
-        self,
-        arguments: Sequence[Any],
-        budget: Budget,
-        held: int,
-        accounting: StepAccounting,
-        smallest: int = 0,
+        self, arguments: Sequence[Any], budget: Budget, held: int, accounting: StepAccounting, smallest: int
     ) -> CompiledStep:
-        step = self._compile(arguments, budget, smallest)
+        step = self._retracer.compile(arguments, budget, smallest)
         error = step.plan.error
         if isinstance(error, (InfeasibleBudgetError, OverBudgetError)) and held:
             if not accounting.may_exceed():
                 return replace(step, plan=replace(step.plan, error=_with_others(error, held)))
-            log.warning(_EXCEEDS, format_bytes(error.smallest + held), format_bytes(accounting.nbytes))
+            log.warning(
+                "this step needs %s, the budget is %s: earlier graphs hold too much, and are planned for "
+                "less from the next step on",
+                format_bytes(error.smallest + held),
+                format_bytes(accounting.nbytes),
+            )
             budget = replace(accounting.budget, value=error.smallest)
-            step = self._compile(arguments, budget, error.smallest)
+            step = self._retracer.compile(arguments, budget, error.smallest)
         self._keep(arguments, step)
         return step
 
-    def _compile(
-        self, arguments: Sequence[Any], budget: Budget | None = None, smallest: int = 0
-    ) -> CompiledStep:
-        key = self._number, self._retracer.sizes(arguments)
-        return self._retracer.compile(arguments, key, budget, smallest)
 
+def plans() -> tuple[LivePlan, ...]:
+    """The plans that are alive: of every graph that Dynamo holds, for the sizes that it keeps.
 
-_NUMBERS = itertools.count()
-_EXCEEDS = (
-    "this step needs %s, the budget is %s: earlier graphs hold too much, and are planned for less from the "
-    "next step on"
-)
+    Dynamo holds a graph by the globals of the module whose code it is, also when the model is gone, until
+    ``torch._dynamo.reset()``.
+    """
+    return tuple(plan for dispatcher in list(_DISPATCHERS) for plan in dispatcher.plans())
 
 
 def _run(step: CompiledStep, arguments: Sequence[Any]) -> Any:

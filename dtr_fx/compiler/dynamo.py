@@ -1,24 +1,44 @@
-"""Dynamo's graphs, whose sizes may be symbols, and why each was traced."""
+"""Dynamo's graphs, whose sizes may be symbols: why each was traced, and tracing it again at any time."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import contextlib
+import linecache
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import SymFloat, SymInt, Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
+from dtr_fx.passes.propagate import fake_mode_of_values, static_mode
 from dtr_fx.planning.transform import copy_of
 from dtr_fx.torch_private import (
     CompileContext,
     FakeTensor,
     FakeTensorMode,
+    TracingContext,
     compilation_facts,
+    compile_context,
+    compile_lock,
     copy_sources,
+    disable_current_modes,
+    donate_nothing,
+    dynamo_config,
     dynamo_source,
+    functorch_config,
     get_metrics_context,
+    setting_of,
+    source_loader,
+    tracing,
 )
+
+# The backward graph is compiled with the forward one, not by whoever comes to it first.  Each such patch that
+# is made leaves something in its thread (a ``ContextVar``, torch 2.13), so this one is made once.
+_BACKWARD_TOO = functorch_config.patch(force_non_lazy_backward_lowering=True)
+# A few MB; a graph of a thousand operators has some hundred.
+_MOST_RESULTS = 4096
 
 
 def copy_of_dynamos(gm: GraphModule) -> GraphModule:
@@ -41,14 +61,10 @@ def bound(gm: GraphModule, arguments: Sequence[Any], floats: Collection[int] = (
     for position in floats:
         readers = (user for user in inputs[position].users if user.target == "item")
         numbers.update(dict.fromkeys(readers, arguments[position].item()))
-
-    def number(node: Node) -> Any:
-        return numbers.get(node, node)
-
     for node in copied.graph.nodes:
         node.meta.pop("unbacked_bindings", None)
         if not numbers.keys().isdisjoint(node.all_input_nodes):
-            node.args, node.kwargs = map_arg((node.args, node.kwargs), number)
+            node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda used: numbers.get(used, used))
     for node in reversed(numbers):
         copied.graph.erase_node(node)
     copied.recompile()
@@ -57,20 +73,17 @@ def bound(gm: GraphModule, arguments: Sequence[Any], floats: Collection[int] = (
 
 def sized_inputs(gm: GraphModule) -> dict[int, str]:
     """The inputs, by position, whose sizes are symbols to the graph or that are numbers; with their names."""
-    return {
-        position: _source_of(node)
-        for position, node in enumerate(gm.graph.find_nodes(op="placeholder"))
-        if _has_symbols(node.meta.get("example_value"))
-    }
+    return _named_inputs(gm, _has_symbols)
 
 
 def float_inputs(gm: GraphModule) -> dict[int, str]:
     """The inputs, by position, that are floats to the user, and to the graph tensors; with their names."""
-    return {
-        position: _source_of(node)
-        for position, node in enumerate(gm.graph.find_nodes(op="placeholder"))
-        if _is_float(node.meta.get("example_value"))
-    }
+    return _named_inputs(gm, _is_float)
+
+
+def _named_inputs(gm: GraphModule, test: Callable[[Any], bool]) -> dict[int, str]:
+    inputs = enumerate(gm.graph.find_nodes(op="placeholder"))
+    return {at: _source_of(node) for at, node in inputs if test(node.meta.get("example_value"))}
 
 
 def input_names(gm: GraphModule, arguments: Sequence[Any]) -> list[str]:
@@ -109,14 +122,73 @@ def recompile_reason() -> str:
     return first_line.partition(" # ")[0].strip()
 
 
-def fakes(arguments: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
-    """The arguments that a bound graph takes, as fake tensors."""
-    return [
-        mode.from_tensor(argument) if isinstance(argument, Tensor) else argument
-        for argument in without_numbers(arguments)
-    ]
-
-
 def without_numbers(arguments: Sequence[Any]) -> list[Any]:
     """The arguments that a bound graph takes."""
     return [argument for argument in arguments if not isinstance(argument, int)]
+
+
+@contextlib.contextmanager
+def tracing_again(context: CompileContext | None, arguments: Sequence[Any]) -> Iterator[FakeTensorMode]:
+    """As in a compilation by Dynamo, at any time; sizes are as they are, and what only data tell a symbol.
+
+    One at a time, and not while Dynamo itself compiles in another thread.
+    """
+    mode = fake_mode_of_values(arguments) or static_mode()
+    with (
+        compile_lock,
+        disable_current_modes(),
+        compile_context(context or CompileContext(None)),
+        tracing(TracingContext(mode)),
+        _BACKWARD_TOO,
+        _compiled_functions_callable(),
+    ):
+        yield mode
+
+
+def keep_what_is_saved() -> None:
+    """Let the step that is being traced go backward twice: AOTAutograd is to donate nothing that is saved."""
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        donate_nothing(context.fw_metadata)
+
+
+@contextlib.contextmanager
+def _compiled_functions_callable() -> Iterator[None]:
+    """Let other threads call compiled functions while this one traces.
+
+    Dynamo refuses such calls as long as FX traces anywhere in the process, unless a setting says otherwise.
+    What is set is a thread's own (since torch 2.12), but its default is the process's.
+    """
+    setting = setting_of(dynamo_config, "force_compile_during_fx_trace")
+    before, setting.default = setting.default, True
+    try:
+        yield
+    finally:
+        setting.default = before
+
+
+@contextlib.contextmanager
+def stores_watched() -> Iterator[set[str]]:
+    """Of what torch keeps for ever of each graph: the names of the source texts that FX keeps meanwhile.
+
+    Operators' results by shape, which are asked for again while the same graph is traced, are never many.
+    """
+    if len(FakeTensorMode.cache) > _MOST_RESULTS:
+        FakeTensorMode.cache_clear()
+    before = set(source_loader.eval_cache)
+    made: set[str] = set()
+    try:
+        yield made
+    finally:
+        made.update(source_loader.eval_cache.keys() - before)
+
+
+def forget_with(owner: object, sources: Iterable[str]) -> None:
+    """Have FX forget source texts, which tracebacks show, when an object is gone."""
+    weakref.finalize(owner, _forget, sources).atexit = False
+
+
+def _forget(sources: Iterable[str]) -> None:
+    for name in sources:
+        source_loader.eval_cache.pop(name, None)
+        linecache.cache.pop(name, None)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dtr_fx.inspect.views import Report, in_notebook
-from dtr_fx.planning.inputs import Inputs
 from dtr_fx.planning.options import Options
+from dtr_fx.planning.step import Inputs
 
 
 class Reports(tuple[Report, ...]):
@@ -22,13 +22,7 @@ class Reports(tuple[Report, ...]):
         return in_notebook(self)
 
     def to_html(self) -> str:
-        """The page, complete in itself.
-
-        Raises
-        ------
-        ValueError
-            There are no reports.
-        """
+        """The page, complete in itself; ValueError where there are no reports."""
         from dtr_fx.inspect.html import render
 
         return render(self)
@@ -42,24 +36,10 @@ def explain(
     One step is compiled and run, forward, and backward from the output if that is a scalar, else from the sum
     of its floating-point outputs.  Gradients, buffers and random generators are afterwards what they were.
 
-    Parameters
-    ----------
-    model:
-        A module or a function.
-    inputs:
-        Its example inputs: a tensor, a tuple of arguments, or a mapping of keyword arguments.
-    budget, options:
-        As for the backend; see ``Options``.
+    ``inputs`` are a tensor, a tuple of arguments, or a mapping of keyword arguments; ``budget`` and
+    ``options`` are as for the backend, see ``Options``.  What cannot be understood is an OptionError; where
+    no plan fits it is an InfeasibleBudgetError.
 
-    Raises
-    ------
-    OptionError
-        A budget or an option that cannot be understood.
-    InfeasibleBudgetError
-        No plan fits.
-
-    Examples
-    --------
     >>> import torch, dtr_fx
     >>> layers = [layer for _ in range(4) for layer in (torch.nn.Linear(64, 64), torch.nn.GELU())]
     >>> reports = dtr_fx.explain(torch.nn.Sequential(*layers), torch.randn(256, 64), "80%")

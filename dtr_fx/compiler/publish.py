@@ -1,10 +1,4 @@
-"""Where a plan is reported: the log, ``TORCH_TRACE``, report files, and the caller's own function.
-
-TORCH_LOGS="dtr_fx"      one line for each plan, "+dtr_fx" the whole diff
-TORCH_TRACE=folder       artifacts dtr_plan (JSON) and dtr_diff (text) for each
-DTR_REPORT=folder        a page and the JSON of all plans of a process, as they are made
-options={"report": ...}  the same for one compiled model
-"""
+"""Where a plan is reported: the log, ``TORCH_TRACE``, report files, and the caller's own function."""
 
 from __future__ import annotations
 
@@ -12,6 +6,7 @@ import json
 import logging
 import os
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,42 +22,28 @@ _published: defaultdict[Path, list[Report]] = defaultdict(list)
 
 def publish(report: Report, options: Options) -> None:
     """Report a plan that is made; a file that cannot be written is a warning, not the end of a training."""
-    _trace(report)
+    _trace("dtr_plan", "json", report.to_json)
+    _trace("dtr_diff", "string", lambda: _diff(report))
     if log.isEnabledFor(logging.DEBUG):
         log.debug("%s", _diff(report))
-    for path in _files(options):
+    files = [] if options.report is None else [options.report]
+    if folder := os.environ.get("DTR_REPORT"):
+        files += [Path(folder, f"dtr-{os.getpid()}{suffix}") for suffix in (".html", ".json")]
+    for path in files:
         _published[path].append(report)
         _write(path, _published[path])
     if options.on_report is not None:
         options.on_report(report)
 
 
-def _trace(report: Report) -> None:
-    trace_structured(
-        "artifact",
-        metadata_fn=lambda: {"name": "dtr_plan", "encoding": "json"},
-        payload_fn=report.to_json,
-    )
-    trace_structured(
-        "artifact",
-        metadata_fn=lambda: {"name": "dtr_diff", "encoding": "string"},
-        payload_fn=lambda: _diff(report),
-    )
+def _trace(name: str, encoding: str, text: Callable[[], str]) -> None:
+    trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": encoding}, payload_fn=text)
 
 
 def _diff(report: Report) -> str:
     from dtr_fx.inspect.diff import render_diff
 
     return render_diff(report)
-
-
-def _files(options: Options) -> list[Path]:
-    """The files that the options and the environment name."""
-    files = [] if options.report is None else [options.report]
-    folder = os.environ.get("DTR_REPORT")
-    if folder:
-        files += [Path(folder, f"dtr-{os.getpid()}{suffix}") for suffix in (".html", ".json")]
-    return files
 
 
 def _write(path: Path, reports: list[Report]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -19,25 +20,64 @@ from dtr_fx.compiler.dynamo import (
     bound,
     compile_id,
     copy_of_dynamos,
-    fakes,
     float_inputs,
+    forget_with,
     input_names,
     recompile_reason,
     sized_inputs,
+    stores_watched,
+    tracing_again,
+    without_numbers,
 )
 from dtr_fx.compiler.publish import publish
-from dtr_fx.compiler.registry import LivePlan
-from dtr_fx.compiler.tracing import forget_with, stores_watched, tracing_again
-from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
+from dtr_fx.errors import DTRError, InfeasibleBudgetError, OverBudgetError
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Budget, Options
 from dtr_fx.report import Relied
-from dtr_fx.torch_private import CompileContext, FakeTensorMode
+from dtr_fx.torch_private import CompileContext, FakeTensorMode, pytree
 
 log = logging.getLogger(__name__)
 
+_NUMBERS = itertools.count()
+
 Sizes = tuple[Any, ...]
 Compile = Callable[[GraphModule, Sequence[Any], Options], Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class LivePlan:
+    """A compiled graph with the sizes that it was planned for.
+
+    ``compile_id`` is Dynamo's number of the compilation, ``"1/0"``: of the frame, and how often that was
+    compiled before.  ``reason`` says why it was traced: the guard that failed or the sizes that are new;
+    nothing the first time.  ``sizes`` are what the plan was made for: ``{"L['x'].size()[0]": 48}``.  Where
+    there was nothing to plan or no plan fits there are no ``reports``; in the latter case the sizes raise
+    ``error``.  ``seconds`` are those of tracing, planning and compiling.
+    """
+
+    compile_id: str
+    reason: str
+    sizes: Mapping[str, int | tuple[int, ...]]
+    reports: tuple[Report, ...]
+    error: DTRError | None
+    seconds: float
+
+    @property
+    def planning_seconds(self) -> float:
+        """Of ``seconds``, those that planning took."""
+        return sum(sum(report.seconds.values()) for report in self.reports)
+
+    @property
+    def verdict(self) -> str:
+        """In one line, whether the plans fit and what they cost."""
+        if self.error is not None:
+            return str(self.error).partition("\n")[0]
+        return "; ".join(report.summary() for report in self.reports) or "nothing to plan"
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{name} = {value}" for name, value in self.sizes.items())
+        because = f" ({self.reason})" if self.reason else ""
+        return f"[{self.compile_id}] {sizes or 'all sizes fixed'}{because}: {self.verdict}"
 
 
 @dataclass(frozen=True)
@@ -57,14 +97,8 @@ class CompiledStep:
 class Retracer:
     """A graph of Dynamo's that is compiled for concrete sizes, whenever new ones come.
 
-    Parameters
-    ----------
-    gm:
-        The graph; its inputs may have symbolic sizes.
-    options:
-        Of the backend.
-    compile_step:
-        Traces, plans and compiles a graph without symbols, on fake inputs.
+    Its inputs may have symbolic sizes; ``compile_step`` traces, plans and compiles a graph without symbols,
+    on fake inputs.
     """
 
     def __init__(self, gm: GraphModule, options: Options, compile_step: Compile) -> None:
@@ -78,6 +112,7 @@ class Retracer:
         self._compile_id = compile_id()
         self._reason = recompile_reason()
         self._last: Mapping[str, Any] | None = None
+        self._number = next(_NUMBERS)
 
     @property
     def asks_the_device(self) -> bool:
@@ -86,13 +121,15 @@ class Retracer:
 
     def sizes(self, arguments: Sequence[Any]) -> Sizes:
         """The sizes that the compiled steps are told apart by."""
-        sizes = [_size(arguments[position]) for position in self._sized]
+        sized = [arguments[position] for position in self._sized]
+        sizes = [(given.shape, given.stride()) if isinstance(given, Tensor) else given for given in sized]
         return (*sizes, *(arguments[position].item() for position in self._fixed))
 
     def compile(
-        self, arguments: Sequence[Any], key: Hashable, budget: Budget | None = None, smallest: int = 0
+        self, arguments: Sequence[Any], budget: Budget | None = None, smallest: int = 0
     ) -> CompiledStep:
         """Compile for the sizes of the arguments, under ``budget`` if that is not the options' own."""
+        key = self._number, self.sizes(arguments)
         reports: list[Report] = []
         options = replace(self._options, budget=budget or self._options.budget, on_report=reports.append)
         run = error = None
@@ -122,8 +159,9 @@ class Retracer:
     ) -> Callable[..., Any]:
         """Floats are any, unless the graph does not trace so: then they are told apart, too."""
         graph = bound(self._gm, arguments, self._fixed)
+        fakes = pytree.tree_map_only(Tensor, mode.from_tensor, without_numbers(arguments))
         try:
-            return self._compile_step(graph, fakes(arguments, mode), options)
+            return self._compile_step(graph, fakes, options)
         except GuardOnDataDependentSymNode:
             if self._fixed or not self._floats:
                 raise
@@ -145,10 +183,6 @@ def _told(report: Report, reason: str, names: Sequence[str]) -> Report:
         for tensor in report.relied
     )
     return replace(report, trigger=reason, relied=tuple(relied))
-
-
-def _size(argument: Any) -> Any:
-    return (argument.shape, argument.stride()) if isinstance(argument, Tensor) else argument
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from dtr_fx.report.curve import Curve
+from dtr_fx.report import Curve
 from dtr_fx.units import format_bytes, format_seconds
 
 NAMES = {

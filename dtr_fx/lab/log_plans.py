@@ -11,10 +11,9 @@ import torch
 
 from dtr_fx.errors import InfeasibleBudgetError, OptionError
 from dtr_fx.inspect.views import Report
-from dtr_fx.planning.choices import choices
 from dtr_fx.planning.options import Options, resolve_budget
 from dtr_fx.planning.planner import Infeasible, Planner
-from dtr_fx.planning.reporting import make_report, storage_stats
+from dtr_fx.planning.reporting import choices, make_report, storage_stats
 from dtr_fx.report import KINDS, Event, Point, StorageStats
 from dtr_fx.runtime import Plan, Program, Step, resolve
 from dtr_fx.runtime import steps as kinds

@@ -54,7 +54,7 @@ from dtr_fx.lab.log import (
     ReleaseLine,
     write_log,
 )
-from dtr_fx.planning.loss import loss_of
+from dtr_fx.planning.step import loss_of
 from dtr_fx.torch_private import TorchDispatchMode, pytree, schema_of, storage_key
 
 __all__ = ["RecordError", "record_log"]

@@ -21,8 +21,8 @@ from dtr_fx.compiler.backend import dtr, plan_step
 from dtr_fx.costs.measure import measure_peak
 from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.inspect.views import Report
-from dtr_fx.planning.loss import loss_of
 from dtr_fx.planning.options import Options
+from dtr_fx.planning.step import loss_of
 from dtr_fx.torch_private import pytree
 
 SMALLEST = "smallest"

@@ -8,10 +8,10 @@ from typing import Any
 from torch.fx import GraphModule
 
 from dtr_fx.errors import OptionError
-from dtr_fx.planning.options import Budget, Options, parse_budget, resolve_budget
+from dtr_fx.planning.options import Options, parse_budget
 from dtr_fx.planning.planning import Planning
 from dtr_fx.planning.transform import readable_copy, without_guards
-from dtr_fx.report.curve import Curve, CurvePoint
+from dtr_fx.report import Curve, CurvePoint
 from dtr_fx.runtime import Plan, collector_paused
 
 PERCENTS = tuple(f"{percent}%" for percent in range(95, 0, -5))
@@ -29,25 +29,16 @@ def sweep(
 
     Parameters
     ----------
-    gm:
-        As for ``transform``.
+    gm, example_inputs:
+        As for ``transform``, whose errors are raised.
     budgets:
         As for ``transform``; 95%, 90%, … of the graph's own peak if None.  Those that no plan fits are left
         out.  The graph as it is and the smallest budget that is found are always there.
     options:
         As for the backend, without ``budget``, ``max_overhead`` and ``on_report``.
-    example_inputs:
-        As for ``transform``.
     watch:
         Called with how many budgets are done, and how many there are.
 
-    Raises
-    ------
-    OptionError, GraphError
-        As ``transform`` does.
-
-    Examples
-    --------
     >>> import torch, dtr_fx
     >>> gm = torch.fx.symbolic_trace(lambda x: x.sin().cos().exp().sum() + x.sin().sum())
     >>> dtr_fx.sweep(gm, example_inputs=[torch.ones(1024)]).points[0].overhead
@@ -57,10 +48,16 @@ def sweep(
     graph, chosen = readable_copy(gm, example_inputs), _options(options)
     with collector_paused(), without_guards(graph):
         planning = Planning(graph, chosen)
-        wanted = sorted({_bytes(planning, spec) for spec in specs}, reverse=True)
-        runs = _runs(planning, wanted, watch or (lambda done, of: None))
+        wanted = sorted(set(map(planning.in_bytes, specs)), reverse=True)
+        lowest = planning.planner.smallest
+        plans = {lowest.peak: lowest}
+        for number, budget in enumerate(wanted, 1):
+            if lowest.peak < budget < planning.baseline_peak:
+                plans[budget] = planning.planner.plan(budget)
+            if watch is not None:
+                watch(number, len(wanted))
     return Curve(
-        points=tuple(_points(planning, runs)),
+        points=tuple(_points(planning, plans)),
         baseline_peak=planning.baseline_peak,
         constants=planning.graph.constant_bytes,
         lower_bound=planning.planner.need.nbytes,
@@ -77,21 +74,9 @@ def smallest_budget(
 ) -> int:
     """The smallest budget, in bytes, that a plan is found for: at any overhead, or within ``max_overhead``.
 
-    Parameters
-    ----------
-    max_overhead:
-        Extra compute as a share of the graph's own: 0.1 or ``"10%"``.
-
-    Returns
-    -------
-    int
-        The graph's own peak where none is below.  A budget: ``transform`` finds a plan for it, within the
-        overhead.
-
-    Raises
-    ------
-    OptionError, GraphError
-        As ``transform`` does.
+    ``max_overhead`` is extra compute as a share of the graph's own: 0.1 or ``"10%"``.  ``transform`` finds a
+    plan for the budget, within the overhead; it is the graph's own peak where none is below.  The rest is as
+    for ``sweep``.
     """
     given = dict(options or {})
     if max_overhead is not None:
@@ -114,31 +99,14 @@ def _options(given: Mapping[str, Any] | None, may: str = "") -> Options:
     return Options.from_mapping(given)
 
 
-def _bytes(planning: Planning, spec: Budget) -> int:
-    program = planning.graph
-    return resolve_budget(spec, planning.baseline_peak, program.device, already_held=program.constant_bytes)
-
-
-def _runs(
-    planning: Planning, wanted: Sequence[int], on_progress: Callable[[int, int], None]
-) -> dict[int, Plan]:
-    """Plans by their budgets, that of the smallest budget among them."""
-    lowest = planning.planner.smallest
-    runs = {lowest.peak: lowest}
-    for number, budget in enumerate(wanted, 1):
-        if lowest.peak < budget < planning.baseline_peak:
-            runs[budget] = planning.planner.plan(budget)
-        on_progress(number, len(wanted))
-    return {budget: run for budget, run in runs.items() if budget < planning.baseline_peak}
-
-
-def _points(planning: Planning, runs: Mapping[int, Plan]) -> list[CurvePoint]:
+def _points(planning: Planning, plans: Mapping[int, Plan]) -> list[CurvePoint]:
     """From the largest budget down; a plan for less memory that costs less serves a larger budget, too."""
     base = planning.graph.base_cost
     best: tuple[float, int] | None = None
     upwards = []
-    for budget, run in sorted(runs.items()):
-        found = planning.extra(run), run.peak
-        best = found if best is None or found[0] < best[0] else best
-        upwards.append(CurvePoint(budget, best[1], best[0] / base if base else 0.0))
+    for budget, plan in sorted(plans.items()):
+        if budget < planning.baseline_peak:
+            found = planning.extra(plan), plan.peak
+            best = found if best is None or found[0] < best[0] else best
+            upwards.append(CurvePoint(budget, best[1], best[0] / base if base else 0.0))
     return [CurvePoint(planning.baseline_peak, planning.baseline_peak, 0.0), *reversed(upwards)]

@@ -1,17 +1,15 @@
 """The paper's prototype over FX: a graph runs under a byte budget, and what goes is decided while it runs.
 
-DTRInterpreter.run(*inputs)
-  ├─ first     the runtime runs each operator when it has made room for it (_Machine), and times it
-  │              └─ what it did is written into a copy of the graph, with a report
-  └─ again     that graph runs
+What a live run did is written into a copy of the graph, with a report; that copy runs from then on.
 """
 
 from __future__ import annotations
 
 import functools
 import time
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -38,26 +36,12 @@ class DTRInterpreter:
     """Runs an FX graph on its device under a byte budget, deciding online what to evict.
 
     The costs are the times that the operators take when they run for the first time, in seconds.  No gradient
-    is recorded: give it a graph that contains its backward pass, or one that needs none.
+    is recorded: give it a graph that contains its backward pass, or one that needs none.  ``graph_module``,
+    None at first, is the rewritten graph, which does what the last live run did; ``report`` says what.
 
-    Parameters
-    ----------
-    gm:
-        Any FX graph, as for ``transform``.
-    budget:
-        As for ``transform``; it counts inputs, parameters, activations and outputs.
-    heuristic:
-        What is evicted first; the default is the paper's.  It knows no next use: the future is not known.
+    ``gm`` and ``budget`` are as for ``transform``; ``heuristic`` says what is evicted first, and knows no
+    next use: the future is not known.  The default is the paper's.
 
-    Attributes
-    ----------
-    graph_module:
-        The rewritten graph, which does what the last live run did; None before it.
-    report:
-        What that was.
-
-    Examples
-    --------
     >>> import torch, dtr_fx
     >>> gm = torch.fx.symbolic_trace(lambda x: ((y := x.sin()).cos().exp().sum() + y.sum()))
     >>> interpreter = dtr_fx.DTRInterpreter(gm, "90%")
@@ -84,17 +68,12 @@ class DTRInterpreter:
     def run(self, *inputs: Any) -> Any:
         """The graph's outputs; inputs of other shapes than before are run live again.
 
-        Raises
-        ------
-        GraphError
-            A graph without operators, or one that does not run on the inputs.
-        InfeasibleBudgetError
-            Nothing is left to evict; the error holds a budget that works.
+        A graph without operators, or one that does not run on the inputs, is a GraphError; where nothing is
+        left to evict, the InfeasibleBudgetError holds a budget that works.
         """
         layouts = [_layout(value) for value in inputs]
         if self.graph_module is None or layouts != self._layouts:
-            outputs = self._run_live(inputs)
-            self._layouts = layouts
+            outputs, self._layouts = self._run_live(inputs), layouts
             return outputs
         with torch.no_grad():
             return self.graph_module(*inputs)
@@ -117,7 +96,6 @@ class DTRInterpreter:
             runtime.execute = None  # a cycle, which would keep the tensors
         machine.free_dropped(runtime)
         outputs = machine.outputs()
-        machine.record_costs()
         laps.take("run")
         plan = Plan.of(planning.graph.program, runtime, runtime.heuristic.name)
         self.report = carry_out(gm, planning, budget, plan, laps)
@@ -135,11 +113,10 @@ class _Machine:
         self._graph = gm.graph
         self._tensors: dict[int, Tensor] = {}
         self._others: dict[Node, tuple[pytree.TreeSpec, list[Any]]] = {}
-        self._views: dict[int, list[int]] = {}
-        self._seconds: dict[int, float] = {}
+        self._views: defaultdict[int, list[int]] = defaultdict(list)
         self._seen = 0
         for number, value in enumerate(program.values):
-            self._views.setdefault(value.alias_of, []).append(number)
+            self._views[value.alias_of].append(number)
         given = dict(zip(gm.graph.find_nodes(op="placeholder"), inputs))
         for node in gm.graph.find_nodes(op="get_attr"):
             given[node] = self._calls.fetch_attr(str(node.target))
@@ -147,7 +124,7 @@ class _Machine:
             self._remember(node, value)
 
     def execute(self, runtime: Runtime, op: Operator) -> float:
-        """Run an operator, for the first time or again; its seconds."""
+        """Run an operator, for the first time or again; its seconds, the first of which become its cost."""
         self.free_dropped(runtime)
         call = self._program.calls[op.id]
         self._synchronize()
@@ -160,7 +137,8 @@ class _Machine:
             self._remember(call.node, self._call(call, again=op.runs > 0))
         self._synchronize()
         seconds = time.perf_counter() - started
-        self._seconds.setdefault(op.id, seconds)
+        if op.runs == 0:
+            call.cost = seconds
         return seconds
 
     def free_dropped(self, runtime: Runtime) -> None:
@@ -171,13 +149,7 @@ class _Machine:
                     self._tensors.pop(view, None)
         self._seen = len(runtime.steps)
 
-    def record_costs(self) -> None:
-        """The seconds that the operators took become their costs, for the report."""
-        for number, seconds in self._seconds.items():
-            self._program.calls[number].cost = seconds
-
     def outputs(self) -> Any:
-        """The results of the graph."""
         return map_arg(self._graph.output_node().args[0], self._read)
 
     def _call(self, call: NodeCall, *, again: bool) -> Any:
@@ -191,12 +163,9 @@ class _Machine:
         states = [value for value in call.inputs if self._program.values[value].kind == "rng state"]
         if not (again and states):
             return getattr(self._calls, node.op)(node.target, args, kwargs)
-        return rng.replay(
-            self._tensors[states[0]], str(self._program.device), self._replayed(node), *args, **kwargs
-        )
-
-    def _replayed(self, node: Node) -> Any:
-        return self._calls.fetch_attr(str(node.target)) if node.op == "call_module" else rng.reference(node)
+        is_module = node.op == "call_module"
+        replayed = self._calls.fetch_attr(str(node.target)) if is_module else rng.reference(node)
+        return rng.replay(self._tensors[states[0]], str(self._program.device), replayed, *args, **kwargs)
 
     def _remember(self, node: Node, value: Any) -> None:
         """Keep the tensors of a value that are not there, by number, and the rest with the node."""
@@ -211,13 +180,10 @@ class _Machine:
         """A node's value; of a tuple those elements that are there."""
         if is_selection(node):
             source, index = node.args
-            assert isinstance(source, Node)
-            return self._read(source)[index]
+            return self._read(cast(Node, source))[index]
         structure, others = self._others[node]
-        leaves = [
-            other if number is None else self._tensors.get(number)
-            for number, other in zip(self._numbers(node), others)
-        ]
+        numbered = zip(self._numbers(node), others)
+        leaves = [other if number is None else self._tensors.get(number) for number, other in numbered]
         return pytree.tree_unflatten(leaves, structure)
 
     def _numbers(self, node: Node) -> list[int | None]:

@@ -1,19 +1,13 @@
 """The peak and the cost of any pair of forward and backward graphs, by one rule for all of them.
 
-The pair is joined into the one graph that a training step runs, and that graph is read as ``transform`` reads
-its own: ``passes.verify.liveness`` gives the bytes, ``passes.costs`` the seconds, ``passes.workspace`` what
-operators take for themselves.
-
-PyTorch's partitioners leave the fake value of a node on its copy in the backward graph, as if both were in
-one storage: here a copy gets storages of its own. Their wrapped random operators (torch 2.11 to 2.13) become
-the saved state and the replay of ``passes.rng``, which costs what the operator does.
+The pair is joined into the one graph that a training step runs, which is read as ``transform`` reads its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -76,29 +70,12 @@ def judge(
     backward pass, as boxed code does it. Operators count the bytes that they take for themselves; views and
     saved states of generators cost nothing, a recompute costs what its origin does.
 
-    Parameters
-    ----------
-    forward, backward:
-        As AOTAutograd's partitioners leave them: with shapes in ``meta["val"]``, the inputs of the backward
-        graph named as what the forward graph returns for them; those with other names are tangents. A lone
-        graph is judged alone: a joint graph, one for inference, or any other.
-    costs:
-        As ``transform`` takes them.
+    The graphs are as AOTAutograd's partitioners leave them: with shapes in ``meta["val"]``, the inputs of the
+    backward graph named as what the forward graph returns for them; those with other names are tangents. A
+    lone graph is judged alone: a joint graph, one for inference, or any other. ``costs`` are as for
+    ``transform``. Costs that cannot be understood are an OptionError, a graph without shapes or operators is
+    a GraphError.
 
-    Returns
-    -------
-    Judgement
-        Bytes and seconds.
-
-    Raises
-    ------
-    OptionError
-        Costs that cannot be understood.
-    GraphError
-        A graph without shapes or without operators.
-
-    Examples
-    --------
     The input is a constant of 1 MiB; its sine and the cosine of that are 1 MiB each.
 
     >>> import torch
@@ -115,8 +92,17 @@ def judge(
         raise GraphError("the graph has no operators: there is nothing to judge")
     device = graph_device(step)
     workspace = workspaces(node for node in operators if "dtr" not in node.meta)
-    cost = _as_the_origin(step, cost_model.resolve(costs, device))
-    program = storages.analyze(step, device, cost, workspace)
+    cost = cost_model.resolve(costs, device)
+    nodes = {node.name: node for node in step.graph.nodes}
+
+    def by_origin(node: Node) -> float:
+        """A recompute or a kept copy costs what the plan says, which is by its origin."""
+        facts = node.meta.get("dtr")
+        if node.target in (drop, rng.save_state):
+            return 0.0
+        return cost(nodes.get(facts["origin"], node) if facts else node)
+
+    program = storages.analyze(step, device, by_origin, workspace)
     workspace_of = {node.name: nbytes for node, nbytes in workspace.items()}
     peak = max(liveness(step, workspace_of, device), key=lambda point: point.live)
     # Analysis adds what a plan would save or keep; this graph runs only its own nodes.
@@ -124,23 +110,13 @@ def judge(
     return Judgement(peak.live, program.constant_bytes, seconds, peak.name)
 
 
-def _as_the_origin(gm: GraphModule, cost: cost_model.Cost) -> cost_model.Cost:
-    """A recompute or a kept copy costs what the plan says, which is by its origin."""
-    nodes = {node.name: node for node in gm.graph.nodes}
-
-    def of(node: Node) -> float:
-        facts = node.meta.get("dtr")
-        if node.target in (drop, rng.save_state):
-            return 0.0
-        return cost(nodes.get(facts["origin"], node) if facts else node)
-
-    return of
-
-
 def join(forward: GraphModule, backward: GraphModule | None = None) -> GraphModule:
     """One graph that runs ``forward``, then ``backward``, to be read, not run; it returns what outlives both.
 
-    Ensures: its nodes are tagged as in AOTAutograd's joint graph, those of a lone graph as they were.
+    Its nodes are tagged as in AOTAutograd's joint graph, those of a lone graph as they were.  PyTorch's
+    partitioners leave the fake value of a node on its copy in the backward graph, as if both were in one
+    storage: here a copy gets storages of its own.  Their wrapped random operators (torch 2.11 to 2.13) become
+    the saved state and the replay of ``passes.rng``, which costs what the operator does.
     """
     joined = _Joined()
     returned = joined.add(forward, {}, None if backward is None else "is_forward")
@@ -151,7 +127,8 @@ def join(forward: GraphModule, backward: GraphModule | None = None) -> GraphModu
         times = Counter(returned)
         outputs = [node for node in returned if node not in saved.values() or times[node] > 1]
         returned = [*outputs, *gradients]
-    return joined.finish(returned)
+    joined.graph.output(tuple(joined.copies[node] for node in dict.fromkeys(returned)))
+    return GraphModule(joined.root, joined.graph)
 
 
 def _saved(returned: Sequence[Node], backward: GraphModule) -> dict[str, Node]:
@@ -171,39 +148,35 @@ class _Joined:
     """A graph that others are copied into, one after the other."""
 
     def __init__(self) -> None:
-        self._graph = Graph()
-        self._root = torch.nn.Module()
-        self._copies: dict[Node, Node] = {}
+        self.graph = Graph()
+        self.root = torch.nn.Module()
+        self.copies: dict[Node, Node] = {}
         self._state_of: dict[Node, Node] = {}
         self._taken: set[int] = set()
 
     def add(self, gm: GraphModule, given: Mapping[str, Node], tag: str | None) -> list[Node]:
         """Copy a graph; some of its inputs are ``given``: nodes copied before.  What it returns."""
-        part = f"part_{len(list(self._root.children()))}"
-        self._root.add_module(part, gm)
+        part = f"part_{len(list(self.root.children()))}"
+        self.root.add_module(part, gm)
         with torch.no_grad(), fake_mode_of(gm) or contextlib.nullcontext():
             for node in gm.graph.nodes:
                 if node.op == "placeholder" and node.name in given:
-                    self._copies[node] = self._copies[given[node.name]]
+                    self.copies[node] = self.copies[given[node.name]]
                 elif node.op != "output":
-                    self._copies[node] = self._copy(node, part)
+                    self.copies[node] = self._copy(node, part)
                     if tag is not None:
-                        self._copies[node].meta["partitioner_tag"] = tag
-        for copy in self._graph.nodes:
+                        self.copies[node].meta["partitioner_tag"] = tag
+        for copy in self.graph.nodes:
             self._taken.update(map(storage_key, tensors_of(copy.meta.get("val"))))
         return [leaf for leaf in pytree.tree_leaves(gm.graph.output_node().args) if isinstance(leaf, Node)]
 
-    def finish(self, returned: Iterable[Node]) -> GraphModule:
-        self._graph.output(tuple(self._copies[node] for node in dict.fromkeys(returned)))
-        return GraphModule(self._root, self._graph)
-
     def _copy(self, node: Node, part: str) -> Node:
         if _selects(node, run_and_save_rng_state):
-            drawn = self._copies[cast(Node, node.args[0])]
+            drawn = self.copies[cast(Node, node.args[0])]
             return drawn if node.args[1] else self._state_of[drawn]
         if node.target in _DRAWS:
             return _DRAWS[node.target](self, node)
-        copy = self._graph.node_copy(node, self._copies.__getitem__)
+        copy = self.graph.node_copy(node, self.copies.__getitem__)
         if node.op in ("get_attr", "call_module"):
             copy.target = f"{part}.{node.target}"
         elif node.op != "placeholder" and "val" in node.meta:
@@ -213,7 +186,7 @@ class _Joined:
     def _draw(self, node: Node) -> Node:
         """The generator's state, saved, and the operator that draws."""
         device = tensors_of(next(user.meta["val"] for user in node.users if user.args[1] == 1))[0].device
-        state = self._graph.call_function(rng.save_state, (device.type,))
+        state = self.graph.call_function(rng.save_state, (device.type,))
         drawn = self._call(node, node.args[0], node.args[1:], node.kwargs)
         state.meta = {"val": rng.save_state(str(device)), "dtr": {"role": SAVE_RNG, "origin": drawn.name}}
         self._state_of[drawn] = state
@@ -221,7 +194,7 @@ class _Joined:
 
     def _draw_again(self, node: Node) -> Node:
         saved, target, *args = node.args
-        state = self._copies[cast(Node, saved)]
+        state = self.copies[cast(Node, saved)]
         drawn = next(drawn for drawn, its_state in self._state_of.items() if its_state is state)
         copy = self._call(node, target, args, node.kwargs)
         copy.args, copy.target = (state, state.args[0], target, *copy.args), rng.replay
@@ -235,8 +208,8 @@ class _Joined:
 
     def _call(self, node: Node, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Node:
         """A call in the place of a wrapped one, which has no value."""
-        args, kwargs = map_arg((tuple(args), dict(kwargs)), self._copies.__getitem__)
-        copy = self._graph.call_function(target, args, kwargs)
+        args, kwargs = map_arg((tuple(args), dict(kwargs)), self.copies.__getitem__)
+        copy = self.graph.call_function(target, args, kwargs)
         copy.meta = dict(node.meta)
         given, named = map_arg((args, kwargs), lambda used: used.meta["val"])
         copy.meta["val"] = target(*given, **named)
@@ -245,10 +218,10 @@ class _Joined:
     def _apart(self, node: Node, value: Any) -> Any:
         """The value in storages of its own; where it was a view of what is read, a view of that copy."""
         if is_selection(node) and cast(Node, node.args[0]).target in _DRAWS:
-            return self._copies[cast(Node, node.args[0])].meta["val"][node.args[1]]
+            return self.copies[cast(Node, node.args[0])].meta["val"][node.args[1]]
         bases: dict[int, Tensor] = {}
         for used in node.all_input_nodes:
-            read = tensors_of(self._copies[used].meta.get("val"))
+            read = tensors_of(self.copies[used].meta.get("val"))
             bases |= zip(map(storage_key, tensors_of(used.meta.get("val"))), read)
 
         def apart(leaf: Any) -> Any:

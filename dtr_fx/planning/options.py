@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import torch
 
@@ -23,13 +23,9 @@ _FORMS = (
     "write a fraction of the graph's own peak (0.6 or '60%'), bytes (an int, '8GiB' or '8GB'), "
     "or 'auto' for what the device has free"
 )
-
-
 # The caching allocator takes memory in blocks of 2 MiB and more, and what lies between them is lost.
 _USABLE = 0.95
-_PLANNERS = ("search", "online")
-_EXECUTORS = ("eager", "inductor")
-
+_NAMES = {"planner": ("search", "online"), "executor": ("eager", "inductor", None)}
 
 _Parsed = TypeVar("_Parsed")
 
@@ -54,21 +50,11 @@ _AS_IT_IS = Budget("fraction", 1.0, asked="100%")
 def parse_budget(value: object) -> Budget:
     """Understand a budget, before there is a graph to apply it to.
 
-    Parameters
-    ----------
-    value:
-        A float in (0, 1] or ``"60%"``: a fraction of the graph's own unconstrained peak.  An int or
-        ``"8GiB"``, ``"512MiB"``, ``"100KiB"`` (binary), ``"8GB"``, ``"512MB"``, ``"100KB"`` (decimal),
-        ``"123B"``: bytes.  ``"auto"``: what the device has free, on a GPU 95% of it.  A number in a string,
-        as a command line gives it, means what the number means: ``"0.6"`` is a fraction, ``"100000"`` bytes.
+    A float in (0, 1] or ``"60%"`` is a fraction of the graph's own unconstrained peak; an int, ``"8GiB"``,
+    ``"512MiB"``, ``"100KiB"`` (binary), ``"8GB"``, ``"512MB"``, ``"100KB"`` (decimal) or ``"123B"`` is bytes;
+    ``"auto"`` what the device has free, on a GPU 95% of it.  A number in a string, as a command line gives
+    it, means what the number means: ``"0.6"`` is a fraction, ``"100000"`` bytes.  All else is an OptionError.
 
-    Raises
-    ------
-    OptionError
-        It is none of these; the message says what to write.
-
-    Examples
-    --------
     >>> parse_budget("60%")
     Budget(kind='fraction', value=0.6, saved=None, asked='60%')
     >>> parse_budget("512MiB")
@@ -81,34 +67,24 @@ def parse_budget(value: object) -> Budget:
     if isinstance(value, bool):
         raise _rejected(value, "a bool is no budget")
     if isinstance(value, numbers.Integral):
-        return _from_bytes(int(value), value)
+        return _checked(int(value), value)
     if isinstance(value, numbers.Real):
-        return _from_fraction(float(value), value)
+        return _checked(float(value), value)
     raise _rejected(value, f"{type(value).__name__} is no budget")
 
 
 def resolve_budget(budget: Budget, baseline_peak: int, device: torch.device, *, already_held: int = 0) -> int:
-    """The budget in bytes for one graph.
+    """The budget in bytes for one graph that has ``baseline_peak`` bytes, constants included, as it is.
 
-    Parameters
-    ----------
-    budget:
-        As asked for.
-    baseline_peak:
-        The peak of the graph as it is, in bytes, inputs and parameters included.
-    device:
-        Where the graph runs; ``"auto"`` asks it.
-    already_held:
-        Bytes of the graph's inputs and parameters that are on the device by now.  A budget counts
-        them, the free memory of the device no longer does, so ``"auto"`` adds them.
-
-    Raises
-    ------
-    OptionError
-        ``"auto"`` on a device that does not tell its free memory.
+    ``already_held`` are bytes of its inputs and parameters that are on the device by now: a budget counts
+    them, the device's free memory no longer does, so ``"auto"`` adds them.  It is an OptionError on a device
+    that does not tell its free memory.
     """
     if budget.kind == "auto":
-        return _available(device) + already_held
+        free = free_memory(device)
+        if free is None:
+            raise OptionError(f"budget='auto': {device.type} does not tell its free memory; write the bytes")
+        return (int(_USABLE * free) if device.type == "cuda" else free) + already_held
     if budget.kind == "bytes":
         return int(budget.value)
     # The fraction as written: in binary 0.29 * 100 is 28.999999999999996.
@@ -146,85 +122,56 @@ def _parse_report(report: object) -> Path | None:
     return Path(report)
 
 
-def _is_duration(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _check_heuristic(heuristic: Any) -> None:
-    if isinstance(heuristic, str) and heuristic not in HEURISTICS:
-        raise OptionError(f"unknown heuristic {heuristic!r}{did_you_mean(heuristic, HEURISTICS)}")
-    try:
-        resolve(heuristic)
-    except TypeError as error:
-        raise OptionError(f"heuristic={heuristic!r}: {error}") from None
+def _is_positive(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _from_text(text: str) -> Budget:
     if text.strip() == "auto":
         return Budget("auto", 0, asked=text)
-    number = _plain_number(text)
-    if number is not None:
-        return replace(parse_budget(number), asked=text)
+    for number in (int, float):
+        try:
+            plain = number(text)
+        except ValueError:
+            continue
+        return replace(parse_budget(plain), asked=text)
     try:
         size = parse_percent(text) if "%" in text else parse_bytes(text)
     except ValueError as error:
         raise _rejected(text, str(error)) from None
-    return _from_fraction(size, text) if isinstance(size, float) else _from_bytes(size, text)
+    return _checked(size, text)
 
 
-def _plain_number(text: str) -> int | float | None:
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            pass
-    return None
-
-
-def _from_bytes(nbytes: int, given: object) -> Budget:
-    if nbytes < 1:
-        raise _rejected(given, "a budget is at least one byte")
-    return Budget("bytes", nbytes, asked=str(given))
-
-
-def _from_fraction(fraction: float, given: object) -> Budget:
-    if math.isnan(fraction):
+def _checked(size: float, given: object) -> Budget:
+    """An int is bytes, a float a fraction."""
+    if isinstance(size, int):
+        if size < 1:
+            raise _rejected(given, "a budget is at least one byte")
+        return Budget("bytes", size, asked=str(given))
+    if math.isnan(size):
         raise _rejected(given, "not a number")
-    if fraction <= 0:
+    if size <= 0:
         raise _rejected(given, "a fraction is above 0")
-    if fraction > 1:
+    if size > 1:
         raise _rejected(given, "a fraction is of the graph's own peak, so at most 1 (100%); bytes are an int")
-    return Budget("fraction", fraction, asked=str(given))
+    return Budget("fraction", size, asked=str(given))
 
 
 def _rejected(given: object, why: str) -> OptionError:
     return OptionError(f"budget={given!r}: {why}; {_FORMS}")
 
 
-def _available(device: torch.device) -> int:
-    free = free_memory(device)
-    if free is None:
-        raise OptionError(f"budget='auto': {device.type} does not tell its free memory; write the bytes")
-    return int(_USABLE * free) if device.type == "cuda" else free
-
-
 class _Option(Generic[_Parsed]):
     """A field that takes what a user writes and holds what it means."""
 
     def __init__(self, parse: Callable[[object], _Parsed], default: object) -> None:
-        self._parse = parse
-        self._default = parse(default)
+        self._parse, self._default = parse, parse(default)
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
     def __get__(self, options: object | None, owner: type | None = None) -> _Parsed:
-        value: _Parsed = self._default if options is None else vars(options)[self._name]
-        return value
+        return self._default if options is None else cast(_Parsed, vars(options)[self._name])
 
     def __set__(self, options: object, value: object) -> None:
         vars(options)[self._name] = self._parse(value)
@@ -232,47 +179,28 @@ class _Option(Generic[_Parsed]):
 
 @dataclass(frozen=True)
 class Options:
-    """The options of ``torch.compile(model, backend="dtr", options={...})``.
+    """The options of ``torch.compile(model, backend="dtr", options={...})``; OptionError for any other value.
 
-    Parameters
-    ----------
-    budget:
-        See ``parse_budget``.  The default, 1.0, is the peak of the graph as it is.
-    max_overhead:
-        Instead of a budget: the least memory whose extra compute is at most this share of the graph's own,
-        0.1 or ``"10%"``.
-    heuristic:
-        A name in ``dtr_fx.runtime.HEURISTICS``, a ``Heuristic``, or a function ``score(s, m, c)`` of
-        staleness (seconds), size (bytes) and cost (seconds), over arrays.
-    costs:
-        Where the seconds of each operator come from: ``"roofline"``, ``"profile"`` (each is timed), a
-        function or a mapping.
-    planner:
-        ``"search"`` makes many passes, steered, and uses that a traced graph shows the future; ``"online"``
-        makes one pass of the heuristic, as in the paper.
-    plan_seconds:
-        How long a search may take, in seconds of a usual machine: what is counted is the work, so that the
-        same options give the same plan everywhere.  The default is 0.7 s up to 1,500 operators,
-        1 s for 2,300, and 6 s for 19,000.
-    executor:
-        Who runs the two graphs of a step: ``"eager"``, operator by operator, bit for bit as unrewritten, or
-        ``"inductor"``, which compiles them.  None: on a GPU that Triton compiles for, Inductor where sizes
-        are fixed and its kernels fit; else eager.
-    watch:
-        The name of a value, as ``dtr-fx diff`` prints it, whose life is of interest: ``Report.choices`` then
-        says each time that a heuristic weighed it.
-    report:
-        A file, ``.html`` or ``.json``, for the reports of all graphs planned in this process; it is written
-        anew with each of them.  The environment variable ``DTR_REPORT`` names a folder for both.
-    plans_kept:
-        For how many tuples of input sizes each graph keeps its compiled step, the last ones used.
-    on_report:
-        Called with the ``Report`` of every graph that was planned.
-
-    Raises
-    ------
-    OptionError
-        A value that cannot be understood.
+    - ``budget``: see ``parse_budget``; the default, 1.0, is the peak of the graph as it is.
+    - ``max_overhead``: instead of a budget, the least memory whose extra compute is at most this share of the
+      graph's own, 0.1 or ``"10%"``.
+    - ``heuristic``: what is dropped first: a name in ``dtr_fx.runtime.HEURISTICS``, a ``Heuristic``, or a
+      function ``score(s, m, c)`` of staleness (seconds), size (bytes) and cost (seconds), over arrays.
+    - ``costs``: the seconds of each operator: ``"roofline"``, ``"profile"`` (each is timed), a function from
+      a node to seconds, or a mapping from node names or targets.
+    - ``planner``: ``"search"`` makes many passes, steered, and uses that a traced graph shows the future;
+      ``"online"`` makes one pass of the heuristic, as in the paper.
+    - ``plan_seconds``: the effort of a search, in seconds of a usual machine; what is counted is the work, so
+      that the same options give the same plan everywhere.  By default 0.7 up to 1,500 operators, 1 for 2,300,
+      6 for 19,000.
+    - ``executor``: who runs the two graphs of a step: ``"eager"``, operator by operator, bit for bit as
+      unrewritten, or ``"inductor"``, which compiles them.  None: on a GPU that Triton compiles for, Inductor
+      where sizes are fixed and its kernels fit; else eager.
+    - ``watch``: a value, named as in ``dtr-fx diff``; ``Report.choices`` has each time that it was weighed.
+    - ``report``: a file, ``.html`` or ``.json``, for the reports of all graphs planned in this process,
+      written anew with each.  The environment variable ``DTR_REPORT`` names a folder for both.
+    - ``plans_kept``: for how many tuples of sizes each graph keeps its compiled step, the last ones used.
+    - ``on_report``: called with the ``Report`` of every graph that was planned.
     """
 
     budget: _Option[Budget] = _Option(parse_budget, "100%")
@@ -290,14 +218,20 @@ class Options:
     def __post_init__(self) -> None:
         if self.max_overhead is not None and self.budget != _AS_IT_IS:
             raise OptionError("give a budget, or max_overhead, which finds the smallest budget itself")
-        _check_heuristic(self.heuristic)
-        if self.planner not in _PLANNERS:
-            raise OptionError(f"unknown planner {self.planner!r}{did_you_mean(self.planner, _PLANNERS)}")
-        if self.executor not in (None, *_EXECUTORS):
-            raise OptionError(f"unknown executor {self.executor!r}{did_you_mean(self.executor, _EXECUTORS)}")
-        if self.plan_seconds is not None and not _is_duration(self.plan_seconds):
+        chosen = self.heuristic
+        if isinstance(chosen, str) and chosen not in HEURISTICS:
+            raise OptionError(f"unknown heuristic {chosen!r}{did_you_mean(chosen, HEURISTICS)}")
+        try:
+            resolve(chosen)
+        except TypeError as error:
+            raise OptionError(f"heuristic={chosen!r}: {error}") from None
+        for name, known in _NAMES.items():
+            given = getattr(self, name)
+            if given not in known:
+                raise OptionError(f"unknown {name} {given!r}{did_you_mean(given, filter(None, known))}")
+        if self.plan_seconds is not None and not _is_positive(self.plan_seconds, (int, float)):
             raise OptionError(f"plan_seconds={self.plan_seconds!r}: give seconds above 0, or None")
-        if not _is_count(self.plans_kept):
+        if not _is_positive(self.plans_kept, int):
             raise OptionError(f"plans_kept={self.plans_kept!r}: give an int of at least 1")
         if self.on_report is not None and not callable(self.on_report):
             raise OptionError(f"on_report={self.on_report!r} cannot be called: give a function of a Report")
@@ -316,13 +250,7 @@ class Options:
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any] | None) -> Options:
-        """Options from the dictionary that a compiler backend is given.
-
-        Raises
-        ------
-        OptionError
-            An unknown key, or a value that cannot be understood.
-        """
+        """Options from the dictionary that a compiler backend is given; OptionError for an unknown key."""
         given = dict(options or {})
         known = [field.name for field in fields(cls)]
         for key in given:

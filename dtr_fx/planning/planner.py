@@ -6,7 +6,7 @@ The same program, budget and options give the same plan.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from functools import cached_property
 
 from dtr_fx import search
@@ -24,14 +24,9 @@ class Infeasible(Exception):
 
 
 class Planner:
-    """Plans for one program, in the way that the options say.
+    """Plans for one program by the heuristic, the planner and the effort of the options, for any budget.
 
-    Parameters
-    ----------
-    program:
-        What is planned; ``need`` is what no plan for it can do without.
-    options:
-        Of which the heuristic, the planner and its effort count here, not the budget.
+    ``need`` is what no plan can do without.
     """
 
     def __init__(self, program: Program, options: Options) -> None:
@@ -44,17 +39,10 @@ class Planner:
 
     @property
     def policies(self) -> Iterable[Policy]:
-        """The policies under which passes are made."""
         return [self._policy] if self._online else portfolio(self._policy)
 
     def plan(self, budget: int) -> Plan:
-        """A plan within ``budget`` bytes.
-
-        Raises
-        ------
-        Infeasible
-            None was found, neither at this budget nor at a smaller one.
-        """
+        """A plan within ``budget`` bytes; Infeasible if there is none at this budget or a smaller one."""
         plan = self._try(budget, self.program) if budget >= self.need.nbytes else None
         if plan is None:
             plan = self.smallest
@@ -63,13 +51,7 @@ class Planner:
         return plan
 
     def plan_saving(self, budget: int, held: int, saved: int) -> Plan:
-        """A plan with ``saved`` bytes between the passes beside the ``held`` ones, or as few as are found.
-
-        Raises
-        ------
-        Infeasible
-            As ``plan`` does.
-        """
+        """As ``plan``, with ``saved`` bytes between the passes beside ``held``, or as few as are found."""
         free = self.plan(budget)
         repaired = self._repaired(free, budget, held + saved)
         if repaired is not None and repaired.cost <= free.cost:
@@ -84,8 +66,11 @@ class Planner:
     def _repaired(self, free: Plan, budget: int, most: int) -> Plan | None:
         """A plan that was made without a limit between the passes, changed to keep it."""
         limited = limit_saved(self.program, most, budget)
-        orders = (free.order, rerun_forward(self.program, free.order))
-        return _cheapest(_those_that_fit(limited, orders, budget))
+        fitting = []
+        for order in (free.order, rerun_forward(self.program, free.order)):
+            with contextlib.suppress(RunFailed):
+                fitting.append(execute_order(limited, order, budget))
+        return _cheapest(fitting)
 
     @cached_property
     def smallest(self) -> Plan:
@@ -103,13 +88,6 @@ class Planner:
             return search.search(program, budget, self._policy, self._seconds)
         except search.Infeasible:
             return None
-
-
-def _those_that_fit(program: Program, orders: Iterable[Sequence[int]], budget: int) -> Iterator[Plan]:
-    """The orders, which were made for another program, as plans for this one."""
-    for order in orders:
-        with contextlib.suppress(RunFailed):
-            yield execute_order(program, order, budget)
 
 
 def _cheapest(plans: Iterable[Plan]) -> Plan | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
 
 from torch.fx import GraphModule
@@ -13,8 +14,8 @@ from dtr_fx.passes import storages
 from dtr_fx.passes.liveness import liveness
 from dtr_fx.passes.roles import KEEP
 from dtr_fx.passes.tensors import graph_device
-from dtr_fx.planning.options import Options, resolve_budget
-from dtr_fx.planning.planner import Planner
+from dtr_fx.planning.options import Budget, Options, resolve_budget
+from dtr_fx.planning.planner import Infeasible, Planner
 from dtr_fx.planning.reporting import source_line
 from dtr_fx.runtime import Plan
 from dtr_fx.runtime.steps import RECOMPUTE
@@ -24,17 +25,10 @@ _TOLERANCE = 0.01
 
 
 class Planning:
-    """The analysis of a graph, before it is rewritten.
+    """The analysis of a graph, before it is rewritten; OptionError where its costs cannot be told.
 
     ``before`` is its memory timeline as it is, ``graph`` its program.  The extra workspace that an executor
     has found a node to need, while it runs under a plan, stands in ``meta["dtr_extra_workspace"]``, in bytes.
-
-    Raises
-    ------
-    GraphError
-        The graph has no operators.
-    OptionError
-        Its costs cannot be told.
     """
 
     def __init__(self, gm: GraphModule, options: Options, *, trusts_caller: bool = False) -> None:
@@ -48,10 +42,8 @@ class Planning:
             from dtr_fx.costs.kernels import of_kernels
 
             cost = of_kernels(cost, device)
-        temporary = workspaces(calls)
-        workspace = {
-            node: nbytes + node.meta.get("dtr_extra_workspace", 0) for node, nbytes in temporary.items()
-        }
+        as_it_is = workspaces(calls)
+        workspace = {node: own + node.meta.get("dtr_extra_workspace", 0) for node, own in as_it_is.items()}
         self.options = options
         replays_randomness = options.executor != "inductor"
         self.graph = storages.analyze(
@@ -63,36 +55,35 @@ class Planning:
             trusts_caller=trusts_caller,
         )
         self.workspace_of = {node.name: nbytes for node, nbytes in workspace.items()}
-        as_it_is = {node.name: nbytes for node, nbytes in temporary.items()}
-        self.before = liveness(gm, as_it_is, device)
+        self.before = liveness(gm, {node.name: nbytes for node, nbytes in as_it_is.items()}, device)
         self.baseline_peak = max(point.live for point in self.before)
         self.planner = Planner(self.graph.program, options)
 
     @cached_property
     def budget(self) -> int:
-        """The budget of the options in bytes."""
-        return resolve_budget(
-            self.options.budget,
-            self.baseline_peak,
-            self.graph.device,
-            already_held=self.graph.constant_bytes,
-        )
+        return self.in_bytes(self.options.budget)
 
-    def plan(self, budget: int) -> Plan | None:
-        """A plan within ``budget`` bytes; None if the graph fits as it is.
+    def in_bytes(self, budget: Budget) -> int:
+        held = self.graph.constant_bytes
+        return resolve_budget(budget, self.baseline_peak, self.graph.device, already_held=held)
 
-        Raises
-        ------
-        Infeasible
-            None was found.
-        """
-        graph = self.graph
+    def plan(self, *, saves_nothing: bool) -> tuple[int, Plan | None]:
+        """The budget in bytes, and the plan for it; None for the graph as it is.  See ``rewrite``."""
+        if self.options.max_overhead is not None:
+            plan = self.least_memory()
+            return (self.baseline_peak if plan is None else plan.peak), plan
+        graph, budget = self.graph, self.budget
         saved = None if graph.boundary is None else self.options.budget.saved
         if budget >= self.baseline_peak and (saved is None or graph.saved_bytes <= saved):
-            return None
-        if saved is None:
-            return self.planner.plan(budget)
-        return self.planner.plan_saving(budget, graph.held_between_passes, saved)
+            return budget, None
+        try:
+            if saved is None:
+                return budget, self.planner.plan(budget)
+            return budget, self.planner.plan_saving(budget, graph.held_between_passes, saved)
+        except Infeasible as infeasible:
+            if saves_nothing and self.options.budget.kind == "fraction":
+                return budget, None
+            raise self.error(budget, infeasible.smallest) from None
 
     def least_memory(self) -> Plan | None:
         """The plan of the lowest peak with at most the options' overhead; None for the graph as it is."""
@@ -124,9 +115,14 @@ class Planning:
         return plan.cost + sum(call.cost for call in kept)
 
     def error(self, budget: int, smallest: int) -> InfeasibleBudgetError:
-        """The error for a budget that no plan was found for."""
-        need = self.planner.need
-        node = self.graph.calls[need.call].node
+        graph, need = self.graph, self.planner.need
+        node = graph.calls[need.call].node
+        # What cannot be given up when the most memory is needed.
+        results = {graph.storage(value) for call in graph.calls[: need.call + 1] for value in call.pins}
+        pinned: Counter[str] = Counter()
+        for value in {*graph.constants, *results}:
+            kind = graph.values[value].kind if value in graph.constants else "output"
+            pinned[kind] += graph.values[value].nbytes
         return InfeasibleBudgetError(
             asked=budget,
             # As it is, the graph needs no saved states of random operators: where those weigh most, less.
@@ -135,16 +131,5 @@ class Planning:
             baseline_peak=self.baseline_peak,
             operator=node.name,
             source=source_line(node),
-            pinned=self._pinned(),
+            pinned=dict(pinned),
         )
-
-    def _pinned(self) -> dict[str, int]:
-        """The bytes, by kind, that cannot be given up when the most memory is needed."""
-        graph = self.graph
-        calls = graph.calls[: self.planner.need.call + 1]
-        results = {graph.storage(value) for call in calls for value in call.pins}
-        pinned: dict[str, int] = {}
-        for value in {*graph.constants, *results}:
-            kind = graph.values[value].kind if value in graph.constants else "output"
-            pinned[kind] = pinned.get(kind, 0) + graph.values[value].nbytes
-        return pinned

@@ -3,50 +3,27 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
 from torch.fx import GraphModule, Node
 
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.roles import KEEP, SAVE_RNG, facts, origin_name, role
-from dtr_fx.passes.storages import GraphProgram, Value
+from dtr_fx.passes.storages import GraphProgram
 from dtr_fx.passes.tensors import is_selection
-from dtr_fx.report import Event, Point, StorageStats
+from dtr_fx.planning.planner import Planner
+from dtr_fx.report import Choice, Event, Point, StorageStats
 from dtr_fx.runtime import Plan
-from dtr_fx.runtime import steps as kinds
-from dtr_fx.runtime.steps import COMPUTE
-from dtr_fx.search import Need
+from dtr_fx.runtime.steps import BANISH, COMPUTE, DROP, RECOMPUTE
+from dtr_fx.search import Need, Scored, scores_of
 from dtr_fx.torch_private import OpOverload
 
-
-def report_graph(
-    gm: GraphModule,
-    graph: GraphProgram,
-    need: Need,
-    plan: Plan | None,
-    budget: int,
-    asked: str,
-    before: Sequence[Point],
-    after: Sequence[Point],
-) -> Report:
-    """Put together what the passes know of a graph and of what a plan has made of it."""
-    events = _events(gm, graph, after)
-    return make_report(
-        need=need,
-        plan=plan,
-        budget=budget,
-        asked=asked,
-        base_cost=graph.base_cost,
-        constants=graph.constant_bytes,
-        device=str(graph.device),
-        before=before,
-        after=after,
-        events=events,
-        storages=_storage_stats(graph, events),
-    )
+_KINDS = (COMPUTE, RECOMPUTE, DROP, BANISH)
+_SAVES = (SAVE_RNG, KEEP)
 
 
 def make_report(
@@ -98,21 +75,30 @@ def _last_frame(stack_trace: str) -> str:
     return f"{path.rsplit('/', 1)[-1]}:{line} in {function}: {code.strip()}"
 
 
-def _events(gm: GraphModule, program: GraphProgram, after: Sequence[Point]) -> tuple[Event, ...]:
+def events_of(gm: GraphModule, program: GraphProgram, after: Sequence[Point]) -> tuple[Event, ...]:
+    """The steps of a rewritten graph, with the memory timeline that it has ``after`` rewriting."""
     step_of = {(step.role, step.node.name): step for step in program.calls}
     nodes = {node.name: node for node in gm.graph.nodes}
     position_of = {value: position for position, value in enumerate(_storages(program))}
-    sources = _Sources(program, nodes, position_of)
     value_of = {node.name: tree for node, tree in program.values_of.items() if isinstance(tree, int)}
     live_at = {point.name: point.live for point in after}
     live = program.constant_bytes
+
+    @functools.cache
+    def source(node: Node) -> tuple[str, list[int]]:
+        """The operator or input that a node comes from, and the positions of the storages that it holds."""
+        key = role(node), origin_name(node)
+        is_saved = key[0] in _SAVES and key in step_of
+        held = step_of[key].outputs if is_saved else program.values_in(nodes.get(key[1], node))
+        return _maker(node).name, [position_of[program.storage(value)] for value in held]
+
     events = []
     for node in gm.graph.nodes:
         if node.op in ("placeholder", "get_attr", "output") or is_selection(node):
             continue
         known = facts(node)
         kind, origin = known["role"], known["origin"]
-        is_save, is_drop = kind in _SAVES, kind == kinds.DROP
+        is_save, is_drop = kind in _SAVES, kind == DROP
         live = live_at.get(node.name, live)
         step = step_of.get((kind if is_save else COMPUTE, origin))
         values = [value_of[origin]] if is_drop else step.outputs if step is not None else ()
@@ -120,13 +106,14 @@ def _events(gm: GraphModule, program: GraphProgram, after: Sequence[Point]) -> t
         called = node if is_save else _maker(nodes.get(origin, node))
         if is_drop:
             live -= nbytes
-        read = [sources.of(used) for used in node.all_input_nodes]
+        tag = str(node.meta.get("partitioner_tag", ""))
+        read = [source(used) for used in node.all_input_nodes]
         events.append(
             Event(
-                kind=kind if kind in _KINDS else kinds.COMPUTE,
+                kind=kind if kind in _KINDS else COMPUTE,
                 name=node.name,
                 origin=node.name if is_save else origin,  # a save is no node of the original graph
-                phase=_phase(node),
+                phase=tag.removeprefix("is_").removeprefix("must_be_in_"),
                 nbytes=nbytes,
                 cost=step.cost if step is not None and not is_drop else 0.0,
                 live=live,
@@ -138,39 +125,11 @@ def _events(gm: GraphModule, program: GraphProgram, after: Sequence[Point]) -> t
                 storages=tuple([position_of[value] for value in values if value in position_of]),
                 uses=tuple(dict.fromkeys([at for _, positions in read for at in positions])),
                 reads=tuple(dict.fromkeys([name for name, _ in read])),
-                target=operator_name(called),
-                module=module_path(called),
+                target=_operator_name(called),
+                module=_module_path(called),
             )
         )
     return tuple(events)
-
-
-class _Sources:
-    """The storages that nodes of a rewritten graph read, and the nodes that they read them from."""
-
-    def __init__(
-        self, program: GraphProgram, nodes: Mapping[str, Node], position_of: Mapping[int, int]
-    ) -> None:
-        self._program = program
-        self._nodes = nodes
-        self._position_of = position_of
-        self._saved = {
-            (step.role, step.node.name): step.outputs for step in program.calls if step.role in _SAVES
-        }
-        self._known: dict[Node, tuple[str, list[int]]] = {}
-
-    def of(self, node: Node) -> tuple[str, list[int]]:
-        """The operator or input that a node comes from, and the positions of the storages that it holds."""
-        if node not in self._known:
-            positions = [self._position_of[self._program.storage(value)] for value in self._values(node)]
-            self._known[node] = _maker(node).name, positions
-        return self._known[node]
-
-    def _values(self, node: Node) -> Sequence[int]:
-        key = role(node), origin_name(node)
-        if key in self._saved:
-            return self._saved[key]
-        return self._program.values_in(self._nodes.get(key[1], node))
 
 
 def _maker(node: Node) -> Node:
@@ -180,7 +139,7 @@ def _maker(node: Node) -> Node:
     return node
 
 
-def operator_name(node: Node) -> str:
+def _operator_name(node: Node) -> str:
     """The operator that a node calls: ``aten.mm.default``, ``Linear``, ``relu``."""
     if node.op == "call_module":
         return type(node.graph.owning_module.get_submodule(str(node.target))).__name__  # type: ignore[union-attr]
@@ -192,7 +151,7 @@ def operator_name(node: Node) -> str:
 _overload_name = functools.cache(str)
 
 
-def module_path(node: Node) -> str:
+def _module_path(node: Node) -> str:
     """The path of the module that called the operator, ``blocks.0.mlp``; in backward, of its forward's."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
@@ -207,55 +166,39 @@ def _plain_path(path: str) -> str:
     return ".".join(name for name in re.findall(r"\w+", path) if name not in ("L", "self", "_modules"))
 
 
-_KINDS = (kinds.COMPUTE, kinds.RECOMPUTE, kinds.DROP, kinds.BANISH)
-_SAVES = (SAVE_RNG, KEEP)
-
-
-def _phase(node: Node) -> str:
-    tag = str(node.meta.get("partitioner_tag", ""))
-    return tag.removeprefix("is_").removeprefix("must_be_in_")
-
-
 def _storages(program: GraphProgram) -> list[int]:
     """The values that stand for a storage, in the order of ``Report.storages``."""
     return [value for value in range(len(program.values)) if program.is_storage(value)]
 
 
-def _storage_stats(program: GraphProgram, events: Sequence[Event]) -> tuple[StorageStats, ...]:
-    kinds_of = _storage_kinds(program)
-    names = names_of(program)
-    described = (
-        (names[number], kinds_of[number], program.values[number].nbytes) for number in _storages(program)
-    )
-    return storage_stats(described, events)
-
-
-def _storage_kinds(program: GraphProgram) -> list[str]:
-    """The kind of each value, as a report has it."""
+def stats_of(program: GraphProgram, events: Sequence[Event]) -> tuple[StorageStats, ...]:
+    """Drops and recomputes of a graph's storages."""
     constants = set(program.constants)
     results = {program.storage(value) for step in program.calls for value in step.pins} - constants
+    names = names_of(program)
 
-    def kind(number: int, value: Value) -> str:
+    def kind(number: int) -> str:
+        own = program.values[number].kind
         if number in results:
             return "output"
-        return "unused" if value.kind in ("input", "parameter") and number not in constants else value.kind
+        return "unused" if own in ("input", "parameter") and number not in constants else own
 
-    return [kind(number, value) for number, value in enumerate(program.values)]
+    described = ((names[at], kind(at), program.values[at].nbytes) for at in _storages(program))
+    return storage_stats(described, events)
 
 
 def storage_stats(
     described: Iterable[tuple[str, str, int]], events: Sequence[Event]
 ) -> tuple[StorageStats, ...]:
     """Drops and recomputes of storages, given by name, kind and bytes as events number them."""
-    again = [event for event in events if event.kind == kinds.RECOMPUTE]
-    drops = Counter(at for event in events if event.kind == kinds.DROP for at in event.storages)
-    recomputes = Counter(at for event in again for at in event.storages)
-    costs: dict[int, float] = {}
-    for event in again:
-        for at in event.storages:
-            costs[at] = costs.get(at, 0.0) + event.cost
+    drops = Counter(at for event in events if event.kind == DROP for at in event.storages)
+    again = [(at, event.cost) for event in events if event.kind == RECOMPUTE for at in event.storages]
+    recomputes = Counter(at for at, _ in again)
+    costs: defaultdict[int, float] = defaultdict(float)
+    for at, cost in again:
+        costs[at] += cost
     return tuple(
-        StorageStats(name, kind, nbytes, drops[at], recomputes[at], costs.get(at, 0.0))
+        StorageStats(name, kind, nbytes, drops[at], recomputes[at], costs[at])
         for at, (name, kind, nbytes) in enumerate(described)
     )
 
@@ -264,3 +207,50 @@ def names_of(program: GraphProgram) -> list[str]:
     """The name of each value: that of the first node that holds it and nothing else."""
     holders = {tree: node.name for node, tree in reversed(program.values_of.items()) if isinstance(tree, int)}
     return [holders.get(number, value.name) for number, value in enumerate(program.values)]
+
+
+def choices(
+    planner: Planner,
+    plan: Plan,
+    value: str,
+    names: Sequence[str],
+    origins: Mapping[int, str],
+    events: Sequence[Event],
+) -> tuple[Choice, ...]:
+    """The choices of a heuristic that concerned a value; a search makes none, an unknown value has none.
+
+    ``names`` are those of the program's tensors, ``events`` those of the plan's report.  ``origins`` are
+    those of the program's calls, by number: a call without one saves something for the call after it.
+    """
+    if value not in names:
+        return ()
+    found = scores_of(planner.program, plan, names.index(value), planner.policies)
+
+    def finite(score: float) -> float | None:
+        return score if math.isfinite(score) else None
+
+    events_at = _positions(plan, found, origins, events)
+    return tuple(
+        Choice(at, finite(one.score), one.rank, one.candidates, names[one.chosen], finite(one.chosen_score))
+        for one, at in zip(found, events_at)
+    )
+
+
+def _positions(
+    plan: Plan, found: Sequence[Scored], origins: Mapping[int, str], events: Sequence[Event]
+) -> Iterator[int]:
+    """The place among the report's events of the operator that each choice made room for."""
+    runs_of = defaultdict(list)
+    for position, event in enumerate(events):
+        if event.kind in (COMPUTE, RECOMPUTE):
+            runs_of[event.origin].append(position)
+    ran: Counter[int] = Counter()
+    done = 0
+    for choice in found:
+        ran.update(step.op for step in plan.steps[done : choice.step] if step.kind in (COMPUTE, RECOMPUTE))
+        done = choice.step
+        call = plan.steps[choice.step].op
+        before = ran[call]
+        while call not in origins:
+            call, before = call + 1, 0
+        yield runs_of[origins[call]][before]

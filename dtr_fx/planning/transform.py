@@ -23,12 +23,10 @@ from dtr_fx.passes.propagate import Propagate, fake_mode_of
 from dtr_fx.passes.reach import relied_on
 from dtr_fx.passes.verify import Verify, check_budget
 from dtr_fx.passes.write import Write
-from dtr_fx.planning.choices import choices
 from dtr_fx.planning.options import Options
-from dtr_fx.planning.planner import Infeasible
 from dtr_fx.planning.planning import Planning
-from dtr_fx.planning.reporting import names_of, report_graph, source_line
-from dtr_fx.report import Choice, Relied
+from dtr_fx.planning.reporting import choices, events_of, make_report, names_of, source_line, stats_of
+from dtr_fx.report import Relied
 from dtr_fx.runtime import Heuristic, Plan, collector_paused
 from dtr_fx.runtime.heuristics import Score
 from dtr_fx.runtime.steps import COMPUTE
@@ -49,6 +47,8 @@ def transform(
 ) -> tuple[GraphModule, Report]:
     """Rewrite a graph so that its live bytes never exceed ``budget``; the original is left as it was.
 
+    What is returned is the rewritten graph, with its Drop and Recompute nodes, and what was done.
+
     Parameters
     ----------
     gm:
@@ -56,36 +56,18 @@ def transform(
     budget:
         ``0.6`` or ``"60%"`` of the graph's own peak, bytes, ``"8GiB"``, ``"8GB"``, or ``"auto"``.  It
         counts inputs, parameters, activations and outputs on the graph's device.
-    max_overhead:
-        Instead of a budget: the least memory whose extra compute is at most this share of the graph's own,
-        0.1 or ``"10%"``.
-    heuristic:
-        What is dropped first: a name in ``dtr_fx.runtime.HEURISTICS``, a ``Heuristic``, or a function
-        ``score(s, m, c)`` of staleness (seconds), size (bytes) and cost (seconds), over arrays.
-    costs:
-        ``"roofline"``, ``"profile"`` (each operator is timed), a function from a node to seconds, or a
-        mapping from node names or targets.
-    planner, plan_seconds:
-        ``"search"``, with an effort in seconds, or ``"online"``, one pass as in the paper; see ``Options``.
+    max_overhead, heuristic, costs, planner, plan_seconds:
+        See ``dtr_fx.planning.options.Options``.
     example_inputs:
         Needed by graphs whose nodes have no ``meta["val"]``: their shapes are found with fake tensors.
 
-    Returns
-    -------
-    tuple[GraphModule, Report]
-        The rewritten graph, with its Drop and Recompute nodes, and what was done.
-
     Raises
     ------
-    OptionError
-        A budget, heuristic or cost that cannot be understood.
-    GraphError
-        A graph without operators, or without shapes and example inputs.
+    OptionError, GraphError
+        An option that cannot be understood; a graph without operators, or without shapes and example inputs.
     InfeasibleBudgetError
         No plan fits; the error holds the smallest budget that works.
 
-    Examples
-    --------
     >>> import torch, dtr_fx
     >>> def f(x):
     ...     a = x.sin(); b = a.cos(); c = b.exp()
@@ -95,21 +77,14 @@ def transform(
     >>> bool(rewritten(torch.ones(1024)) == gm(torch.ones(1024)))
     True
     """
-    options = Options(
-        budget=budget,
-        max_overhead=max_overhead,
-        heuristic=heuristic,
-        costs=costs,
-        planner=planner,
-        plan_seconds=plan_seconds,
-    )
+    options = Options(budget, max_overhead, heuristic, costs, planner, plan_seconds)
     return rewritten_copy(gm, options, example_inputs)
 
 
 def rewritten_copy(
     gm: GraphModule, options: Options, example_inputs: Sequence[Any] | None = None
 ) -> tuple[GraphModule, Report]:
-    """A rewritten copy of any graph; see ``transform``."""
+    """See ``transform``."""
     rewritten = readable_copy(gm, example_inputs)
     report = rewrite(rewritten, options)
     rewritten.recompile()
@@ -138,7 +113,28 @@ def rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool = False) -
     that no plan reaches is no error, and the graph stays as it is.
     """
     with collector_paused(), without_guards(gm):
-        return _rewrite(gm, options, saves_nothing=saves_nothing)
+        laps = Laps()
+        planning = Planning(gm, options)
+        laps.take("analysis")
+        try:
+            budget, plan = planning.plan(saves_nothing=saves_nothing)
+        except InfeasibleBudgetError as error:
+            if not planning.graph.reached:
+                raise
+            return _trusting_the_caller(gm, options, error.smallest, laps)
+        return carry_out(gm, planning, budget, plan, laps)
+
+
+def _trusting_the_caller(gm: GraphModule, options: Options, safe: int, laps: Laps) -> Report:
+    """Rewrite a graph whose plans fit only if they recompute from what the caller may write."""
+    planning = Planning(gm, options, trusts_caller=True)
+    budget, plan = planning.plan()
+    report = carry_out(gm, planning, budget, plan, laps)
+    relied = (
+        Relied(tensor.kind, tensor.position, tensor.node.name, source_line(tensor.node), safe)
+        for tensor in relied_on(gm, planning.graph.reached)
+    )
+    return replace(report, relied=tuple(relied))
 
 
 def without_guards(gm: GraphModule) -> contextlib.AbstractContextManager[None]:
@@ -148,65 +144,38 @@ def without_guards(gm: GraphModule) -> contextlib.AbstractContextManager[None]:
     return shapes.suppress_guards() if shapes is not None else contextlib.nullcontext()
 
 
-def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool) -> Report:
-    laps = Laps()
-    planning = Planning(gm, options)
-    laps.take("analysis")
-    try:
-        budget, plan = _plan(planning, saves_nothing=saves_nothing)
-        return carry_out(gm, planning, budget, plan, laps)
-    except InfeasibleBudgetError as error:
-        if not planning.graph.reached:
-            raise
-        safe = error.smallest
-    planning = Planning(gm, options, trusts_caller=True)
-    budget, plan = _plan(planning, saves_nothing=saves_nothing)
-    report = carry_out(gm, planning, budget, plan, laps)
-    relied = (
-        Relied(tensor.kind, tensor.position, tensor.node.name, source_line(tensor.node), safe)
-        for tensor in relied_on(gm, planning.graph.reached)
-    )
-    return replace(report, relied=tuple(relied))
-
-
 def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | None, laps: Laps) -> Report:
     """Write a plan into the graph, verify the graph and report on it; None leaves it as it is."""
     laps.take("plan")
     passes = () if plan is None else (Write(planning.graph, plan), Verify())
     Pipeline(*passes, given=(VALUES, ORDER))(gm, laps.take)
-    after = liveness(gm, planning.workspace_of, planning.graph.device)
+    graph, options = planning.graph, planning.options
+    after = liveness(gm, planning.workspace_of, graph.device)
     if plan is not None:
         check_budget(after, budget)
     laps.take("liveness")
-    need, asked = planning.planner.need, planning.options.asked
-    report = report_graph(gm, planning.graph, need, plan, budget, asked, planning.before, after)
+    events = events_of(gm, graph, after)
+    report = make_report(
+        need=planning.planner.need,
+        plan=plan,
+        budget=budget,
+        asked=options.asked,
+        base_cost=graph.base_cost,
+        constants=graph.constant_bytes,
+        device=str(graph.device),
+        before=planning.before,
+        after=after,
+        events=events,
+        storages=stats_of(graph, events),
+    )
     laps.take("report")
     report = replace(report, seconds=laps.seconds)
-    watch = planning.options.watch
-    if plan is not None and watch is not None:
-        report = replace(report, choices=_choices(planning, plan, watch, report))
+    if plan is not None and options.watch is not None:
+        origins = {number: call.node.name for number, call in enumerate(graph.calls) if call.role == COMPUTE}
+        watched = choices(planning.planner, plan, options.watch, names_of(graph), origins, events)
+        report = replace(report, choices=watched)
     log.info("%s", report.summary())
     return report
-
-
-def _choices(planning: Planning, plan: Plan, value: str, report: Report) -> tuple[Choice, ...]:
-    graph = planning.graph
-    origins = {number: call.node.name for number, call in enumerate(graph.calls) if call.role == COMPUTE}
-    return choices(planning.planner, plan, value, names_of(graph), origins, report.events)
-
-
-def _plan(planning: Planning, *, saves_nothing: bool) -> tuple[int, Plan | None]:
-    """The budget, and the plan for it; None for the graph as it is."""
-    if planning.options.max_overhead is not None:
-        plan = planning.least_memory()
-        return (planning.baseline_peak if plan is None else plan.peak), plan
-    budget = planning.budget
-    try:
-        return budget, planning.plan(budget)
-    except Infeasible as infeasible:
-        if saves_nothing and planning.options.budget.kind == "fraction":
-            return budget, None
-        raise planning.error(budget, infeasible.smallest) from None
 
 
 class Laps:

@@ -1,5 +1,271 @@
-"""A plan's outcome, as data."""
+"""The outcome of a plan, as data: the one thing that logs, the command line and pictures are views of."""
 
-from .report import KINDS, Choice, Event, Point, Relied, Report, StorageStats
+from __future__ import annotations
 
-__all__ = ["KINDS", "Choice", "Event", "Point", "Relied", "Report", "StorageStats"]
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from dtr_fx.errors import OptionError
+from dtr_fx.units import format_bytes, format_count, format_percent, parse_bytes
+
+_Self = TypeVar("_Self", bound="Report")
+
+# What live bytes are.  Activations are made by the forward pass, gradients by the backward pass, if they are
+# not recomputed; outputs are what the forward pass returns; what an operator takes for itself is temporary.
+KINDS = ("parameter", "input", "activation", "recomputed", "gradient", "output", "temporary")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One step of the rewritten graph, in execution order.
+
+    ``kind`` is ``"compute"``, ``"recompute"``, ``"drop"`` or ``"banish"``.  ``name`` is the node in
+    the rewritten graph, ``origin`` the node of the original graph that it stands for.  ``nbytes`` are
+    the bytes that the step allocates (compute, recompute) or frees (drop, banish), ``cost`` its
+    seconds, ``live`` the bytes live while it runs.  ``reason`` says why a drop or a recompute
+    happened, ``score`` is the heuristic's score of the dropped storage, ``source`` the user's line.
+    Of a drop, ``again`` are the seconds to make the storage again, ``away`` those of compute until then.
+    ``storages`` are the positions, in ``Report.storages``, of what the step makes or frees, ``uses`` those of
+    what it reads; ``reads`` names the events and inputs that this comes from.  ``target`` is the operator
+    (``aten.mm.default``), ``module`` the path of the module that called it.
+    """
+
+    kind: str
+    name: str
+    origin: str
+    phase: str
+    nbytes: int
+    cost: float
+    live: int
+    reason: str = ""
+    score: float | None = None
+    source: str = ""
+    storages: tuple[int, ...] = ()
+    uses: tuple[int, ...] = ()
+    reads: tuple[str, ...] = ()
+    target: str = ""
+    module: str = ""
+    again: float | None = None
+    away: float | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """The bytes live while one operator runs: one point of a memory timeline.
+
+    ``parts`` are the live bytes by kind, in the order of ``KINDS``; their sum is ``live``.
+    """
+
+    live: int
+    name: str
+    parts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class StorageStats:
+    """The drops and recomputes of one storage, named after the node that its drops name.
+
+    ``kind`` is input, parameter, unused (an input that nothing reads, and that is not counted), activation,
+    output, rng state or kept copy.
+    """
+
+    name: str
+    kind: str
+    nbytes: int
+    drops: int
+    recomputes: int
+    recompute_cost: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One time that room was made while the storage that was asked about could have gone.
+
+    ``at`` is the position in ``Report.events`` of the operator that needed the room.  ``score`` is what the
+    heuristic gave the storage, None while an operator that waits was reading it, and ``rank`` its place among
+    the ``candidates``: 1 for the lowest score, which goes.  ``chosen`` is what went.
+    """
+
+    at: int
+    score: float | None
+    rank: int
+    candidates: int
+    chosen: str
+    chosen_score: float | None
+
+
+@dataclass(frozen=True)
+class Relied:
+    """A tensor of the caller's that the backward pass recomputes from: it must not be written before.
+
+    ``kind`` is ``"input"`` or ``"output"``, ``position`` its place in the call, ``source`` the user's line.
+    No plan for ``safe_budget`` bytes recomputes from it.
+    """
+
+    kind: str
+    position: int
+    name: str
+    source: str
+    safe_budget: int
+
+    def __str__(self) -> str:
+        where = f" ({self.source})" if self.source else ""
+        return (
+            f"the {self.kind} {self.name}{where} must not be written before the backward pass, which "
+            f"recomputes from it; from a budget of {format_bytes(self.safe_budget)} on no plan does"
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome of one plan.  Sizes are bytes, costs seconds.
+
+    ``baseline_peak`` is the peak of the graph as it was, ``planned_peak`` of the rewritten one, as the
+    verify pass derives it from the emitted graph; both count inputs and parameters.  ``lower_bound``
+    is the largest, over operators, of constants + outputs pinned by then + the operator's own inputs
+    and outputs: no plan can do with less.  ``trigger`` says why the graph was traced, where a model is traced
+    several times: the shape or guard that changed.  ``heuristic`` names who chose what to drop: a heuristic,
+    ``"search"``, or ``"none"`` where the graph is left as it is.  ``choices`` are those that concerned the
+    value named by the option ``watch``.  ``budget`` is the one in force, ``asked`` what the user wrote for it
+    (``"60%"``).  ``refused`` counts the orders of the search that the runtime could not carry out.
+    ``relied`` are the caller's tensors that must not be written between the passes.
+    """
+
+    budget: int
+    baseline_peak: int
+    planned_peak: int
+    lower_bound: int
+    constants: int
+    base_cost: float
+    total_cost: float
+    heuristic: str
+    device: str
+    events: tuple[Event, ...]
+    before: tuple[Point, ...]
+    after: tuple[Point, ...]
+    storages: tuple[StorageStats, ...]
+    seconds: dict[str, float]
+    trigger: str = ""
+    choices: tuple[Choice, ...] = ()
+    asked: str = ""
+    refused: int = 0
+    relied: tuple[Relied, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """``"fits"``, ``"over budget"``, or ``"left as it is"`` where no plan reaches the budget."""
+        if self.planned_peak <= self.budget:
+            return "fits"
+        return "left as it is" if self.heuristic == "none" else "over budget"
+
+    @property
+    def budget_text(self) -> str:
+        """The budget in force, beside what was asked for where that is no such number of bytes."""
+        in_force = format_bytes(self.budget)
+        asked = _bytes_in(self.asked)
+        if not self.asked or asked == self.budget:
+            return in_force
+        return f"{self.asked} = {in_force}" if asked is None else f"{in_force} of {self.asked}"
+
+    @property
+    def overhead(self) -> float:
+        """Extra compute over base compute: 0.1 is 10% more."""
+        return (self.total_cost - self.base_cost) / self.base_cost if self.base_cost else 0.0
+
+    @property
+    def drops(self) -> int:
+        return sum(event.kind == "drop" for event in self.events)
+
+    @property
+    def recomputes(self) -> int:
+        return sum(event.kind == "recompute" for event in self.events)
+
+    def summary(self) -> str:
+        """One line: the verdict, peak before and after, budget, drops, recomputes, overhead."""
+        verdict = self.verdict
+        if verdict == "left as it is":
+            return f"{verdict}: peak {format_bytes(self.baseline_peak)}, no plan reaches {self.budget_text}"
+        if verdict == "over budget":
+            verdict = f"OVER BUDGET by {format_bytes(self.planned_peak - self.budget)}"
+        return (
+            f"{verdict}: peak {format_bytes(self.baseline_peak)} → {format_bytes(self.planned_peak)}, "
+            f"budget {self.budget_text}, {format_count(self.drops, 'drop')}, "
+            f"{format_count(self.recomputes, 'recompute')}, overhead {format_percent(self.overhead)}"
+        )
+
+    def to_data(self) -> dict[str, Any]:
+        """All fields and the verdict, for ``json.dumps``."""
+        return {**asdict(self), "verdict": self.verdict}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_data())
+
+    @classmethod
+    def from_json(cls: type[_Self], text: str) -> _Self:
+        """The report that ``to_json`` wrote; ValueError for any other text."""
+        fields: dict[str, Any] = json.loads(text)
+        try:
+            for key, item in _PARTS.items():
+                fields[key] = tuple(item(**_with_tuples(entry)) for entry in fields[key])
+            fields.pop("verdict", None)  # follows from the others
+            return cls(**fields)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"no report of this version of dtr_fx: {error}") from None
+
+
+_PARTS = {
+    "events": Event,
+    "before": Point,
+    "after": Point,
+    "storages": StorageStats,
+    "choices": Choice,
+    "relied": Relied,
+}
+
+
+def _bytes_in(asked: str) -> int | None:
+    """The bytes that a user wrote; None for a share or ``"auto"``."""
+    try:
+        return int(asked) if asked.isdecimal() else parse_bytes(asked)
+    except ValueError:
+        return None
+
+
+def _with_tuples(entry: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows lists only."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """A plan: the budget it was made for and the peak that it reaches, in bytes, and its extra compute.
+
+    ``overhead`` is a share of the graph's own compute: 0.1 is 10% more.
+    """
+
+    budget: int
+    peak: int
+    overhead: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The plans of one graph, from the largest budget down; a larger one never costs more.
+
+    ``baseline_peak`` is the peak of the graph as it is, ``constants`` its inputs and parameters and
+    ``lower_bound`` what no plan can do without, all in bytes; ``base_cost`` are the seconds of the graph.
+    """
+
+    points: tuple[CurvePoint, ...]
+    baseline_peak: int
+    constants: int
+    lower_bound: int
+    base_cost: float
+
+    def within(self, max_overhead: float) -> CurvePoint:
+        """The point of the lowest peak whose overhead is not above ``max_overhead``, 0 or more."""
+        if not max_overhead >= 0:
+            raise OptionError(f"max_overhead={max_overhead!r}: write a share of the graph's own compute, 0.1")
+        points = (point for point in self.points if point.overhead <= max_overhead)
+        return min(points, key=lambda point: point.peak)

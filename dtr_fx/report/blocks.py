@@ -33,7 +33,6 @@ class Block:
 
     @property
     def last_at(self) -> int:
-        """The position of the last event that needs it."""
         return self.readers[-1] if self.readers else self.made_at
 
 

@@ -13,7 +13,8 @@ from torch import nn
 from dtr_fx.cli.bench.targets import Rows
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import load_target
-from dtr_fx.compiler.registry import LivePlan, plans
+from dtr_fx.compiler.dispatch import plans
+from dtr_fx.compiler.retrace import LivePlan
 from dtr_fx.costs.measure import measure_peak
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table

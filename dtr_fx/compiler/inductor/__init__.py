@@ -1,12 +1,7 @@
-"""Inductor as the executor: a plan over its kernels, held through its scheduler.
+"""Inductor as the executor.
 
-    compile_fx
-      ├─ joint graph, decomposed  ─►  partition    PyTorch's own partition if that fits, else a plan
-      └─ kernels                  ─►  scheduling   which of them fuse, their order, and their peak
-
-What the kernels need in the end depends on layouts and on fusion, which a plan does not see.  If it is more
-than the budget, ``compile_step`` plans anew, with extra workspace for some operators, before any code is
-generated.
+A plan over kernels is held through Inductor's scheduler.  What the kernels need in the end depends on layouts
+and on fusion, which a plan does not see: if it is more than the budget, a step is planned anew.
 """
 
 from __future__ import annotations
@@ -45,12 +40,9 @@ _AS_PLANNED = {"layout_optimization": False, "allow_buffer_reuse": False, "force
 def compile_step(gm: GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     """Compile with Inductor; the peak is within the budget by Inductor's own estimate.
 
-    Raises
-    ------
-    InfeasibleBudgetError
-        No plan fits.
-    OverBudgetError
-        Plans fit, but not what Inductor makes of them.
+    PyTorch's own partition is tried, then a plan, then plans with extra workspace for some operators, all
+    before any code is generated.  Where no plan fits it is an InfeasibleBudgetError, where plans fit, but not
+    what Inductor makes of them, an OverBudgetError.
     """
     partitioner: Partitioner = AsItIs(options)
     extra_workspace: Counter[str] = Counter()
@@ -73,7 +65,6 @@ def compile_step(gm: GraphModule, example_inputs: Sequence[Any], options: Option
 
 
 def _compile(gm: GraphModule, example_inputs: Sequence[Any], partitioner: Partitioner) -> Callable[..., Any]:
-    """Inductor's function for a graph."""
     settings = {
         **({} if partitioner.is_free else _AS_PLANNED),
         "custom_partitioner_fn": partitioner,
@@ -92,7 +83,6 @@ def _compile(gm: GraphModule, example_inputs: Sequence[Any], partitioner: Partit
 
 
 def _cause(error: BaseException | None, kind: type[_Error]) -> _Error | None:
-    """The first error of a kind behind one."""
     while error is not None and not isinstance(error, kind):
         error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
     return error

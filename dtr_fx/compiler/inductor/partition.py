@@ -6,9 +6,9 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 import torch
@@ -33,6 +33,8 @@ from dtr_fx.planning.options import Options, resolve_budget
 from dtr_fx.planning.transform import copy_of, rewrite
 from dtr_fx.torch_private import CustomPartitionerFn, functorch_config, get_hash_for_files
 
+Pair: TypeAlias = "tuple[GraphModule, GraphModule]"
+
 # Stands for every step of a plan.
 _ANY = ""
 
@@ -55,19 +57,10 @@ class Partitioner(Setting, CustomPartitionerFn):
     """Splits the joint graph for Inductor: as PyTorch does if that fits the budget, else by a plan.
 
     For those who stay with ``backend="inductor"``, whose options then have
-    ``{"custom_partitioner_fn": dtr_fx.Partitioner(budget="60%")}``.  The plan is within the budget; what
-    layouts and fusion add to its peak is held against it by ``backend="dtr"`` only.  ``report`` is that of
-    the last graph that was planned; what AOTAutograd has in its cache is not planned.
-
-    Parameters
-    ----------
-    budget, options:
-        As for ``backend="dtr"``; see ``Options``.
-
-    Raises
-    ------
-    OptionError
-        A value that cannot be understood.
+    ``{"custom_partitioner_fn": dtr_fx.Partitioner(budget="60%")}``; it takes the options of the backend, see
+    ``Options``.  The plan is within the budget; what layouts and fusion add to its peak is held against it by
+    ``backend="dtr"`` only.  ``report`` is that of the last graph that was planned; what AOTAutograd has in
+    its cache is not planned.
     """
 
     def __init__(self, budget: float | int | str = 1.0, **options: Any) -> None:
@@ -83,9 +76,7 @@ class Partitioner(Setting, CustomPartitionerFn):
         self.report: Report | None = None
         self.storage_of: dict[str, int | None] = {}
 
-    def __call__(
-        self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any
-    ) -> tuple[GraphModule, GraphModule]:
+    def __call__(self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any) -> Pair:
         pair = self._as_it_is(gm, joint_inputs, facts) or self._planned(gm, joint_inputs, facts)
         if self.report is not None:
             publish(self.report, self._options)
@@ -124,22 +115,17 @@ class Partitioner(Setting, CustomPartitionerFn):
             return None
         return self.budget - self.report.constants
 
-    def _as_it_is(
-        self, gm: GraphModule, joint_inputs: Sequence[object], facts: Mapping[str, Any]
-    ) -> tuple[GraphModule, GraphModule] | None:
+    def _as_it_is(self, gm: GraphModule, inputs: Sequence[object], facts: Mapping[str, Any]) -> Pair | None:
         """The graphs of PyTorch's own partitioner, if they fit."""
         if self._options.max_overhead is not None or self._options.budget.saved is not None:
             return None
         with torch.no_grad(), _mode_of(gm), functorch_config.patch(activation_memory_budget=1.0):
             joint = copy_of(gm)
-            pair: tuple[GraphModule, GraphModule] = min_cut_rematerialization_partition(
-                joint, joint_inputs, **facts
-            )
+            pair: Pair = min_cut_rematerialization_partition(joint, inputs, **facts)
             if _reads_what_it_changes(pair[0]):
                 return None
-            step = join(*pair)
+            step, whole = join(*pair), copy_of(gm)
             ContractKernels().call(step)
-            whole = copy_of(gm)
             ContractKernels().call(whole)
             self.budget = self._budget_of(whole)
             if not self.is_free and _peak(step) > self.budget:
@@ -148,9 +134,7 @@ class Partitioner(Setting, CustomPartitionerFn):
             self.storage_of = _storages_saved(pair[0])
         return pair
 
-    def _planned(
-        self, gm: GraphModule, joint_inputs: Sequence[object], facts: Mapping[str, Any]
-    ) -> tuple[GraphModule, GraphModule]:
+    def _planned(self, gm: GraphModule, inputs: Sequence[object], facts: Mapping[str, Any]) -> Pair:
         with torch.no_grad(), _mode_of(gm):
             prepare(gm, facts.get("static_lifetime_input_indices") or ())
             ContractKernels().call(gm)
@@ -167,7 +151,7 @@ class Partitioner(Setting, CustomPartitionerFn):
             self.budget = self.report.budget
             Pipeline(LowerDrops(), ExpandKernels(), given=(VALUES, KERNELS))(gm)
             gm.recompile()
-            pair = split(gm, joint_inputs, **{name: facts[name] for name in facts if name != "compiler"})
+            pair = split(gm, inputs, **{name: facts[name] for name in facts if name != "compiler"})
             self.storage_of = _storages_saved(pair[0])
         return pair
 
@@ -176,12 +160,9 @@ class Partitioner(Setting, CustomPartitionerFn):
         budget = self._options.budget
         device = graph_device(gm)
         inputs = gm.graph.find_nodes(op="placeholder")
-        held = sum(
-            storage_bytes(tensor, device)
-            for node in inputs
-            if node.users and not is_tangent(node)
-            for tensor in tensors_of(node.meta.get("val"))
-        )
+        counted = (node for node in inputs if node.users and not is_tangent(node))
+        tensors = [tensor for node in counted for tensor in tensors_of(node.meta.get("val"))]
+        held = sum(storage_bytes(tensor, device) for tensor in tensors)
         peak = _peak(gm) if budget.kind == "fraction" else 0
         return resolve_budget(budget, peak, device, already_held=held)
 
@@ -201,9 +182,7 @@ class AsItIs(Partitioner):
     def __init__(self, options: Options) -> None:
         self._start(options)
 
-    def __call__(
-        self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any
-    ) -> tuple[GraphModule, GraphModule]:
+    def __call__(self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any) -> Pair:
         pair = self._as_it_is(gm, joint_inputs, facts)
         if pair is None:
             raise TooMuch(0, {})
@@ -216,9 +195,7 @@ class Planned(Partitioner):
     def __init__(self, options: Options, extra_workspace: Mapping[str, int]) -> None:
         self._start(options, extra_workspace)
 
-    def __call__(
-        self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any
-    ) -> tuple[GraphModule, GraphModule]:
+    def __call__(self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any) -> Pair:
         return self._planned(gm, joint_inputs, facts)
 
 
@@ -251,17 +228,15 @@ def _mode_of(gm: GraphModule) -> contextlib.AbstractContextManager[Any]:
 
 
 def _peak(gm: GraphModule) -> int:
-    """The peak of a graph of kernels as it is."""
     return max(point.live for point in memory_timeline(gm))
 
 
+@dataclass(eq=False)
 class TooMuch(Exception):
     """Ends a compilation whose kernels need more than the budget.
 
     ``excess`` is by how much; ``extra_workspace`` is how much more than planned, by step of the plan.
     """
 
-    def __init__(self, excess: int, extra_workspace: Mapping[str, int]) -> None:
-        super().__init__(excess, extra_workspace)
-        self.excess = excess
-        self.extra_workspace = extra_workspace
+    excess: int
+    extra_workspace: Mapping[str, int]

@@ -22,7 +22,6 @@ from dtr_fx.torch_private import (
     InductorChoices,
     InputsKernel,
     IRNode,
-    Operation,
     OrderedSet,
     Scheduler,
     SchedulerBuffer,
@@ -136,10 +135,10 @@ def _made(node: BaseSchedulerNode) -> int:
 
 def _pulled(scheduler: Scheduler, first: BaseSchedulerNode, last: BaseSchedulerNode) -> int:
     """Bytes that the last kernel reads and that are made after the first one."""
-    names = {dep.name for dep in last.unmet_dependencies}
+    names = {dep.name for dep in last.unmet_dependencies} & scheduler.name_to_buf.keys()
     return sum(
         buffer.mpi_buffer.size_alloc
-        for buffer in (scheduler.name_to_buf[name] for name in names if name in scheduler.name_to_buf)
+        for buffer in map(scheduler.name_to_buf.__getitem__, names)
         if _kernel_of(scheduler, buffer).min_order > first.max_order
     )
 
@@ -173,11 +172,8 @@ class _Estimate:
         by_name = nodes[0].scheduler.name_to_fused_node
         _, self._freed = prepare_planning_info(nodes, self._buffers, by_name, inputs, self._outputs)
         self._storage_of = {name: storage_of.get(name, name) for name in self._freed}
-        self._share_storages()
         self._workspace = _workspaces(nodes)
-
-    def _share_storages(self) -> None:
-        """Each input takes its part of a storage; by Inductor it takes what the last kernel reads of it."""
+        # Each input takes its part of a storage; by Inductor it takes what the last kernel reads of it.
         names_in = defaultdict(list)
         for name, storage in self._storage_of.items():
             names_in[storage].append(name)
@@ -187,7 +183,6 @@ class _Estimate:
                 self._freed[name].mpi_buffer.size_free = nbytes // len(names)
 
     def orders(self) -> list[list[BaseSchedulerNode]]:
-        """The order as it is, and those that Inductor tries."""
         return [
             self._nodes,
             topological_sort_lpmf(self._nodes, self._freed, self._buffers, self._outputs),
@@ -233,14 +228,11 @@ def _workspaces(nodes: Sequence[BaseSchedulerNode]) -> dict[BaseSchedulerNode, i
 
 def _library_call(kernel: BaseSchedulerNode) -> Node | None:
     """The operator that a library is called for; None where Inductor generates code."""
-    if isinstance(kernel, ExternKernelSchedulerNode) and isinstance(kernel.node, InputsKernel):
-        return _origin(kernel.node)
-    return None
-
-
-def _origin(kernel: Operation) -> Node | None:
-    operator = getattr(kernel, "op_overload", None)
-    origins = [kernel.get_origin_node(), *(node for node in kernel.get_origins() if node.target is operator)]
+    if not (isinstance(kernel, ExternKernelSchedulerNode) and isinstance(kernel.node, InputsKernel)):
+        return None
+    call = kernel.node
+    operator = getattr(call, "op_overload", None)
+    origins = [call.get_origin_node(), *(node for node in call.get_origins() if node.target is operator)]
     known = (node for node in origins if node is not None and node.op == "call_function")
     return next((node for node in known if tensors_of(node.meta.get("val"))), None)
 
