@@ -36,14 +36,12 @@ def render_diff(report: Report, *, width: int = 100, color: bool = False) -> str
 
 def circumstances(report: Report) -> str:
     """One line: who decided, the device, compute before and after, the lower bound."""
-    facts = [
-        f"{_DECIDED.get(report.heuristic, report.heuristic)} on {report.device}",
-        f"compute {format_seconds(report.base_cost)} → {format_seconds(report.total_cost)}",
-        f"lower bound of any plan {format_bytes(report.lower_bound)}",
-    ]
-    if report.refused:
-        facts.append(f"{format_count(report.refused, 'order')} refused")
-    return "; ".join(facts)
+    refused = f"; {format_count(report.refused, 'order')} refused" if report.refused else ""
+    return (
+        f"{_DECIDED.get(report.heuristic, report.heuristic)} on {report.device}; "
+        f"compute {format_seconds(report.base_cost)} → {format_seconds(report.total_cost)}; "
+        f"lower bound of any plan {format_bytes(report.lower_bound)}{refused}"
+    )
 
 
 # The folded diff
@@ -92,7 +90,7 @@ def _diff(events: Sequence[Event], width: int, ink: Ink) -> Iterator[str]:
             if isinstance(row, Event):
                 verb, code = _CHANGES.get(row.kind, ("", ""))
                 nbytes, live = format_bytes(row.nbytes), format_bytes(row.live)
-                line = _row(verb, name_of(row), nbytes, why(row, columns.why), row.source, live, columns)
+                line = _row(verb, row.origin, nbytes, why(row, columns.why), row.source, live, columns)
                 yield ink(code, line)
             else:
                 live = f"≤ {format_bytes(max(event.live for event in row))}"
@@ -102,7 +100,7 @@ def _diff(events: Sequence[Event], width: int, ink: Ink) -> Iterator[str]:
 
 def _columns(rows: Sequence[Event], width: int) -> _Columns:
     room = width - len(_row("", "", "", "", "", "", _Columns(0, 0, 0)))
-    name = min(max((len(name_of(event)) for event in rows), default=0), room * 2 // 5)
+    name = min(max((len(event.origin) for event in rows), default=0), room * 2 // 5)
     half, most = (room - name) // 2, (room - name) * 2 // 3
     # A price is worth more room than a source line; the name that a recompute is for is not.
     reasons = max((len(why(event, half if event.again is None else most)) for event in rows), default=0)
@@ -124,11 +122,6 @@ def _row(verb: str, name: str, size: str, reason: str, source: str, live: str, c
 
 def _with_live(line: str, live: str) -> str:
     return line[: len(line) - len(live)] + live
-
-
-def name_of(event: Event) -> str:
-    """The node of the original graph: the same name where a value is dropped and where it is remade."""
-    return event.origin or event.name
 
 
 def why(event: Event, width: int | None = None) -> str:
@@ -175,8 +168,7 @@ class Change:
     event: Event
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """Both plans, and their differences in execution order."""
 
     plans: tuple[Report, Report]
@@ -260,7 +252,7 @@ def _change_line(change: Change, room: int, ink: Ink) -> str:
     event = change.event
     verb, code = _CHANGES_OF_TWO[event.kind]
     place, nbytes, live = change.before or "(the end)", format_bytes(event.nbytes), format_bytes(event.live)
-    cells = (f"{'AB'[change.only_in]} {verb}", name_of(event), nbytes, why(event, room // 2), place, live)
+    cells = (f"{'AB'[change.only_in]} {verb}", event.origin, nbytes, why(event, room // 2), place, live)
     return ink(code, _change_row(*cells, room))
 
 

@@ -14,7 +14,6 @@ from dtr_fx.report import KINDS, Report
 from dtr_fx.report.blocks import blocks
 
 _MICROSECONDS = 1e6
-_THREADS = {1: "compute", 2: "recompute"}
 _OPERATOR = ("target", "phase", "module", "source", "nbytes", "cost")
 _TRACED = ("target", "module", "source", "phase", "nbytes", "live", "reason", "score", "again", "away")
 
@@ -69,7 +68,7 @@ def to_chrome_trace(report: Report) -> str:
     process = {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "dtr_fx: the step as planned"}}
     threads = (
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": thread, "args": {"name": name}}
-        for thread, name in _THREADS.items()
+        for thread, name in enumerate(("compute", "recompute"), 1)
     )
     traced = [process, *threads, *_steps(report, places), *_arrows(report, places)]
     return json.dumps({"traceEvents": traced, "displayTimeUnit": "ms"})
@@ -105,11 +104,9 @@ def to_memory_snapshot(report: Report) -> dict[str, Any]:
     """The plan's blocks as ``torch.cuda.memory._snapshot()`` has those of an allocator.
 
     Pickle it, and open it at https://pytorch.org/memory_viz, or give it to ``torch.cuda._memory_viz``.
-
-    It shows what the plan counts with: the bytes of each block, when it is allocated and freed, and for which
-    operator and line; times are the planned ones, in microseconds.  What an allocator adds is not there:
-    addresses are made up, one for each block, so that nothing is reused and nothing fragments; there is one
-    segment, one stream, and no cache.
+    It shows what the plan counts with: the bytes of each block, its operator and line, and when it is
+    allocated and freed, in planned microseconds.  Each block has a made-up address of its own: nothing is
+    reused, nothing fragments, and there is one segment, one stream, and no cache.
     """
     pieces = [piece for piece in _pieces(report) if piece.nbytes]
     placed = list(zip(pieces, accumulate((piece.nbytes for piece in pieces), initial=0)))
@@ -146,13 +143,11 @@ class _Piece(NamedTuple):
 def _pieces(report: Report) -> Iterator[_Piece]:
     """The blocks, and the workspaces of operators, each there while the operator runs."""
     for block in blocks(report):
-        name, nbytes = report.storages[block.storage].name, report.storages[block.storage].nbytes
-        source = ""
-        if block.made_at >= 0:
-            event = report.events[block.made_at]
-            name, source = f"{event.name}: {name}" if event.name != name else name, event.source
-        freed_at = None if block.stays else block.last_at
-        yield _Piece(nbytes, block.made_at, freed_at, _frames(name, source))
+        storage = report.storages[block.storage]
+        maker = report.events[block.made_at] if block.made_at >= 0 else None
+        name = f"{maker.name}: {storage.name}" if maker and maker.name != storage.name else storage.name
+        frames = _frames(name, maker.source if maker else "")
+        yield _Piece(storage.nbytes, block.made_at, None if block.stays else block.last_at, frames)
     temporary = {point.name: point.parts[-1] for point in report.after if point.parts}
     for at, event in enumerate(report.events):
         frames = _frames(f"{event.name} (temporary)", event.source)

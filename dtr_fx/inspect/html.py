@@ -15,8 +15,8 @@ from importlib import resources
 from string import Template
 from typing import Any
 
-from dtr_fx.inspect.diff import circumstances, name_of, sections, why
-from dtr_fx.inspect.timeline import peak_at, sources_by_name
+from dtr_fx.inspect.diff import circumstances, sections, why
+from dtr_fx.inspect.timeline import peak_lines
 from dtr_fx.report import KINDS, Event, Point, Report, StorageStats
 from dtr_fx.units import format_bytes, format_percent, format_seconds
 
@@ -91,14 +91,14 @@ def _traces(reports: Sequence[Report]) -> Iterator[str]:
 
 
 def _data(report: Report) -> dict[str, Any]:
-    sources = sources_by_name(report)
+    before, after = peak_lines(report)
     return {
         "kinds": KINDS,
         "texts": {
             "verdict": report.summary(),
             "circumstances": circumstances(report),
-            "peak-before": peak_at(report.before, report.baseline_peak, sources),
-            "peak-after": peak_at(report.after, report.planned_peak, sources),
+            "peak-before": before,
+            "peak-after": after,
         },
         "budget": report.budget,
         "budgetText": format_bytes(report.budget),
@@ -126,7 +126,7 @@ def _step(event: Event) -> dict[str, Any]:
     return {
         "kind": event.kind,
         "name": event.name,
-        "origin": name_of(event),
+        "origin": event.origin,
         "phase": event.phase,
         "bytes": format_bytes(event.nbytes),
         "seconds": format_seconds(event.cost),

@@ -69,16 +69,9 @@ def _groups(events: Sequence[Event], name_of: Callable[[Event], str]) -> tuple[G
 
 def _group(name: str, kinds: Mapping[str, Sequence[Event]]) -> Group:
     first, again, drops = (kinds.get(kind, ()) for kind in ("compute", "recompute", "drop"))
-    return Group(
-        name=name,
-        runs=len(first),
-        nbytes=sum(event.nbytes for event in first),
-        cost=sum(event.cost for event in first),
-        drops=len(drops),
-        dropped=sum(event.nbytes for event in drops),
-        recomputes=len(again),
-        recompute_cost=sum(event.cost for event in again),
-    )
+    nbytes, dropped = (sum(event.nbytes for event in events) for events in (first, drops))
+    cost, recompute_cost = (sum(event.cost for event in events) for events in (first, again))
+    return Group(name, len(first), nbytes, cost, len(drops), dropped, len(again), recompute_cost)
 
 
 # As text

@@ -40,12 +40,8 @@ def timelines(report: Report, width: int, ink: Ink, rows: int = 4) -> Iterator[s
     """The lines of both charts, ``rows`` high up to the highest point, each under its title."""
     unit, budget_row = _scale(report, rows)
     label = f" budget {format_bytes(report.budget)}"
-    sources = sources_by_name(report)
-    for title, points, peak in (
-        ("before", report.before, report.baseline_peak),
-        ("after", report.after, report.planned_peak),
-    ):
-        yield ink(BOLD, title) + clip(f"  {peak_at(points, peak, sources)}", width - len(title))
+    for title, points, peak in zip(("before", "after"), (report.before, report.after), peak_lines(report)):
+        yield ink(BOLD, title) + clip(f"  {peak}", width - len(title))
         # Rounded up: a byte above the budget shows above its line.
         eighths = [-(-8 * nbytes // unit) for nbytes in _resample(points, width - len(label))]
         used = max(budget_row + 1, *(-(-height // 8) for height in eighths)) if eighths else 0
@@ -67,18 +63,14 @@ def _scale(report: Report, rows: int) -> tuple[Fraction, int]:
     return Fraction(report.budget, line), line - 1
 
 
-def sources_by_name(report: Report) -> dict[str, str]:
-    """The user's lines of all operators, before and after."""
-    sources = {event.origin: event.source for event in report.events}
-    return sources | {event.name: event.source for event in report.events}
-
-
-def peak_at(points: Sequence[Point], peak: int, sources: dict[str, str]) -> str:
-    """The peak, its operator, and the user's line."""
-    if not points:
-        return "no operators"
-    name = max(points, key=lambda point: point.live).name
-    return f"peak {format_bytes(peak)} at {name}  {without_folder(sources.get(name, ''))}"
+def peak_lines(report: Report) -> Iterator[str]:
+    """Before and after: the peak, its operator, and the user's line."""
+    source_of = {event.origin: event.source for event in report.events}
+    source_of |= {event.name: event.source for event in report.events}
+    for points, peak in ((report.before, report.baseline_peak), (report.after, report.planned_peak)):
+        name = max(points, key=lambda point: point.live).name if points else ""
+        source = without_folder(source_of.get(name, ""))
+        yield f"peak {format_bytes(peak)} at {name}  {source}" if points else "no operators"
 
 
 def _resample(points: Sequence[Point], columns: int) -> list[int]:

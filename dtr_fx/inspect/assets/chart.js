@@ -74,18 +74,14 @@ class Chart {
 
   drawGrid() {
     for (const { nbytes, label } of this.axis.ticks) {
-      this.drawLevel("grid", this.y(nbytes));
-      this.text(MARGIN.left - 8, this.y(nbytes) + 4, label, "end");
+      const y = this.y(nbytes);
+      this.add("line", { class: "grid", x1: MARGIN.left, x2: this.right, y1: y, y2: y });
+      this.text(MARGIN.left - 8, y + 4, label, "end");
     }
     for (const kind of Object.keys(LANES)) {
       this.text(MARGIN.left - 8, this.base + LANES[kind] + 4, `${kind}s`, "end", "small");
     }
-    const label = `${this.count} operators in execution order`;
-    this.text((MARGIN.left + this.right) / 2, this.height - 6, label, "middle");
-  }
-
-  drawLevel(className, y) {
-    this.add("line", { class: className, x1: MARGIN.left, x2: this.right, y1: y, y2: y });
+    this.text((MARGIN.left + this.right) / 2, this.height - 6, `${this.count} operators in execution order`, "middle");
   }
 
   // A point for each pixel at most: that of most live bytes, so that no peak is lost.
@@ -135,19 +131,17 @@ class Chart {
   }
 
   drawBoundary() {
-    const { operators } = this;
-    operators.forEach((event, i) => {
-      if (i && event.phase !== operators[i - 1].phase) {
-        const x = this.x(i - 0.5);
-        this.add("line", { class: "boundary", x1: x, x2: x, y1: MARGIN.top, y2: this.base });
-        this.text(x + 5, this.base - 6, `${event.phase} →`, "start", "halo");
-      }
+    this.operators.forEach(({ phase }, i) => {
+      if (!i || phase === this.operators[i - 1].phase) return;
+      const x = this.x(i - 0.5);
+      this.add("line", { class: "boundary", x1: x, x2: x, y1: MARGIN.top, y2: this.base });
+      this.text(x + 5, this.base - 6, `${phase} →`, "start", "halo");
     });
   }
 
   drawBudget() {
     const y = this.y(this.report.budget);
-    this.drawLevel("budget", y);
+    this.add("line", { class: "budget", x1: MARGIN.left, x2: this.right, y1: y, y2: y });
     this.text(MARGIN.left + 6, y + 15, `budget ${this.report.budgetText}`, "start", "halo budget-label");
   }
 

@@ -3,7 +3,11 @@
 const HINT = "Point at a drop, here or in the picture, to light up where it is computed again; Enter or a click goes there.";
 
 async function start() {
-  const reports = await readReports(document.getElementById("data").textContent);
+  const packed = document.getElementById("data").textContent;
+  const bytes = Uint8Array.from(atob(packed), (character) => character.charCodeAt(0));
+  const json = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const reports = await new Response(json).json();
+  reports.forEach(connect);
   const status = document.getElementById("status");
   let shown;
 
@@ -26,14 +30,6 @@ async function start() {
   };
   traces.forEach((button, i) => button.addEventListener("click", () => show(i)));
   show(0);
-}
-
-async function readReports(packed) {
-  const bytes = Uint8Array.from(atob(packed), (character) => character.charCodeAt(0));
-  const json = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const reports = await new Response(json).json();
-  reports.forEach(connect);
-  return reports;
 }
 
 // Tells steps where they are, and ties each drop to the recompute that undoes it.
