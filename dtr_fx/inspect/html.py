@@ -38,7 +38,7 @@ script-src 'unsafe-inline'; img-src data:">
 {script}</body>
 </html>
 """
-_SCRIPTS = ("diff.js", "chart.js", "storages.js", "report.js")
+_SCRIPTS = ("list.js", "diff.js", "chart.js", "storages.js", "report.js")
 _TRACE_HEADS = ("", "why", "peak", "budget", "drops", "recomputes", "overhead")
 
 
