@@ -19,9 +19,7 @@ from dtr_fx import OptionError
 from dtr_fx.cli import main
 from dtr_fx.cli.targets import load_target
 from dtr_fx.compiler.backend import plan_step
-from dtr_fx.inspect.comparison import Comparison, Mark
-from dtr_fx.inspect.curve import render_curve
-from dtr_fx.inspect.curve_page import curve_page
+from dtr_fx.inspect.comparison import Comparison, Mark, curve_page, render_curve
 from dtr_fx.lab import baselines, zoo
 from dtr_fx.planning.options import Options
 from dtr_fx.report import Curve, CurvePoint

@@ -17,7 +17,7 @@ from torch import nn
 import dtr_fx
 from dtr_fx.compiler.backend import plan_step
 from dtr_fx.errors import CommandError, InfeasibleBudgetError
-from dtr_fx.inspect.difference import Difference, difference, render_difference
+from dtr_fx.inspect.diff import Difference, difference, render_difference
 from dtr_fx.inspect.life import life_of, render_life
 from dtr_fx.inspect.overview import overview, render_overview
 from dtr_fx.inspect.views import Report

@@ -29,8 +29,7 @@ from typing import Any
 from dtr_fx.cli import plans
 from dtr_fx.cli.plans import View
 from dtr_fx.errors import CommandError
-from dtr_fx.inspect.diff import render_diff
-from dtr_fx.inspect.difference import Difference, difference, render_difference
+from dtr_fx.inspect.diff import Difference, difference, render_diff, render_difference
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
 

@@ -29,9 +29,7 @@ from dtr_fx.cli.arguments import add_outputs, seconds
 from dtr_fx.cli.output import check_outputs, screen, write_text
 from dtr_fx.cli.progress import progress, tracked
 from dtr_fx.cli.targets import Inputs, load_target
-from dtr_fx.inspect.comparison import Comparison, Mark, to_csv, to_json
-from dtr_fx.inspect.curve import render_curve
-from dtr_fx.inspect.curve_page import curve_page
+from dtr_fx.inspect.comparison import Comparison, Mark, curve_page, render_curve, to_csv, to_json
 from dtr_fx.inspect.table import table
 from dtr_fx.planning.curve import PERCENTS, sweep
 from dtr_fx.planning.judge import Judgement, judge

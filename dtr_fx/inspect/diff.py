@@ -1,10 +1,4 @@
-"""A report as text: the verdict, memory over time before and after, and the folded diff.
-
-    render_diff
-    ├── Report.summary      the verdict, and what the plan costs
-    ├── timelines           memory over operators as block characters, one scale, the budget as a line
-    └── sections            one per phase, in execution order
-        └── _fold           which events are shown, and how many operators lie between
+"""A report as text: verdict, memory over time before and after, the folded diff; and how two plans differ.
 
 Nodes are matched by the node of the original graph that they stand for, not by their own names.
 """
@@ -13,79 +7,70 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from itertools import groupby
+from typing import NamedTuple
 
-from dtr_fx.inspect.text import BOLD, DIM, GREEN, RED, Ink, clip, price_of, without_folder
-from dtr_fx.inspect.timeline import timelines
+from dtr_fx.errors import CommandError
+from dtr_fx.inspect.text import BOLD, DIM, GREEN, RED, YELLOW, Ink, clip, price_of, without_folder
+from dtr_fx.inspect.timeline import NARROWEST, timelines
 from dtr_fx.report import Event, Report
-from dtr_fx.units import format_bytes, format_count, format_seconds
+from dtr_fx.units import format_bytes, format_count, format_percent, format_seconds
 
 _CONTEXT = 1  # unchanged operators shown on either side of a change
-_NARROWEST = 72
-MARKS = {"drop": ("-", RED), "recompute": ("+", GREEN)}
+_DECIDED = {"search": "search decided, runtime checked", "none": "as it was"}
+_CHANGES = {"drop": ("- drop", RED), "recompute": ("+ recompute", GREEN)}
+_CHANGES_OF_TWO = {**_CHANGES, "compute": ("~ late", YELLOW)}
 
 
 def render_diff(report: Report, *, width: int = 100, color: bool = False) -> str:
     """A plan's changes to a graph, for people to read; at least 72 columns are taken."""
     ink = Ink(color)
-    width = max(width, _NARROWEST)
-    lines = [ink(_verdict_color(report), report.summary()), ink(DIM, circumstances(report)), ""]
+    width = max(width, NARROWEST)
+    verdict = ink(BOLD if report.verdict == "fits" else f"{BOLD};{RED}", report.summary())
+    lines = [verdict, ink(DIM, circumstances(report)), ""]
     lines += timelines(report, width, ink)
-    lines += _folded(report.events, width, ink)
+    lines += _diff(report.events, width, ink)
     return "\n".join(line.rstrip() for line in lines) + "\n"
-
-
-def _verdict_color(report: Report) -> str:
-    return BOLD if report.verdict == "fits" else f"{BOLD};{RED}"
 
 
 def circumstances(report: Report) -> str:
     """One line: who decided, the device, compute before and after, the lower bound."""
-    decided = _DECIDED.get(report.heuristic, report.heuristic)
-    refused = [f"{format_count(report.refused, 'order')} refused"] if report.refused else []
-    facts = (
-        f"{decided} on {report.device}",
-        f"compute {format_seconds(report.base_cost)} → {format_seconds(report.total_cost)}",
-        f"lower bound of any plan {format_bytes(report.lower_bound)}",
+    refused = f"; {format_count(report.refused, 'order')} refused" if report.refused else ""
+    return (
+        f"{_DECIDED.get(report.heuristic, report.heuristic)} on {report.device}; "
+        f"compute {format_seconds(report.base_cost)} → {format_seconds(report.total_cost)}; "
+        f"lower bound of any plan {format_bytes(report.lower_bound)}{refused}"
     )
-    return "; ".join((*facts, *refused))
-
-
-_DECIDED = {"search": "search decided, runtime checked", "none": "as it was"}
 
 
 # The folded diff
 
 
-@dataclass(frozen=True)
-class Fold:
-    """Unchanged operators that are not shown one by one."""
-
-    events: Sequence[Event]
-
-    @property
-    def live(self) -> int:
-        """The highest live bytes."""
-        return max(event.live for event in self.events)
-
-
-def sections(events: Sequence[Event]) -> Iterator[tuple[str, list[Event | Fold]]]:
-    """The title of each phase, empty where a graph has none, and its rows."""
+def sections(events: Sequence[Event]) -> Iterator[tuple[str, list[Event | list[Event]]]]:
+    """The title of each phase, empty where a graph has none, and its rows: steps, and folds of operators."""
     # A banished storage is freed where the original graph frees it too: nothing changed there.
     steps = [event for event in events if event.kind != "banish"]
     for phase, group in groupby(steps, key=lambda event: event.phase):
         members = list(group)
-        yield _title(phase, members) if phase else "", _fold(members)
+        kinds = [event.kind for event in members]
+        nouns = {"compute": "operator", "drop": "drop", "recompute": "recompute"}
+        counts = ", ".join(format_count(kinds.count(kind), noun) for kind, noun in nouns.items())
+        yield f"{phase}: {counts}" if phase else "", _folded(members)
 
 
-def _title(phase: str, events: Sequence[Event]) -> str:
-    kinds = [event.kind for event in events]
-    nouns = {"compute": "operator", "drop": "drop", "recompute": "recompute"}
-    return f"{phase}: {', '.join(format_count(kinds.count(kind), noun) for kind, noun in nouns.items())}"
+def _folded(events: Sequence[Event]) -> list[Event | list[Event]]:
+    """Every change with its context; runs of other operators become one entry."""
+    changes = [i for i, event in enumerate(events) if event.kind in _CHANGES]
+    near = {i + offset for i in changes for offset in range(-_CONTEXT, _CONTEXT + 1)}
+    rows: list[Event | list[Event]] = []
+    for is_near, group in groupby(range(len(events)), key=near.__contains__):
+        run = [events[i] for i in group]
+        rows += run if is_near or len(run) == 1 else [run]  # a fold of one operator saves no line
+    return rows
 
 
-@dataclass(frozen=True)
-class _Columns:
+class _Columns(NamedTuple):
     """Widths of the columns that give way when the line is narrow."""
 
     name: int
@@ -93,80 +78,50 @@ class _Columns:
     source: int
 
 
-def _folded(events: Sequence[Event], width: int, ink: Ink) -> Iterator[str]:
+def _diff(events: Sequence[Event], width: int, ink: Ink) -> Iterator[str]:
     shown = list(sections(events))
     columns = _columns([row for _, rows in shown for row in rows if isinstance(row, Event)], width)
     if shown:
-        yield ink(DIM, _head(columns))
+        yield ink(DIM, _row("", "operator", "bytes", "why (score)", "source", "live", columns))
     for title, rows in shown:
         if title:
             yield ink(BOLD, f"{f'── {title} ':─<{width}}")
         for row in rows:
-            if isinstance(row, Fold):
-                yield ink(DIM, _fold_line(row, width))
+            if isinstance(row, Event):
+                verb, code = _CHANGES.get(row.kind, ("", ""))
+                nbytes, live = format_bytes(row.nbytes), format_bytes(row.live)
+                line = _row(verb, row.origin, nbytes, why(row, columns.why), row.source, live, columns)
+                yield ink(code, line)
             else:
-                yield ink(MARKS.get(row.kind, (" ", ""))[1], _event_line(row, columns))
-
-
-def _fold(events: Sequence[Event]) -> list[Event | Fold]:
-    """Every change with its context; runs of other operators become one entry."""
-    changes = [i for i, event in enumerate(events) if event.kind in MARKS]
-    near = {i + offset for i in changes for offset in range(-_CONTEXT, _CONTEXT + 1)}
-    rows: list[Event | Fold] = []
-    for is_near, group in groupby(range(len(events)), key=near.__contains__):
-        run = [events[i] for i in group]
-        if is_near or len(run) == 1:  # a fold of one operator saves no line
-            rows += run
-        else:
-            rows.append(Fold(run))
-    return rows
+                live = f"≤ {format_bytes(max(event.live for event in row))}"
+                operators = f"    … {format_count(len(row), 'operator')}"
+                yield ink(DIM, _with_live(f"{operators:{width}}", live))
 
 
 def _columns(rows: Sequence[Event], width: int) -> _Columns:
     room = width - len(_row("", "", "", "", "", "", _Columns(0, 0, 0)))
-    name = min(max((len(name_of(event)) for event in rows), default=0), room * 2 // 5)
+    name = min(max((len(event.origin) for event in rows), default=0), room * 2 // 5)
     half, most = (room - name) // 2, (room - name) * 2 // 3
     # A price is worth more room than a source line; the name that a recompute is for is not.
     reasons = max((len(why(event, half if event.again is None else most)) for event in rows), default=0)
     return _Columns(name, reasons, room - name - reasons)
 
 
-def _row(mark: str, verb: str, name: str, size: str, reason: str, source: str, columns: _Columns) -> str:
-    """All columns but the last, which is the live bytes."""
+def _row(verb: str, name: str, size: str, reason: str, source: str, live: str, columns: _Columns) -> str:
+    if len(source) > columns.source:
+        source = clip(without_folder(source), columns.source)
     cells = (
-        f"{mark:1} {verb:9}",
+        f"{verb:11}",
         f"{_shorten(name, columns.name):{columns.name}}",
         f"{size:>9}",
         f"{clip(reason, columns.why):{columns.why}}",
-        f"{_clip_source(source, columns.source):{columns.source}}",
+        f"{source:{columns.source}}",
     )
-    return "  ".join(cells) + f"{'':11}"
-
-
-def _head(columns: _Columns) -> str:
-    return _with_live(_row("", "", "operator", "bytes", "why (score)", "source", columns), "live")
-
-
-def _fold_line(fold: Fold, width: int) -> str:
-    operators = f"    … {format_count(len(fold.events), 'operator')}"
-    return _with_live(f"{operators:{width}}", f"≤ {format_bytes(fold.live)}")
-
-
-def _event_line(event: Event, columns: _Columns) -> str:
-    mark, _ = MARKS.get(event.kind, (" ", ""))
-    verb = event.kind if event.kind in MARKS else ""
-    reason = why(event, columns.why)
-    row = _row(mark, verb, name_of(event), format_bytes(event.nbytes), reason, event.source, columns)
-    return _with_live(row, format_bytes(event.live))
+    return _with_live("  ".join(cells) + f"{'':11}", live)
 
 
 def _with_live(line: str, live: str) -> str:
     return line[: len(line) - len(live)] + live
-
-
-def name_of(event: Event) -> str:
-    """The node of the original graph: the same name where a value is dropped and where it is remade."""
-    return event.origin or event.name
 
 
 def why(event: Event, width: int | None = None) -> str:
@@ -197,5 +152,111 @@ def _shorten(text: str, width: int) -> str:
     return clip(text, width - tail) + text[len(text) - tail :]
 
 
-def _clip_source(source: str, width: int) -> str:
-    return source if len(source) <= width else clip(without_folder(source), width)
+# The difference of two plans
+
+
+@dataclass(frozen=True)
+class Change:
+    """A drop, a recompute or a late operator of one plan that the other has not got there.
+
+    ``only_in`` is 0 for the first plan and 1 for the second; ``before`` names the operator of the graph that
+    comes next, none after the last.
+    """
+
+    only_in: int
+    before: str
+    event: Event
+
+
+class Difference(NamedTuple):
+    """Both plans, and their differences in execution order."""
+
+    plans: tuple[Report, Report]
+    changes: tuple[Change, ...]
+
+
+def difference(first: Report, second: Report) -> Difference:
+    """The steps that only one of two plans of one graph has."""
+    operators = [[point.name for point in report.before] for report in (first, second)]
+    if operators[0] != operators[1]:
+        raise CommandError(f"these are plans of different graphs: {_first_difference(*operators)}")
+    changes = (
+        change
+        for (before, steps), (_, others) in zip(_places(first), _places(second))
+        for change in _changes(before, steps, others)
+    )
+    return Difference((first, second), tuple(changes))
+
+
+def _first_difference(first: Sequence[str], second: Sequence[str]) -> str:
+    for number, (one, other) in enumerate(zip(first, second)):
+        if one != other:
+            return f"operator {number} is {one} in the first, {other} in the second"
+    return f"{len(first)} and {len(second)} operators"
+
+
+def _places(report: Report) -> list[tuple[str, list[Event]]]:
+    """The operators of the graph in order, each with what the plan puts before it, then what comes last."""
+    number_of = {point.name: number for number, point in enumerate(report.before)}
+    places: dict[str, list[Event]] = {name: [] for name in number_of}
+    steps: list[Event] = []
+    reached = -1
+    for event in report.events:
+        number = number_of.get(event.origin, -1)
+        if event.kind == "compute" and number > reached:
+            places[event.origin] = steps
+            steps, reached = [], number
+        elif event.kind in _CHANGES or (event.kind == "compute" and number >= 0):
+            steps.append(event)
+    return [*places.items(), ("", steps)]
+
+
+def _changes(before: str, steps: Sequence[Event], others: Sequence[Event]) -> Iterator[Change]:
+    one, other = ([(event.kind, event.origin) for event in side] for side in (steps, others))
+    for tag, i, j, k, m in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+        if tag != "equal":
+            yield from (Change(0, before, event) for event in steps[i:j])
+            yield from (Change(1, before, event) for event in others[k:m])
+
+
+def render_difference(found: Difference, *, width: int = 100, color: bool = False) -> str:
+    """Both verdicts, and a line for each change: ``-`` drops, ``+`` recomputes, ``~`` runs later, A or B."""
+    ink = Ink(color)
+    lines = [
+        ink(BOLD, clip(f"{letter}  {plan.heuristic}: {plan.summary()}", width))
+        for letter, plan in zip("AB", found.plans)
+    ]
+    lines.append(_counts(found))
+    room = max(width - 41, 30)
+    if found.changes:
+        lines += ["", ink(DIM, _change_row("", "operator", "bytes", "why (score)", "before", "live", room))]
+    lines += [_change_line(change, room, ink) for change in found.changes]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _counts(found: Difference) -> str:
+    if not found.changes:
+        return "the same drops and recomputes"
+    parts = []
+    for side, letter in enumerate("AB"):
+        kinds = [change.event.kind for change in found.changes if change.only_in == side]
+        drops, recomputes, late = map(kinds.count, ("drop", "recompute", "compute"))
+        waiting = f", {format_count(late, 'late operator')}" if late else ""
+        made = f"{format_count(drops, 'drop')}, {format_count(recomputes, 'recompute')}{waiting}"
+        parts.append(f"only in {letter}: {made}")
+    a, b = found.plans
+    return "; ".join((*parts, f"overhead {format_percent(a.overhead)} → {format_percent(b.overhead)}"))
+
+
+def _change_line(change: Change, room: int, ink: Ink) -> str:
+    event = change.event
+    verb, code = _CHANGES_OF_TWO[event.kind]
+    place, nbytes, live = change.before or "(the end)", format_bytes(event.nbytes), format_bytes(event.live)
+    cells = (f"{'AB'[change.only_in]} {verb}", event.origin, nbytes, why(event, room // 2), place, live)
+    return ink(code, _change_row(*cells, room))
+
+
+def _change_row(verb: str, name: str, size: str, reason: str, before: str, live: str, room: int) -> str:
+    """``room`` is that of the columns that give way when the line is narrow: names and the reason."""
+    name, before = (f"{clip(text, room // 4):{room // 4}}" for text in (name, before))
+    return f"{verb:13}  {name}  {size:>9}  {reason:{room // 2}}  {before}  {live:>9}"

@@ -8,43 +8,72 @@ from __future__ import annotations
 import gzip
 import json
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from html import escape
+from importlib import resources
+from string import Template
 from typing import Any
 
-from dtr_fx.inspect.diff import Fold, circumstances, name_of, sections, why
-from dtr_fx.inspect.page import asset, document, row
-from dtr_fx.inspect.timeline import peak_at, sources_by_name
+from dtr_fx.inspect.diff import circumstances, sections, why
+from dtr_fx.inspect.timeline import peak_lines
 from dtr_fx.report import KINDS, Event, Point, Report, StorageStats
 from dtr_fx.units import format_bytes, format_percent, format_seconds
 
-_SCRIPTS = ("data.js", "list.js", "diff.js", "chart.js", "storages.js", "report.js")
-_STORAGE_HEADS = {
-    "name": "storage",
-    "kind": "kind",
-    "nbytes": "bytes",
-    "drops": "dropped",
-    "recomputes": "recomputed",
-    "recompute_cost": "recompute cost",
-}
+# The policy holds the browser to it that nothing is loaded.
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \
+script-src 'unsafe-inline'; img-src data:">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>
+{style}</style>
+</head>
+<body>
+{body}
+{script}</body>
+</html>
+"""
+_SCRIPTS = ("list.js", "diff.js", "chart.js", "storages.js", "report.js")
 _TRACE_HEADS = ("", "why", "peak", "budget", "drops", "recomputes", "overhead")
 
 
+def document(title: str, body: str, *, styles: Iterable[str] = (), scripts: Sequence[str] = ()) -> str:
+    """A page complete in itself; ``styles`` and ``scripts`` name files in ``assets``."""
+    script = "".join(map(_asset, scripts))
+    return _PAGE.format(
+        title=escape(title),
+        style="".join(map(_asset, ("base.css", *styles))),
+        body=body,
+        script=f'<script>\n"use strict";\n{script}</script>\n' if scripts else "",
+    )
+
+
+def row(cell: str, texts: Iterable[str]) -> str:
+    """A row of a table, of cells ``th`` or ``td``."""
+    return "<tr>" + "".join(f"<{cell}>{escape(text)}</{cell}>" for text in texts) + "</tr>"
+
+
+def _asset(name: str) -> str:
+    return (resources.files("dtr_fx.inspect") / "assets" / name).read_text(encoding="utf-8")
+
+
 def render(reports: Sequence[Report]) -> str:
-    """The page of one report or more, complete in itself."""
+    """The page of one report or more."""
     if not reports:
         raise ValueError("no reports, so there is nothing to show")
-    body = asset("report.html").substitute(
+    text = json.dumps([_data(report) for report in reports])
+    body = Template(_asset("report.html")).substitute(
         verdict=escape(reports[0].summary()),
         circumstances=escape(circumstances(reports[0])),
         traces="\n".join(_traces(reports)) if len(reports) > 1 else "",
         legend="\n".join(f'<li class="{kind}"><i></i>{kind} <output></output></li>' for kind in KINDS),
-        heads="".join(
-            f'<th data-key="{key}" scope="col"><button type="button">{title}</button></th>'
-            for key, title in _STORAGE_HEADS.items()
-        ),
-        data=_packed(reports),
+        # In letters that end no script.
+        data=b64encode(gzip.compress(text.encode(), compresslevel=5, mtime=0)).decode(),
     )
     return document("dtr_fx report", body, styles=("report.css",), scripts=_SCRIPTS)
 
@@ -53,33 +82,24 @@ def _traces(reports: Sequence[Report]) -> Iterator[str]:
     """A row for each graph, with a button that shows it below."""
     yield f'<section class="wide"><table id="traces">{row("th", _TRACE_HEADS)}'
     for number, report in enumerate(reports, 1):
-        cells = (
-            report.trigger,
-            f"{format_bytes(report.baseline_peak)} → {format_bytes(report.planned_peak)}",
-            report.budget_text,
-            str(report.drops),
-            str(report.recomputes),
-            format_percent(report.overhead),
-        )
+        peaks = f"{format_bytes(report.baseline_peak)} → {format_bytes(report.planned_peak)}"
+        changes = f"{report.drops}", f"{report.recomputes}", format_percent(report.overhead)
+        cells = (report.trigger, peaks, report.budget_text, *changes)
         texts = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         yield f'<tr><td><button type="button">graph {number}</button></td>{texts}</tr>'
     yield "</table></section>"
 
 
-def _packed(reports: Sequence[Report]) -> str:
-    """JSON, compressed, in letters that end no script."""
-    text = json.dumps([_data(report) for report in reports])
-    return b64encode(gzip.compress(text.encode(), compresslevel=5, mtime=0)).decode()
-
-
 def _data(report: Report) -> dict[str, Any]:
-    sources = sources_by_name(report)
+    before, after = peak_lines(report)
     return {
         "kinds": KINDS,
-        "summary": report.summary(),
-        "circumstances": circumstances(report),
-        "peakBefore": peak_at(report.before, report.baseline_peak, sources),
-        "peakAfter": peak_at(report.after, report.planned_peak, sources),
+        "texts": {
+            "verdict": report.summary(),
+            "circumstances": circumstances(report),
+            "peak-before": before,
+            "peak-after": after,
+        },
         "budget": report.budget,
         "budgetText": format_bytes(report.budget),
         "rows": list(_rows(report)),
@@ -95,17 +115,18 @@ def _rows(report: Report) -> Iterator[dict[str, Any]]:
         if title:
             yield {"title": title}
         for item in rows:
-            if isinstance(item, Fold):
-                yield {"fold": list(map(_step, item.events)), "live": format_bytes(item.live), "open": False}
-            else:
+            if isinstance(item, Event):
                 yield _step(item)
+            else:
+                live = format_bytes(max(event.live for event in item))
+                yield {"fold": list(map(_step, item)), "live": live, "open": False}
 
 
 def _step(event: Event) -> dict[str, Any]:
     return {
         "kind": event.kind,
         "name": event.name,
-        "origin": name_of(event),
+        "origin": event.origin,
         "phase": event.phase,
         "bytes": format_bytes(event.nbytes),
         "seconds": format_seconds(event.cost),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from dtr_fx.inspect.table import table
 from dtr_fx.inspect.text import BOLD, Ink, clip
@@ -45,43 +46,32 @@ class Overview:
 def overview(report: Report, *, top: int = 5, depth: int = 2) -> Overview:
     """A report's first ``top`` storages and its operators, modules cut to ``depth`` names."""
     return Overview(
-        by_bytes=_first(report.storages, top, lambda storage: storage.nbytes),
-        by_cost=_first(report.storages, top, lambda storage: storage.recompute_cost),
-        by_drops=_first(report.storages, top, lambda storage: storage.drops),
-        operators=tuple(_groups(report.events, lambda event: event.target)),
-        modules=tuple(_groups(report.events, lambda event: ".".join(event.module.split(".")[:depth]))),
+        by_bytes=_first(report.storages, top, "nbytes"),
+        by_cost=_first(report.storages, top, "recompute_cost"),
+        by_drops=_first(report.storages, top, "drops"),
+        operators=_groups(report.events, lambda event: event.target),
+        modules=_groups(report.events, lambda event: ".".join(event.module.split(".")[:depth])),
     )
 
 
-def _first(
-    storages: Iterable[StorageStats], top: int, key: Callable[[StorageStats], float]
-) -> tuple[StorageStats, ...]:
-    counted = [storage for storage in storages if key(storage) and storage.kind != "unused"]
-    return tuple(sorted(counted, key=key, reverse=True)[:top])
+def _first(storages: Iterable[StorageStats], top: int, figure: str) -> tuple[StorageStats, ...]:
+    counted = [storage for storage in storages if getattr(storage, figure) and storage.kind != "unused"]
+    return tuple(sorted(counted, key=attrgetter(figure), reverse=True)[:top])
 
 
-def _groups(events: Sequence[Event], name_of: Callable[[Event], str]) -> list[Group]:
-    members: dict[str, list[Event]] = {}
+def _groups(events: Sequence[Event], name_of: Callable[[Event], str]) -> tuple[Group, ...]:
+    members: dict[str, dict[str, list[Event]]] = {}
     for event in events:
-        members.setdefault(name_of(event), []).append(event)
-    groups = [_group(name, group) for name, group in members.items()]
-    return sorted(groups, key=lambda group: (-group.recompute_cost, -group.cost, group.name))
+        members.setdefault(name_of(event), {}).setdefault(event.kind, []).append(event)
+    groups = [_group(name, kinds) for name, kinds in members.items()]
+    return tuple(sorted(groups, key=lambda group: (-group.recompute_cost, -group.cost, group.name)))
 
 
-def _group(name: str, events: Sequence[Event]) -> Group:
-    first, again, drops = (
-        [event for event in events if event.kind == kind] for kind in ("compute", "recompute", "drop")
-    )
-    return Group(
-        name=name,
-        runs=len(first),
-        nbytes=sum(event.nbytes for event in first),
-        cost=sum(event.cost for event in first),
-        drops=len(drops),
-        dropped=sum(event.nbytes for event in drops),
-        recomputes=len(again),
-        recompute_cost=sum(event.cost for event in again),
-    )
+def _group(name: str, kinds: Mapping[str, Sequence[Event]]) -> Group:
+    first, again, drops = (kinds.get(kind, ()) for kind in ("compute", "recompute", "drop"))
+    nbytes, dropped = (sum(event.nbytes for event in events) for events in (first, drops))
+    cost, recompute_cost = (sum(event.cost for event in events) for events in (first, again))
+    return Group(name, len(first), nbytes, cost, len(drops), dropped, len(again), recompute_cost)
 
 
 # As text
@@ -90,9 +80,6 @@ def _group(name: str, events: Sequence[Event]) -> Group:
 def render_overview(report: Report, found: Overview, *, width: int = 100, color: bool = False) -> str:
     """The verdict and the tables, for people to read."""
     ink = Ink(color)
-    makers = {at: event for event in report.events if event.kind == "compute" for at in event.storages}
-    made_by = {storage.name: makers.get(at) for at, storage in enumerate(report.storages)}
-    away = _seconds_away(report)
     parts = [ink(BOLD, report.summary())]
     for title, storages in (
         ("largest values", found.by_bytes),
@@ -100,28 +87,24 @@ def render_overview(report: Report, found: Overview, *, width: int = 100, color:
         ("values dropped most often", found.by_drops),
     ):
         if storages:
-            parts.append(f"{ink(BOLD, title)}\n{_storage_table(storages, made_by, away)}")
+            parts.append(f"{ink(BOLD, title)}\n{_storage_table(storages, report)}")
     for title, groups in (("by operator", found.operators), ("by module", found.modules)):
-        if not any(group.name for group in groups):  # a log names no modules
-            continue
-        parts.append(f"{ink(BOLD, title)}\n{_group_table(groups, report)}")
+        if any(group.name for group in groups):  # a log names no modules
+            parts.append(f"{ink(BOLD, title)}\n{_group_table(groups, report)}")
     lines = "\n\n".join(parts).splitlines()
     return "\n".join(clip(line, width) if "\033" not in line else line for line in lines) + "\n"
 
 
-def _seconds_away(report: Report) -> dict[str, float]:
-    """For how much compute of the step each storage is away, by its name."""
-    away: dict[str, float] = {}
+def _storage_table(storages: Sequence[StorageStats], report: Report) -> str:
+    names = [storage.name for storage in report.storages]
+    made_in: dict[str, str] = {}
+    away: dict[str, float] = {}  # for how much compute of the step each is away
     for event in report.events:
-        if event.away is not None:
-            for name in (report.storages[at].name for at in event.storages):
+        for name in (names[at] for at in event.storages):
+            if event.kind == "compute":
+                made_in[name] = "  ".join(filter(None, (event.module, event.source)))
+            if event.away is not None:
                 away[name] = away.get(name, 0.0) + event.away
-    return away
-
-
-def _storage_table(
-    storages: Sequence[StorageStats], made_by: dict[str, Event | None], away: dict[str, float]
-) -> str:
     rows = [
         {
             "value": storage.name,
@@ -131,32 +114,26 @@ def _storage_table(
             "recomputes": storage.recomputes,
             "cost again": format_seconds(storage.recompute_cost) if storage.recomputes else "",
             "away": format_seconds(away[storage.name]) if storage.name in away else "",
-            "made in": _place(made_by.get(storage.name)),
+            "made in": made_in.get(storage.name, ""),
         }
         for storage in storages
     ]
     return table(rows, ["kind", "made in"])
 
 
-def _place(event: Event | None) -> str:
-    return "" if event is None else "  ".join(part for part in (event.module, event.source) if part)
-
-
 def _group_table(groups: Sequence[Group], report: Report) -> str:
-    rows = [_group_row(group, report) for group in groups[:_MOST]]
-    shown = table(rows)
+    rows = [
+        {
+            "": group.name or "(none)",
+            "runs": group.runs,
+            "compute": format_seconds(group.cost),
+            "dropped": format_bytes(group.dropped),
+            "recomputes": group.recomputes,
+            "extra": format_seconds(group.recompute_cost) if group.recomputes else "",
+            "of all": format_percent(group.recompute_cost / report.base_cost if report.base_cost else 0.0),
+        }
+        for group in groups[:_MOST]
+    ]
     rest = len(groups) - _MOST
-    more = f"\n… and {rest} more with less extra compute or none (--json has all)"
-    return shown + (more if rest > 0 else "")
-
-
-def _group_row(group: Group, report: Report) -> dict[str, object]:
-    return {
-        "": group.name or "(none)",
-        "runs": group.runs,
-        "compute": format_seconds(group.cost),
-        "dropped": format_bytes(group.dropped),
-        "recomputes": group.recomputes,
-        "extra": format_seconds(group.recompute_cost) if group.recomputes else "",
-        "of all": format_percent(group.recompute_cost / report.base_cost if report.base_cost else 0.0),
-    }
+    more = f"\n… and {rest} more with less extra compute or none (--json has all)" if rest > 0 else ""
+    return table(rows) + more

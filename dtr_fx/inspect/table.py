@@ -18,11 +18,8 @@ def table(
     """A row for each mapping, whose keys are the heads of the columns.
 
     The first column, unless it ``starts_with`` numbers, and those named in ``text`` are words; all others are
-    numbers, which end at one edge.
-    Words wider than their column's ``widths`` go on in the next line.
+    numbers, which end at one edge. Words wider than their column's ``widths`` go on in the next line.
 
-    Examples
-    --------
     >>> print(table([{"model": "gpt", "peak": "8 MiB"}, {"model": "lstm", "peak": "12 MiB"}]))
     model      peak
     -------  ------
@@ -32,9 +29,6 @@ def table(
     if not rows:
         return ""
     first, *_ = rows[0]
-    words = {*text, first} if starts_with == "words" else set(text)
+    words = {*text, first} if starts_with == "words" else {*text}
     alignment = ["left" if name in words else "right" for name in rows[0]]
-    drawn: str = tabulate(
-        rows, headers="keys", disable_numparse=True, colalign=alignment, maxcolwidths=widths
-    )
-    return drawn
+    return str(tabulate(rows, headers="keys", disable_numparse=True, colalign=alignment, maxcolwidths=widths))

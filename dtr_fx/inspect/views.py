@@ -11,8 +11,6 @@ from dtr_fx import report
 if TYPE_CHECKING:
     import networkx as nx
 
-_HEIGHT = 860  # pixels of the page in a notebook
-
 
 class Report(report.Report):
     """The data of ``dtr_fx.report.Report`` with the views that notebooks and other tools ask for.
@@ -21,7 +19,6 @@ class Report(report.Report):
     """
 
     def _repr_html_(self) -> str:
-        """The page of the report, for a notebook."""
         return in_notebook([self])
 
     def to_networkx(self) -> nx.DiGraph:
@@ -49,5 +46,5 @@ def in_notebook(reports: Sequence[report.Report]) -> str:
 
     if not reports:
         return "<p>no graph was traced</p>"
-    frame = f'style="width: 100%; height: {_HEIGHT}px; border: 0" title="dtr_fx report"'
+    frame = 'style="width: 100%; height: 860px; border: 0" title="dtr_fx report"'
     return f'<iframe srcdoc="{escape(render(reports))}" {frame}></iframe>'

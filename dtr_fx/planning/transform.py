@@ -128,7 +128,7 @@ def rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool = False) -
 def _trusting_the_caller(gm: GraphModule, options: Options, safe: int, laps: Laps) -> Report:
     """Rewrite a graph whose plans fit only if they recompute from what the caller may write."""
     planning = Planning(gm, options, trusts_caller=True)
-    budget, plan = planning.plan()
+    budget, plan = planning.plan(saves_nothing=False)
     report = carry_out(gm, planning, budget, plan, laps)
     relied = (
         Relied(tensor.kind, tensor.position, tensor.node.name, source_line(tensor.node), safe)

@@ -1,29 +1,22 @@
 // Memory over the operators of the step: one plan's live bytes stacked by kind, the other's as an outline.
 
-const SVG = "http://www.w3.org/2000/svg";
 const MARGIN = { left: 78, right: 12, top: 24, bottom: 58 };
 const LANES = { drop: 16, recompute: 32 }; // below the horizontal axis
 const REACH = 8; // pixels from which the pointer finds a mark
 
 class Chart {
   // `light(events)` is told which changes the pointer is at, `goTo(event)` which operator was chosen.
-  constructor(root, { light, goTo }) {
-    this.light = light;
-    this.goTo = goTo;
-    this.svg = root.querySelector("#chart");
-    this.readout = root.querySelector("#readout");
-    this.legend = root.querySelector("#legend");
-    this.stacks = root.querySelectorAll("[name=stack]");
-    this.lit = [];
-    for (const stack of this.stacks) stack.addEventListener("change", () => this.draw());
+  constructor(light, goTo) {
+    Object.assign(this, { light, goTo, lit: [] });
+    this.svg = document.getElementById("chart");
+    for (const stack of document.getElementsByName("stack")) stack.addEventListener("change", () => this.draw());
     for (const kind of ["pointermove", "pointerdown"]) this.svg.addEventListener(kind, (event) => this.point(event));
-    this.svg.addEventListener("pointerleave", () => this.leave());
+    for (const kind of ["pointerleave", "blur"]) this.svg.addEventListener(kind, () => this.leave());
     this.svg.addEventListener("click", () => this.choose());
     this.svg.addEventListener("keydown", (event) => this.onKey(event));
     this.svg.addEventListener("focus", () => {
-      if (this.at === null) this.look(this.peak());
+      if (this.at === null) this.look(this.peak("after"));
     });
-    this.svg.addEventListener("blur", () => this.leave());
     new ResizeObserver(() => this.report && this.draw()).observe(this.svg.parentElement);
   }
 
@@ -32,50 +25,47 @@ class Chart {
     this.at = null;
     this.changes = report.events.filter((event) => event.kind in LANES);
     this.operators = report.events.filter((event) => event.kind !== "drop");
-    this.places = {
-      after: report.after.map((_, i) => i),
-      before: placesBefore(report, this.operators),
-    };
+    // Each operator of the graph as it was stands where it stands now.
+    const now = new Map(this.operators.map((event, i) => [event.name, i]));
+    let last = -1;
+    const before = report.before.map(({ name }) => (last = now.get(name) ?? last + 1));
+    this.places = { before, after: report.after.map((_, i) => i) };
     this.draw();
-  }
-
-  get stacked() {
-    return [...this.stacks].find((stack) => stack.checked).value;
   }
 
   // --- drawing ---
 
   draw() {
+    const { budget, before, after } = this.report;
+    this.stacked = document.querySelector("[name=stack]:checked").value;
+    const outlined = this.stacked === "after" ? "before" : "after";
     this.width = this.svg.parentElement.clientWidth;
     this.height = this.width < 600 ? 300 : 380;
+    this.base = this.height - MARGIN.bottom;
+    this.right = this.width - MARGIN.right;
+    this.count = Math.max(1, after.length);
+    const top = Math.max(1, most(before), most(after));
+    const hasBudget = budget <= 1.3 * top;
+    this.axis = axisOf(hasBudget ? Math.max(top, budget) : top);
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
     this.svg.replaceChildren();
-    this.count = Math.max(1, this.report.after.length);
-    const { budget } = this.report;
-    const top = Math.max(1, most(this.report.before), most(this.report.after));
-    this.hasBudget = budget <= 1.3 * top;
-    this.axis = axisOf(this.hasBudget ? Math.max(top, budget) : top);
-    const stacked = this.stacked;
-    const outlined = stacked === "after" ? "before" : "after";
     this.drawGrid();
-    this.drawStack(stacked);
-    this.add("path", { class: "outline", d: this.outline(outlined) });
+    this.drawStack(this.stacked);
+    this.drawOutline(outlined);
     this.drawBoundary();
-    if (this.hasBudget) this.drawBudget();
-    this.drawPeaks(stacked, outlined);
+    if (hasBudget) this.drawBudget();
+    this.drawPeak(this.stacked);
+    const [y, other] = [this.stacked, outlined].map((which) => this.y(most(this.report[which])));
+    if (Math.abs(y - other) > 20) this.drawPeak(outlined);
     this.drawLanes();
     this.lights = this.add("g", { class: "lights" });
-    this.cursor = this.add("line", { class: "cursor", y1: MARGIN.top, y2: this.base, visibility: "hidden" });
-    this.look(this.at, { quietly: true });
+    this.cursor = this.add("line", { class: "cursor", y1: MARGIN.top, y2: this.base });
+    this.mark();
     this.setLit(this.lit);
   }
 
-  get base() {
-    return this.height - MARGIN.bottom;
-  }
-
   x(at) {
-    return MARGIN.left + ((at + 0.5) / this.count) * (this.width - MARGIN.left - MARGIN.right);
+    return MARGIN.left + ((at + 0.5) / this.count) * (this.right - MARGIN.left);
   }
 
   y(nbytes) {
@@ -83,27 +73,24 @@ class Chart {
   }
 
   drawGrid() {
-    const right = this.width - MARGIN.right;
-    for (const tick of this.axis.ticks) {
-      const y = this.y(tick.nbytes);
-      this.add("line", { class: "grid", x1: MARGIN.left, x2: right, y1: y, y2: y });
-      this.text(MARGIN.left - 8, y + 4, tick.label, "end");
+    for (const { nbytes, label } of this.axis.ticks) {
+      const y = this.y(nbytes);
+      this.add("line", { class: "grid", x1: MARGIN.left, x2: this.right, y1: y, y2: y });
+      this.text(MARGIN.left - 8, y + 4, label, "end");
     }
-    for (const [kind, label] of [["drop", "drops"], ["recompute", "recomputes"]]) {
-      this.text(MARGIN.left - 8, this.base + LANES[kind] + 4, label, "end", "small");
+    for (const kind of Object.keys(LANES)) {
+      this.text(MARGIN.left - 8, this.base + LANES[kind] + 4, `${kind}s`, "end", "small");
     }
-    this.text((MARGIN.left + right) / 2, this.height - 6, `${this.count} operators in execution order`, "middle");
+    this.text((MARGIN.left + this.right) / 2, this.height - 6, `${this.count} operators in execution order`, "middle");
   }
 
   // A point for each pixel at most: that of most live bytes, so that no peak is lost.
   columns(which) {
     const points = this.report[which];
-    const places = this.places[which];
-    const pixels = this.width - MARGIN.left - MARGIN.right;
     const found = [];
     let last = -1;
     points.forEach(({ live }, i) => {
-      const column = Math.floor((places[i] / this.count) * pixels);
+      const column = Math.floor((this.places[which][i] / this.count) * (this.right - MARGIN.left));
       if (column !== last) found.push(i);
       else if (live > points[found.at(-1)].live) found[found.length - 1] = i;
       last = column;
@@ -126,65 +113,53 @@ class Chart {
     });
   }
 
-  outline(which) {
+  drawOutline(which) {
     const columns = this.columns(which);
     const heights = columns.map((i) => this.report[which][i].live);
-    return columns.length ? `M${this.steps(which, columns, heights).join("L")}` : "";
+    const d = columns.length ? `M${this.steps(which, columns, heights).join("L")}` : "";
+    this.add("path", { class: "outline", d });
   }
 
   // The corners of a line that is level over each column.
   steps(which, columns, heights) {
-    const places = this.places[which];
-    const edges = columns.map((i) => this.x(places[i] - 0.5).toFixed(1));
-    const end = this.x(this.count - 0.5).toFixed(1);
-    return columns.flatMap((_, c) => {
-      const y = this.y(heights[c]).toFixed(1);
-      return [`${edges[c]},${y}`, `${edges[c + 1] ?? end},${y}`];
+    const ends = [...columns.map((i) => this.places[which][i]), this.count];
+    const edges = ends.map((at) => this.x(at - 0.5).toFixed(1));
+    return heights.flatMap((height, c) => {
+      const y = this.y(height).toFixed(1);
+      return [`${edges[c]},${y}`, `${edges[c + 1]},${y}`];
     });
   }
 
   drawBoundary() {
-    const { operators } = this;
-    operators.forEach((event, i) => {
-      if (i && event.phase !== operators[i - 1].phase) {
-        const x = this.x(i - 0.5);
-        this.add("line", { class: "boundary", x1: x, x2: x, y1: MARGIN.top, y2: this.base });
-        this.text(x + 5, this.base - 6, `${event.phase} →`, "start", "halo");
-      }
+    this.operators.forEach(({ phase }, i) => {
+      if (!i || phase === this.operators[i - 1].phase) return;
+      const x = this.x(i - 0.5);
+      this.add("line", { class: "boundary", x1: x, x2: x, y1: MARGIN.top, y2: this.base });
+      this.text(x + 5, this.base - 6, `${phase} →`, "start", "halo");
     });
   }
 
   drawBudget() {
     const y = this.y(this.report.budget);
-    this.add("line", { class: "budget", x1: MARGIN.left, x2: this.width - MARGIN.right, y1: y, y2: y });
+    this.add("line", { class: "budget", x1: MARGIN.left, x2: this.right, y1: y, y2: y });
     this.text(MARGIN.left + 6, y + 15, `budget ${this.report.budgetText}`, "start", "halo budget-label");
   }
 
-  peak(which = "after") {
+  peak(which) {
     return this.places[which][highest(this.report[which])] ?? 0;
   }
 
-  drawPeaks(stacked, outlined) {
-    const y = this.drawPeak(stacked);
-    const other = this.y(most(this.report[outlined]));
-    if (Math.abs(y - other) > 20) this.drawPeak(outlined);
-  }
-
-  // Returns the height of the peak, where its label is.
   drawPeak(which) {
     const i = highest(this.report[which]);
-    if (i < 0) return Infinity;
+    if (i < 0) return;
     const { live, name, texts } = this.report[which][i];
-    const x = this.x(this.places[which][i]);
-    const y = this.y(live);
+    const [x, y] = [this.x(this.places[which][i]), this.y(live)];
     this.add("circle", { class: "peak", cx: x, cy: y, r: 4 });
     const isRight = x > 0.6 * this.width;
-    const where = this.width < 600 ? "" : ` at ${name}`;
-    const label = `${which}: ${texts.live}${where}`;
+    const label = `${which}: ${texts.live}${this.width < 600 ? "" : ` at ${name}`}`;
     const line = this.y(this.report.budget);
     const above = y - 8 > line - 4 && y - 20 < line ? line - 6 : y - 8; // not across the line of the budget
     this.text(x + (isRight ? -9 : 9), Math.max(above, 12), label, isRight ? "end" : "start", "halo peak-label");
-    return y;
   }
 
   drawLanes() {
@@ -192,13 +167,12 @@ class Chart {
       const y = this.base + LANES[kind];
       const pixels = new Set(this.changes.filter((event) => event.kind === kind).map(({ at }) => Math.round(this.x(at))));
       const shape = kind === "drop" ? "v5l-3,4h6l-3,-4" : "v-5l-3,-4h6l-3,4";
-      const d = [...pixels].map((x) => `M${x},${y - 2}${shape}`).join("");
-      this.add("path", { class: `lane ${kind}`, d });
+      this.add("path", { class: `lane ${kind}`, d: [...pixels].map((x) => `M${x},${y - 2}${shape}`).join("") });
     }
   }
 
   add(name, attributes, parent = this.svg) {
-    const element = parent.appendChild(document.createElementNS(SVG, name));
+    const element = parent.appendChild(document.createElementNS("http://www.w3.org/2000/svg", name));
     for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
     return element;
   }
@@ -211,10 +185,8 @@ class Chart {
 
   point(event) {
     const box = this.svg.getBoundingClientRect();
-    const x = event.clientX - box.left;
-    const y = event.clientY - box.top;
-    const at = Math.floor(((x - MARGIN.left) / (this.width - MARGIN.left - MARGIN.right)) * this.count);
-    this.look(Math.min(Math.max(at, 0), this.count - 1));
+    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+    this.look(Math.floor(((x - MARGIN.left) / (this.right - MARGIN.left)) * this.count));
     if (y > this.base + 4) this.light(this.near(x, y));
   }
 
@@ -228,35 +200,30 @@ class Chart {
   }
 
   leave() {
-    this.change = null;
     this.look(null);
     this.light([]);
   }
 
-  look(at, { quietly = false } = {}) {
-    this.at = at;
-    this.cursor.setAttribute("visibility", at === null ? "hidden" : "visible");
-    if (at !== null) {
-      this.cursor.setAttribute("x1", this.x(at));
-      this.cursor.setAttribute("x2", this.x(at));
-    }
-    if (at !== null && !quietly) this.change = null;
-    this.readAt(at);
+  look(at) {
+    this.at = at === null ? null : Math.min(Math.max(at, 0), this.count - 1);
+    this.change = null;
+    this.mark();
   }
 
   // The legend tells the bytes of each kind at the cursor, else at the peak.
-  readAt(at) {
-    const which = this.stacked;
-    const place = at ?? this.peak(which);
-    const i = this.places[which].findLastIndex((x) => x <= place);
+  mark() {
+    const { at, stacked } = this;
+    this.cursor.setAttribute("visibility", at === null ? "hidden" : "visible");
+    for (const end of ["x1", "x2"]) this.cursor.setAttribute(end, this.x(at ?? 0));
+    const place = at ?? this.peak(stacked);
+    const i = this.places[stacked].findLastIndex((x) => x <= place);
     if (i < 0) return;
-    const { name, texts } = this.report[which][i];
+    const { name, texts } = this.report[stacked][i];
     const event = this.operators.find((operator) => operator.name === name);
+    const where = at === null ? "At the peak" : `Operator ${i + 1} of ${this.report[stacked].length}`;
     const source = event?.source ? `, ${event.source}` : "";
-    this.readout.textContent =
-      `${at === null ? "At the peak" : `Operator ${i + 1} of ${this.report[which].length}`} ${which}: ` +
-      `${name}, ${texts.live} live${source}`;
-    for (const kind of this.report.kinds) this.legend.querySelector(`.${kind} output`).textContent = texts[kind];
+    document.getElementById("readout").textContent = `${where} ${stacked}: ${name}, ${texts.live} live${source}`;
+    for (const kind of this.report.kinds) document.querySelector(`#legend .${kind} output`).textContent = texts[kind];
   }
 
   choose() {
@@ -270,8 +237,7 @@ class Chart {
       ArrowLeft: -1, ArrowRight: 1, PageUp: -large, PageDown: large, Home: -this.count, End: this.count,
     };
     if (event.key in moves) {
-      const at = (this.at ?? this.peak()) + moves[event.key];
-      this.look(Math.min(Math.max(Math.round(at), 0), this.count - 1));
+      this.look((this.at ?? this.peak("after")) + moves[event.key]);
     } else if (event.key === "Enter") {
       this.choose();
     } else {
@@ -283,25 +249,19 @@ class Chart {
   setLit(events) {
     this.lit = events;
     this.lights.replaceChildren();
+    const [y, height] = [MARGIN.top, this.base - MARGIN.top];
     const changes = events.filter((event) => event.kind in LANES);
-    for (const drop of changes.filter((event) => event.kind === "drop")) {
+    for (const drop of changes.filter(({ kind }) => kind === "drop")) {
       for (const again of drop.pairs) {
-        const [left, right] = [this.x(drop.at), this.x(again.at)];
-        this.add("rect", { class: "away", x: left, y: MARGIN.top, width: right - left, height: this.base - MARGIN.top }, this.lights);
+        const x = this.x(drop.at);
+        this.add("rect", { class: "away", x, y, width: this.x(again.at) - x, height }, this.lights);
       }
     }
     for (const { kind, at } of changes) {
       const x = this.x(at);
-      this.add("line", { class: `lit ${kind}`, x1: x, x2: x, y1: MARGIN.top, y2: this.base + LANES[kind] }, this.lights);
+      this.add("line", { class: `lit ${kind}`, x1: x, x2: x, y1: y, y2: this.base + LANES[kind] }, this.lights);
     }
   }
-}
-
-// Each operator of the graph as it was stands where it stands now.
-function placesBefore(report, operators) {
-  const now = new Map(operators.map((event, i) => [event.name, i]));
-  let last = -1;
-  return report.before.map(({ name }) => (last = now.get(name) ?? last + 1));
 }
 
 // Where the peak is; -1 without operators.

@@ -4,18 +4,10 @@ const MARKS = { drop: "−", recompute: "+" };
 
 class Diff {
   // `light(events)` is told which events the pointer or the keyboard is at.
-  constructor(root, { light }) {
+  constructor(light) {
     this.light = light;
-    this.lit = new Set();
-    this.tree = new VirtualTree(root.querySelector("#diff"), {
-      fill: (element, row) => this.fill(element, row),
-      onActive: (row) => (row?.kind ? this.light(together(row), row) : this.light([])),
-      onOpen: (row, expanded) => this.open(row, expanded),
-    });
-    this.search = root.querySelector("#search");
-    this.overview = root.querySelector("#overview");
-    this.found = root.querySelector("#found");
-    this.unfold = root.querySelector("#unfold");
+    this.tree = new VirtualTree(document.getElementById("diff"), this);
+    for (const id of ["search", "overview", "found", "unfold"]) this[id] = document.getElementById(id);
     this.search.addEventListener("input", () => this.update());
     this.search.addEventListener("keydown", (event) => {
       if (event.key === "ArrowDown") this.tree.element.focus();
@@ -28,11 +20,12 @@ class Diff {
   }
 
   show(report) {
-    this.events = report.events;
-    this.rows = report.rows;
-    this.folds = this.rows.filter((row) => row.fold);
+    this.report = report;
+    this.folds = report.rows.filter((row) => row.fold);
+    // Where an operator makes several things, drops name these.
+    const made = (event) => event.storages.map((number) => report.storages[number].name);
     this.texts = report.events.map((event) =>
-      [event.kind, event.name, event.origin, event.why, event.source, ...made(event, report)].join("\n").toLowerCase(),
+      [event.kind, event.name, event.origin, event.why, event.source, ...made(event)].join("\n").toLowerCase(),
     );
     this.search.value = "";
     this.tree.element.scrollTop = 0;
@@ -40,18 +33,24 @@ class Diff {
   }
 
   update() {
+    const { events, rows } = this.report;
     const wanted = this.search.value.trim().toLowerCase();
     const visible = wanted
-      ? this.events.filter((_, i) => this.texts[i].includes(wanted))
-      : this.rows.flatMap((row) => (row.open ? [row, ...row.fold] : [row]));
-    this.found.textContent = wanted ? `${visible.length} of ${formatCount(this.events.length, "step")}` : "";
+      ? events.filter((_, i) => this.texts[i].includes(wanted))
+      : rows.flatMap((row) => (row.open ? [row, ...row.fold] : [row]));
+    this.found.textContent = wanted ? `${visible.length} of ${formatCount(events.length, "step")}` : "";
     this.unfold.disabled = Boolean(wanted) || !this.folds.length;
     this.unfold.textContent = this.folds.every((fold) => fold.open) && this.folds.length ? "Fold all" : "Unfold all";
     this.tree.show(visible);
   }
 
+  onActive(row) {
+    if (row?.kind) this.light(together(row), row);
+    else this.light([]);
+  }
+
   // A fold opens or closes; from a change it goes to the change that belongs to it.
-  open(row, expanded) {
+  onOpen(row, expanded) {
     if (row.fold) {
       row.open = expanded ?? !row.open;
       this.update();
@@ -69,9 +68,8 @@ class Diff {
   }
 
   setLit(events) {
-    this.lit = new Set(events);
-    this.tree.refill();
-    this.overview.replaceChildren(...[...this.lit].map((event) => this.place(event)));
+    this.tree.setLit(events);
+    this.overview.replaceChildren(...Array.from(this.tree.lit, (event) => this.place(event)));
   }
 
   // Beside the list, where in it a lit event is.
@@ -84,38 +82,22 @@ class Diff {
   }
 
   fill(element, row) {
-    if (row.fold) {
-      element.className = "fold";
-      element.setAttribute("aria-expanded", row.open);
-      const count = formatCount(row.fold.length, "operator");
-      setCells(element, { name: `${row.open ? "▾" : "…"} ${count}`, live: `≤ ${row.live}` });
-    } else if (row.kind) {
-      element.className = `step ${row.kind}${this.lit.has(row) ? " lit" : ""}`;
-      setCells(element, {
-        mark: MARKS[row.kind] ?? "", verb: row.kind in MARKS ? row.kind : "", name: row.origin,
-        bytes: row.bytes, why: row.why, source: row.source, live: row.live,
-      });
-    } else {
-      element.className = "phase";
-      setCells(element, { name: row.title });
-    }
-  }
-}
-
-function setCells(element, texts) {
-  if (!element.childElementCount) {
-    for (const key of Object.keys(texts)) {
+    element.className = row.fold ? "fold" : row.kind ?? "phase";
+    if (row.fold) element.setAttribute("aria-expanded", row.open);
+    for (const [key, text] of Object.entries(cellsOf(row))) {
       const cell = element.appendChild(document.createElement("span"));
       cell.className = key;
-      cell.textContent = texts[key];
-      if (key === "source" || key === "name") cell.title = texts[key];
+      cell.textContent = text;
+      if (key === "source" || key === "name") cell.title = text;
     }
   }
 }
 
-// The names of what an operator makes: where it makes several things, drops name these.
-function made(event, report) {
-  return event.storages.map((number) => report.storages[number].name);
+function cellsOf(row) {
+  const { kind, fold, origin: name, bytes, why, source, live } = row;
+  if (fold) return { name: `${row.open ? "▾" : "…"} ${formatCount(fold.length, "operator")}`, live: `≤ ${live}` };
+  if (!kind) return { name: row.title };
+  return { mark: MARKS[kind] ?? "", verb: kind in MARKS ? kind : "", name, bytes, why, source, live };
 }
 
 // The change itself, and those that belong to it.

@@ -1,15 +1,12 @@
 // A tree of rows of one height, of which only those in view are in the document; moved through by keyboard.
 
 class VirtualTree {
-  // `fill(element, row)` writes a row's content; `onActive(row)` and `onOpen(row)` tell of pointer and keyboard.
-  constructor(element, { fill, onActive, onOpen }) {
-    Object.assign(this, { element, fill, onActive, onOpen });
+  // The view's `fill(element, row)` writes a row; its `onActive(row)` and `onOpen(row)` hear of pointer and keyboard.
+  constructor(element, view) {
+    Object.assign(this, { element, view, rows: [], shown: new Map(), active: null, lit: new Set() });
     this.spacer = element.appendChild(document.createElement("div"));
     this.spacer.className = "spacer";
     this.spacer.setAttribute("role", "presentation");
-    this.rows = [];
-    this.shown = new Map();
-    this.active = null;
     element.addEventListener("scroll", () => this.draw());
     element.addEventListener("keydown", (event) => this.onKey(event));
     element.addEventListener("pointermove", (event) => {
@@ -21,7 +18,7 @@ class VirtualTree {
     element.addEventListener("pointerleave", () => this.pointAt(this.active));
     element.addEventListener("click", (event) => this.onPointer(event, (row) => {
       this.activate(row);
-      this.onOpen(row);
+      this.view.onOpen(row);
     }));
     new ResizeObserver(() => this.layout()).observe(element);
   }
@@ -36,7 +33,7 @@ class VirtualTree {
   layout() {
     this.height = parseFloat(getComputedStyle(this.element).getPropertyValue("--row")) || 26;
     this.spacer.style.height = `${this.rows.length * this.height}px`;
-    for (const row of this.shown.values()) row.remove();
+    this.spacer.replaceChildren();
     this.shown.clear();
     this.draw();
   }
@@ -62,17 +59,17 @@ class VirtualTree {
     const row = document.createElement("div");
     row.id = `${this.element.id}-${i}`;
     row.dataset.row = i;
-    row.setAttribute("role", "treeitem");
-    row.setAttribute("aria-setsize", this.rows.length);
-    row.setAttribute("aria-posinset", i + 1);
     row.style.transform = `translateY(${i * this.height}px)`;
-    this.fill(row, this.rows[i]);
+    const attributes = { role: "treeitem", "aria-setsize": this.rows.length, "aria-posinset": i + 1 };
+    for (const [key, value] of Object.entries(attributes)) row.setAttribute(key, value);
+    this.view.fill(row, this.rows[i]);
+    row.classList.toggle("lit", this.lit.has(this.rows[i]));
     return row;
   }
 
-  refill() {
-    for (const [i, row] of this.shown) this.fill(row, this.rows[i]);
-    this.markActive();
+  setLit(rows) {
+    this.lit = new Set(rows);
+    for (const [i, row] of this.shown) row.classList.toggle("lit", this.lit.has(this.rows[i]));
   }
 
   activate(row) {
@@ -82,9 +79,8 @@ class VirtualTree {
   }
 
   pointAt(row) {
-    if (row === this.pointed) return;
+    if (row !== this.pointed) this.view.onActive(row);
     this.pointed = row;
-    this.onActive(row);
   }
 
   markActive() {
@@ -119,8 +115,7 @@ class VirtualTree {
     if (event.key in moves) {
       this.reveal(this.rows[Math.min(Math.max(moves[event.key], 0), last)]);
     } else if (this.active && ["Enter", " ", "ArrowLeft", "ArrowRight"].includes(event.key)) {
-      const expanded = { ArrowLeft: false, ArrowRight: true }[event.key];
-      this.onOpen(this.active, expanded);
+      this.view.onOpen(this.active, { ArrowLeft: false, ArrowRight: true }[event.key]);
     } else {
       return;
     }

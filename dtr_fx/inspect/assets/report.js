@@ -1,9 +1,13 @@
-// The page: which report is shown, and what is lit in all of its views.
+// The page: the reports that dtr_fx/inspect/html.py packs, which of them is shown, and what is lit in all views of it.
 
 const HINT = "Point at a drop, here or in the picture, to light up where it is computed again; Enter or a click goes there.";
 
 async function start() {
-  const reports = await readReports(document.getElementById("data").textContent);
+  const packed = document.getElementById("data").textContent;
+  const bytes = Uint8Array.from(atob(packed), (character) => character.charCodeAt(0));
+  const json = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const reports = await new Response(json).json();
+  reports.forEach(connect);
   const status = document.getElementById("status");
   let shown;
 
@@ -12,27 +16,44 @@ async function start() {
     diff.setLit(events);
     status.textContent = event ? sentence(event, shown) : HINT;
   };
-  const chart = new Chart(document, { light, goTo: (event) => diff.goTo(event) });
-  const diff = new Diff(document, { light });
-  const storages = new Storages(document, { light });
+  const diff = new Diff(light);
+  const chart = new Chart(light, (event) => diff.goTo(event));
+  const storages = new Storages(light);
   const traces = [...document.querySelectorAll("#traces button")];
 
   const show = (number) => {
     shown = reports[number];
-    for (const [id, text] of [
-      ["verdict", shown.summary], ["circumstances", shown.circumstances],
-      ["peak-before", shown.peakBefore], ["peak-after", shown.peakAfter],
-    ]) {
-      document.getElementById(id).textContent = text;
-    }
+    for (const [id, text] of Object.entries(shown.texts)) document.getElementById(id).textContent = text;
     traces.forEach((button, i) => button.setAttribute("aria-pressed", i === number));
-    chart.show(shown);
-    diff.show(shown);
-    storages.show(shown);
+    for (const view of [chart, diff, storages]) view.show(shown);
     light([]);
   };
   traces.forEach((button, i) => button.addEventListener("click", () => show(i)));
   show(0);
+}
+
+// Tells steps where they are, and ties each drop to the recompute that undoes it.
+function connect(report) {
+  report.events = report.rows.flatMap((row) => row.fold ?? (row.kind ? [row] : []));
+  for (const storage of report.storages) storage.events = [];
+  const dropped = new Map();
+  let operators = 0;
+  for (const event of report.events) {
+    // A drop stands between two operators, right after the last that ran.
+    event.at = event.kind === "drop" ? operators - 0.5 : operators++;
+    event.pairs = [];
+    for (const number of event.storages) {
+      report.storages[number].events.push(event);
+      const drop = dropped.get(number);
+      if (event.kind === "drop") {
+        dropped.set(number, event);
+      } else if (event.kind === "recompute" && drop) {
+        dropped.delete(number);
+        drop.pairs.push(event);
+        event.pairs.push(drop);
+      }
+    }
+  }
 }
 
 // What happened to a value that was dropped or made again.
@@ -49,6 +70,10 @@ function sentence(event, report) {
   if (drop && again) parts.push(`away for ${formatCount(Math.round(again.at - drop.at - 0.5), "operator")}`);
   const source = drop?.source || again?.source;
   return `${name}: ${parts.join(", ")}${source ? ` · ${source}` : ""}`;
+}
+
+function formatCount(number, noun) {
+  return `${number} ${noun}${number === 1 ? "" : "s"}`;
 }
 
 start();

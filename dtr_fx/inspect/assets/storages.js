@@ -3,11 +3,11 @@
 const PAGE = 50;
 
 class Storages {
-  constructor(root, { light }) {
+  constructor(light) {
     this.light = light;
-    this.body = root.querySelector("#storages tbody");
-    this.more = root.querySelector("#more");
-    this.heads = [...root.querySelectorAll("#storages th")];
+    this.body = document.querySelector("#storages tbody");
+    this.more = document.getElementById("more");
+    this.heads = [...document.querySelectorAll("#storages th")];
     this.more.addEventListener("click", () => {
       this.limit += PAGE;
       this.draw();
@@ -51,9 +51,8 @@ class Storages {
   }
 
   draw() {
-    const shown = this.storages.slice(0, this.limit);
-    this.body.replaceChildren(...shown.map((storage, i) => this.row(storage, i)));
-    const left = this.storages.length - shown.length;
+    const left = Math.max(0, this.storages.length - this.limit);
+    this.body.replaceChildren(...this.storages.slice(0, this.limit).map((storage, i) => this.row(storage, i)));
     this.more.hidden = !left;
     this.more.textContent = `Show ${Math.min(PAGE, left)} more of ${left}`;
   }
@@ -62,10 +61,7 @@ class Storages {
     const row = document.createElement("tr");
     row.tabIndex = i ? -1 : 0;
     row.dataset.storage = i;
-    for (const { dataset } of this.heads) {
-      const { key } = dataset;
-      row.appendChild(document.createElement("td")).textContent = storage.texts[key] ?? storage[key];
-    }
+    for (const { dataset: { key } } of this.heads) row.insertCell().textContent = storage.texts[key] ?? storage[key];
     return row;
   }
 
