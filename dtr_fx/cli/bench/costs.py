@@ -33,21 +33,23 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 from torch.fx import Node
 
-from dtr_fx.cli.bench import kernels
-from dtr_fx.cli.bench.targets import add_targets, each_target
+from dtr_fx.cli.bench.targets import Rows, add_targets, each_target
 from dtr_fx.cli.progress import tracked
 from dtr_fx.cli.targets import load_trainee
-from dtr_fx.costs.profile import Profile, Tally
-from dtr_fx.costs.roofline import roofline
+from dtr_fx.costs.profile import Profile
+from dtr_fx.costs.roofline import FUNCTION, SCALAR, roofline
 from dtr_fx.costs.signature import signature
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
@@ -59,7 +61,6 @@ from dtr_fx.units import format_percent, format_seconds
 _REPEATS = 7
 _WORST = 5
 _BUDGETS = ("70%", "60%", "50%", "40%")
-_PAIRS = 41
 
 
 @dataclass(frozen=True)
@@ -91,65 +92,47 @@ class Fit:
     correlation: float
 
 
-@dataclass(frozen=True)
-class StepCosts:
-    """Seconds of one training step by several accounts, and how the accounts agree.
-
-    ``eager`` is the model as it is, ``graph`` its graph at a budget of 100%. ``estimated`` counts the nodes
-    that cannot be timed alone, which ``roofline`` and ``profile`` leave out.
-    """
-
-    target: str
-    operators: tuple[OperatorCost, ...]
-    estimated: int
-    eager: float
-    graph: float
-    roofline: float
-    profile: float
-    tally: Tally
-    fit: Fit
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_targets(parser, nargs="*")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--fusion", action="store_true", help="costs of kernels against Inductor's steps")
     mode.add_argument("--kernels", action="store_true", help="time per element of generated code")
-    parser.add_argument(
-        "--budgets",
-        nargs="+",
-        default=_BUDGETS,
-        metavar="BUDGET",
-        help=f"of --fusion (default: {' '.join(_BUDGETS).replace('%', '%%')})",
-    )
-    parser.add_argument(
-        "--pairs", type=int, default=_PAIRS, metavar="N", help="rounds of --fusion (default: %(default)s)"
-    )
+    about = f"of --fusion (default: {' '.join(_BUDGETS).replace('%', '%%')})"
+    parser.add_argument("--budgets", nargs="+", default=_BUDGETS, metavar="BUDGET", help=about)
+    about = "rounds of --fusion (default: %(default)s)"
+    parser.add_argument("--pairs", type=int, default=41, metavar="N", help=about)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command."""
     if arguments.kernels == bool(arguments.targets):
         raise CommandError("give TARGETs, or --kernels, which measures without them")
-    settings = dict(arguments.arg)
     if arguments.kernels:
-        seconds = kernels.seconds_per_element()
-        print(json.dumps(seconds) if arguments.json else kernels.text(seconds))
+        seconds = {
+            name: _seconds_per_element(_KERNELS[name][1]) for name in tracked("kernels", list(_KERNELS))
+        }
+        print(json.dumps(seconds) if arguments.json else _kernel_table(seconds))
     elif arguments.fusion:
         # Compilation machinery takes seconds to import, which --help need not wait for.
         from dtr_fx.cli.bench import fusion
 
-        rounds = {"settings": settings, "budgets": arguments.budgets, "rounds": arguments.pairs}
-        each_target(arguments, partial(fusion.rows, **rounds), fusion.text)
+        each_target(arguments, fusion.rows, fusion.text)
     else:
-        found = [_compare(target, settings) for target in tracked("costs", arguments.targets)]
+        found = [_step_costs(target, arguments) for target in tracked("costs", arguments.targets)]
         if arguments.json:
-            print(json.dumps(list(map(asdict, found)), indent=1))
+            print(json.dumps(found, indent=1, default=asdict))
         else:
             print(_times_table(found), _fit_table(found), *map(_worst_table, found), sep="\n\n")
 
 
-def _compare(target: str, settings: dict[str, Any]) -> StepCosts:
+# The roofline against the profile
+
+
+def _step_costs(target: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of one training step by several accounts, and how the accounts agree.
+
+    ``eager`` is the model as it is, ``graph`` its graph at a budget of 100%. ``estimated`` counts the nodes
+    that cannot be timed alone, which ``roofline`` and ``profile`` leave out.
+    """
     from dtr_fx.lab.trainee import compile_step, time_of_step
 
     def shortest_step(forward: Callable[..., Any]) -> float:
@@ -157,24 +140,24 @@ def _compare(target: str, settings: dict[str, Any]) -> StepCosts:
         trainee.fresh_step(forward)
         return min(time_of_step(trainee, forward) for _ in range(_REPEATS))
 
-    trainee = load_trainee(target, **settings)
+    trainee = load_trainee(target, **dict(arguments.arg))
     accounts = _Accounts(trainee.device)
     compiled, _ = compile_step(trainee, Options(costs=accounts))
     graph = shortest_step(compiled)
-    operators = tuple(accounts.found.values())
+    operators = list(accounts.found.values())
     if not operators:
         raise CommandError(f"{target}: its training step has no operator that can be timed")
-    return StepCosts(
-        target=target,
-        operators=operators,
-        estimated=accounts.estimated,
-        eager=shortest_step(trainee.model),
-        graph=graph,
-        roofline=sum(operator.runs * operator.roofline for operator in operators),
-        profile=sum(operator.seconds for operator in operators),
-        tally=accounts.profile.tally,
-        fit=fit(operators),
-    )
+    return {
+        "target": target,
+        "operators": operators,
+        "estimated": accounts.estimated,
+        "eager": shortest_step(trainee.model),
+        "graph": graph,
+        "roofline": sum(operator.runs * operator.roofline for operator in operators),
+        "profile": sum(operator.seconds for operator in operators),
+        "tally": accounts.profile.tally,
+        "fit": fit(operators),
+    }
 
 
 class _Accounts:
@@ -237,58 +220,96 @@ def _name(node: Node) -> str:
     return f"{name} {', '.join(shapes)}".strip()
 
 
-def _times_table(found: Sequence[StepCosts]) -> str:
-    return table(
-        [
-            {
-                "a step": step.target,
-                "operators": sum(operator.runs for operator in step.operators),
-                "estimated": step.estimated,
-                "distinct": len(step.operators),
-                "timed": step.tally.timed,
-                "in": format_seconds(step.tally.seconds) if step.tally.timed else "",
-                "roofline": format_seconds(step.roofline),
-                "profile": format_seconds(step.profile),
-                "graph": format_seconds(step.graph),
-                "eager": format_seconds(step.eager),
-            }
-            for step in found
-        ]
-    )
+def _times_table(found: Rows) -> str:
+    cells = [
+        {
+            "a step": step["target"],
+            "operators": sum(operator.runs for operator in step["operators"]),
+            "estimated": step["estimated"],
+            "distinct": len(step["operators"]),
+            "timed": step["tally"].timed,
+            "in": format_seconds(step["tally"].seconds) if step["tally"].timed else "",
+            **{name: format_seconds(step[name]) for name in ("roofline", "profile", "graph", "eager")},
+        }
+        for step in found
+    ]
+    return table(cells)
 
 
-def _fit_table(found: Sequence[StepCosts]) -> str:
-    return table(
-        [
-            {
-                "roofline against profile": step.target,
-                "factor": f"× {step.fit.factor:.2f}",
-                "median": f"±{format_percent(step.fit.median)}",
-                "90%": f"±{format_percent(step.fit.ninetieth)}",
-                "correlation": f"{step.fit.correlation:.3f}",
-            }
-            for step in found
-        ]
-    )
+def _fit_table(found: Rows) -> str:
+    cells = [
+        {
+            "roofline against profile": step["target"],
+            "factor": f"× {step['fit'].factor:.2f}",
+            "median": f"±{format_percent(step['fit'].median)}",
+            "90%": f"±{format_percent(step['fit'].ninetieth)}",
+            "correlation": f"{step['fit'].correlation:.3f}",
+        }
+        for step in found
+    ]
+    return table(cells)
 
 
-def _worst_table(step: StepCosts) -> str:
+def _worst_table(step: dict[str, Any]) -> str:
     """The operators where the misjudgement, as a factor, weighs most in time."""
-    factor = step.fit.factor
+    factor = step["fit"].factor
 
     def weight(operator: OperatorCost) -> float:
         return operator.seconds * abs(math.log(factor * operator.roofline / operator.profile))
 
-    return table(
-        [
-            {
-                f"worst in {step.target}": operator.name,
-                "runs": operator.runs,
-                "of the step": format_percent(operator.seconds / step.profile),
-                "profile": format_seconds(operator.profile),
-                "roofline, scaled": format_seconds(factor * operator.roofline),
-                "profile / roofline": f"× {operator.profile / operator.roofline / factor:.2f}",
-            }
-            for operator in sorted(step.operators, key=weight, reverse=True)[:_WORST]
-        ]
-    )
+    cells = [
+        {
+            f"worst in {step['target']}": operator.name,
+            "runs": operator.runs,
+            "of the step": format_percent(operator.seconds / step["profile"]),
+            "profile": format_seconds(operator.profile),
+            "roofline, scaled": format_seconds(factor * operator.roofline),
+            "profile / roofline": f"× {operator.profile / operator.roofline / factor:.2f}",
+        }
+        for operator in sorted(step["operators"], key=weight, reverse=True)[:_WORST]
+    ]
+    return table(cells)
+
+
+# Code that Inductor generates
+
+_MOVES, _RANDOM, _MASK = "moves bytes", "random", "stores booleans"
+_KERNELS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "relu": (_MOVES, torch.relu),
+    "sum": (_MOVES, lambda x: x.sum(3)),
+    "erf": (FUNCTION, torch.erf),
+    "exp": (FUNCTION, torch.exp),
+    "log": (FUNCTION, torch.log),
+    "sigmoid": (FUNCTION, torch.sigmoid),
+    "sin": (FUNCTION, torch.sin),
+    "tanh": (SCALAR, torch.tanh),
+    "max_pool2d": (SCALAR, lambda x: F.max_pool2d(x, 2)),
+    "rand_like": (_RANDOM, torch.rand_like),
+    "x > 0.5": (_MASK, lambda x: x > 0.5),
+    "rand_like > 0.5": (_MASK, lambda x: torch.rand_like(x) > 0.5),
+}
+
+
+def _seconds_per_element(operator: Callable[[Tensor], Tensor]) -> float:
+    """The median of 21 runs over 2**20 single-precision elements in the cache."""
+    torch.compiler.reset()
+    compiled, x = torch.compile(operator), torch.rand(64, 16, 32, 32)
+    times = []
+    for _ in range(3 + 21):
+        started = time.process_time()
+        compiled(x)
+        times.append(time.process_time() - started)
+    return statistics.median(times[3:]) / x.numel()
+
+
+def _kernel_table(found: dict[str, float]) -> str:
+    cells = [
+        {
+            "operator": name,
+            "kind": _KERNELS[name][0],
+            "ns per element": f"{1e9 * seconds:.2f}",
+            "above relu": f"{1e9 * (seconds - found['relu']):+.2f}",
+        }
+        for name, seconds in found.items()
+    ]
+    return table(cells, text=("kind",))

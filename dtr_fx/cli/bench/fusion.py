@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import random
 import statistics
@@ -9,12 +10,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from dtr_fx.cli.bench.inductor import bytes_of
+from dtr_fx.cli.bench.steps import bytes_of
 from dtr_fx.cli.bench.targets import Rows
 from dtr_fx.cli.progress import tracked
 from dtr_fx.cli.targets import load_trainee
@@ -29,18 +29,14 @@ from dtr_fx.runtime.steps import DROP
 from dtr_fx.torch_private import dynamo_config
 from dtr_fx.units import format_percent
 
-_ACCOUNTS = _KERNELS, _OPERATORS, _COUNT = "kernels", "operators", "count"
+_ACCOUNTS = "kernels", "operators"
 _WARM_UPS = 3
 
 
-Compiled: TypeAlias = "tuple[str, str, Callable[..., object], Report]"
-"""A plan: whose costs it was made under, the budget, the compiled step, the report."""
-
-
-def rows(target: str, settings: Mapping[str, Any], budgets: Sequence[str], rounds: int) -> Rows:
+def rows(target: str, arguments: argparse.Namespace) -> Rows:
     """Plans, whose costs each was made under, the extra compute by either, and the measured time."""
-    trainee = load_trainee(target, **settings)
-    cases = list(itertools.product(budgets, _ACCOUNTS))
+    trainee = load_trainee(target, **dict(arguments.arg))
+    cases = list(itertools.product(arguments.budgets, (*_ACCOUNTS, "count")))
     torch.compiler.reset()
     with dynamo_config.patch(recompile_limit=2 * len(cases) + 4):
         plain = torch.compile(trainee.model)
@@ -48,29 +44,38 @@ def rows(target: str, settings: Mapping[str, Any], budgets: Sequence[str], round
         if not compiled:
             raise CommandError("no plan is within its budget as Inductor compiles it")
         steps = [plain, *(forward for _, _, forward, _ in compiled)]
-        ratios = _time_ratios(trainee, steps, tracked(f"{target}, timed", range(_WARM_UPS + rounds)))
-    kernels, operators = (
-        _seconds(report for made_by, _, _, report in compiled if made_by == name) for name in _ACCOUNTS[:2]
-    )
+        rounds = tracked(f"{target}, timed", range(_WARM_UPS + arguments.pairs))
+        ratios = _time_ratios(trainee, steps, rounds)
+    # Seconds of every operator, by name, as the plans count them that were made under these costs.
+    seconds = {
+        account: {
+            event.origin: event.cost
+            for made_by, _, _, report in compiled
+            for event in report.events
+            if made_by == account and event.kind != DROP
+        }
+        for account in _ACCOUNTS
+    }
     return [
         {
             "made_by": made_by,
             "asked": asked,
-            "by_kernels": _extra(report, kernels),
-            "by_operators": _extra(report, operators),
+            **{f"by_{account}": _extra(report, seconds[account]) for account in _ACCOUNTS},
             "time_ratio": ratio,
         }
         for (made_by, asked, _, report), ratio in zip(compiled, ratios)
     ]
 
 
-def _compile(trainee: Trainee, cases: Iterable[tuple[str, str]]) -> Iterator[Compiled]:
-    """Budgets, by whose costs; what is compiled for one stays when the next one is."""
+def _compile(
+    trainee: Trainee, cases: Iterable[tuple[str, str]]
+) -> Iterator[tuple[str, str, Callable[..., object], Report]]:
+    """Of each plan by whose costs it was made, for which budget, the compiled step, and the report."""
     cost = roofline(trainee.device)
     accounts: dict[str, Cost] = {
-        _KERNELS: of_kernels(cost, trainee.device),
-        _OPERATORS: apart(cost),
-        _COUNT: lambda node: 1.0,
+        "kernels": of_kernels(cost, trainee.device),
+        "operators": apart(cost),
+        "count": lambda node: 1.0,
     }
     _, whole, _ = first_step(trainee, Options(executor="inductor"))
     for asked, name in cases:
@@ -98,11 +103,6 @@ def _time_ratios(
     return list(map(statistics.median, zip(*found[_WARM_UPS:])))
 
 
-def _seconds(reports: Iterable[Report]) -> dict[str, float]:
-    """Seconds of every operator, by name, as those plans count them that were made under the same costs."""
-    return {event.origin: event.cost for report in reports for event in report.events if event.kind != DROP}
-
-
 def _extra(report: Report, seconds: Mapping[str, float]) -> float:
     """The extra compute of a plan, with the operators at these seconds."""
     runs = Counter(event.origin for event in report.events if event.kind != DROP)
@@ -121,30 +121,22 @@ def text(target: str, plans: Rows) -> str:
         }
         for plan in plans
     ]
-    verdicts = (_verdict(name, plans, [plan[f"by_{name}"] for plan in plans]) for name in _ACCOUNTS[:2])
-    return "\n".join([target, table(cells), *verdicts])
+    return "\n".join([target, table(cells), *(_verdict(account, plans) for account in _ACCOUNTS)])
 
 
-def _verdict(account: str, plans: Rows, expected: Sequence[float]) -> str:
+def _verdict(account: str, plans: Rows) -> str:
+    """Whether the expected order of the plans is that of the measured times, in all, and for one budget."""
+    by = f"by_{account}"
+    expected, measured = ([plan[value] for plan in plans] for value in (by, "time_ratio"))
     if len(set(expected)) == 1:
         return f"{account}: all plans are expected to take the same time"
-    ranks = _rank_correlation(expected, [plan["time_ratio"] for plan in plans])
-    return f"{account}: rank correlation {ranks:.2f}, in pairs {_right_pairs(plans, expected)}"
-
-
-def _right_pairs(plans: Rows, expected: Sequence[float]) -> str:
-    """How many pairs of plans for one budget are in the right order, of those that are not expected alike."""
+    ranks = np.corrcoef(_ranks(expected), _ranks(measured)).item(0, 1)
     pairs = [
-        (one_expected - other_expected) * (one["time_ratio"] - other["time_ratio"])
-        for (one, one_expected), (other, other_expected) in itertools.combinations(zip(plans, expected), 2)
-        if one["asked"] == other["asked"] and one_expected != other_expected
+        (one[by] - other[by]) * (one["time_ratio"] - other["time_ratio"]) > 0
+        for one, other in itertools.combinations(plans, 2)
+        if one["asked"] == other["asked"] and one[by] != other[by]
     ]
-    return f"{sum(product > 0 for product in pairs)} of {len(pairs)}"
-
-
-def _rank_correlation(expected: Sequence[float], measured: Sequence[float]) -> float:
-    """Spearman's: 1 if both are in the same order."""
-    return float(np.corrcoef(_ranks(expected), _ranks(measured)).item(0, 1))
+    return f"{account}: rank correlation {ranks:.2f}, in pairs {sum(pairs)} of {len(pairs)}"
 
 
 def _ranks(values: Sequence[float]) -> np.ndarray:

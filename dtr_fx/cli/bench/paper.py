@@ -30,10 +30,9 @@ import itertools
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import get_args
 
-from dtr_fx.cli.arguments import budget, positive, read
-from dtr_fx.cli.bench.reference import THRASH, VERDICTS, read_reference
+from dtr_fx.cli.arguments import add_deallocation, add_heuristic, budget, positive, read
+from dtr_fx.cli.bench.logs import THRASH, VERDICTS, read_reference
 from dtr_fx.cli.progress import tracked
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
@@ -51,55 +50,27 @@ _COMPARED = ("dtr", "dtr-eq", "dtr-local", "msps")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("logs", nargs="*", type=Path, metavar="LOG", help="an operator log, plain or gzip")
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=tuple(_PARTS),
-        metavar="PART",
-        help="linear, adversary, logs (default: logs if there are LOGs, else the two others)",
+    add = parser.add_argument
+    add("logs", nargs="*", type=Path, metavar="LOG", help="an operator log, plain or gzip")
+    about = "linear, adversary, logs (default: logs if there are LOGs, else the two others)"
+    add("--only", nargs="+", choices=tuple(_PARTS), metavar="PART", help=about)
+    about = "operators (default: 4000 50000 of the linear network, 125 250 500 of the adversary's)"
+    add("--n", type=positive, nargs="+", metavar="N", help=about)
+    about = (
+        f"units of the adversary's network, {LEAST_BUDGET} at least (default: 8 32); of logs shares of "
+        "the peak, or bytes (default: 50%%)"
     )
-    parser.add_argument(
-        "--n",
-        type=positive,
-        nargs="+",
-        metavar="N",
-        help="operators (default: 4000 50000 of the linear network, 125 250 500 of the adversary's)",
+    add("--budget", type=budget, nargs="+", metavar="B", help=about)
+    usual = (
+        f"dtr-eq; of the adversary all that do not know the future; with --reference {' '.join(_COMPARED)}"
     )
-    parser.add_argument(
-        "--budget",
-        type=budget,
-        nargs="+",
-        metavar="B",
-        help=f"units of the adversary's network, {LEAST_BUDGET} at least (default: 8 32); of logs shares of "
-        "the peak, or bytes (default: 50%%)",
-    )
-    parser.add_argument(
-        "--heuristic",
-        choices=tuple(HEURISTICS),
-        nargs="+",
-        metavar="NAME",
-        help=f"{', '.join(HEURISTICS)} (default: dtr-eq; of the adversary all that do not know the future; "
-        f"with --reference {' '.join(_COMPARED)})",
-    )
-    parser.add_argument(
-        "--deallocation",
-        choices=get_args(Deallocation),
-        default="eager",
-        metavar="POLICY",
-        help="what releasing a storage of the linear network does: eager (evict it), banish (free it for "
-        "good), ignore (nothing) (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--reference",
-        type=Path,
-        metavar="FILE",
-        help='JSON: {"slowdown": {log: {heuristic: {ratio: slowdown}}}}',
-    )
+    add_heuristic(parser, usual, nargs="+")
+    add_deallocation(parser, default="eager")
+    about = 'JSON: {"slowdown": {log: {heuristic: {ratio: slowdown}}}}'
+    add("--reference", type=Path, metavar="FILE", help=about)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command."""
     parts = arguments.only or (("logs",) if arguments.logs else ("linear", "adversary"))
     if ("logs" in parts) != bool(arguments.logs):
         raise CommandError("give LOGs for the part logs, and for no other")
@@ -109,6 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _linear(arguments: argparse.Namespace) -> str:
     policy = arguments.deallocation
     cases = itertools.product(arguments.heuristic or ("dtr-eq",), arguments.n or (4000, 50000))
+    runs = [(heuristic, n, _fastest(n, heuristic, policy)) for heuristic, n in cases]
     rows = [
         {
             "heuristic": heuristic,
@@ -117,8 +89,7 @@ def _linear(arguments: argparse.Namespace) -> str:
             "executed / 2N": f"{run.ratio:.3f}",
             "µs per executed operator": f"{1e6 * run.seconds_per_operator:.1f}",
         }
-        for heuristic, n in cases
-        for run in [_fastest(n, heuristic, policy)]
+        for heuristic, n, run in runs
     ]
     title = f"linear network, forward and backward, deallocation {policy}, best of {_REPEATS}"
     return f"{title}\n{table(rows)}"
@@ -128,9 +99,8 @@ def _fastest(n: int, heuristic: str, policy: Deallocation) -> LinearRun:
     try:
         runs = [run_linear(n, heuristic, deallocation=policy, max_ratio=_MAX_RATIO) for _ in range(_REPEATS)]
     except Thrash:
-        raise CommandError(
-            f"{heuristic} executes more than {_MAX_RATIO:g} × 2N operators at N = {n}"
-        ) from None
+        many = f"more than {_MAX_RATIO:g} × 2N operators at N = {n}"
+        raise CommandError(f"{heuristic} executes {many}") from None
     return min(runs, key=lambda run: run.seconds)
 
 
@@ -152,14 +122,8 @@ def _adversary(arguments: argparse.Namespace) -> str:
 
 
 def _logs(arguments: argparse.Namespace) -> str:
-    if arguments.reference is None:
-        return _speeds(arguments)
-    if arguments.budget is not None:
-        raise CommandError("--budget: with --reference the budgets are those that it has results for")
-    return _deviations(arguments)
-
-
-def _speeds(arguments: argparse.Namespace) -> str:
+    if arguments.reference is not None:
+        return _deviations(arguments)
     programs = map(read, arguments.logs)
     cases = itertools.product(programs, arguments.heuristic or ("dtr-eq",), arguments.budget or (0.5,))
     rows = [_speed(*case) for case in cases]
@@ -184,6 +148,8 @@ def _speed(program: Program, heuristic: str, asked: float | int) -> dict[str, ob
 
 
 def _deviations(arguments: argparse.Namespace) -> str:
+    if arguments.budget is not None:
+        raise CommandError("--budget: with --reference the budgets are those that it has results for")
     reference = read_reference(arguments.reference)
     programs = [read(path, simrd=True) for path in arguments.logs]
     tasks = [

@@ -46,7 +46,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dtr_fx.cli.arguments import positive, seconds, share
+from dtr_fx.cli.arguments import add_heuristic, positive, seconds, share
 from dtr_fx.cli.bench import logs, optimum
 from dtr_fx.cli.bench.goals import Goal, goal_table
 from dtr_fx.cli.bench.targets import add_targets, collect
@@ -73,70 +73,42 @@ class Part(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_targets(parser, nargs="*", default="models at full size, and GPTs for times")
-    parser.add_argument(
-        "--only", nargs="+", choices=_PARTS, default=_PARTS, metavar="PART", help=f"of {', '.join(_PARTS)}"
-    )
-    parser.add_argument("--quick", action="store_true", help="a small case of each part")
-    parser.add_argument(
-        "--shares",
-        nargs="+",
-        type=share,
-        metavar="SHARE",
-        help="budgets, of each peak; of baselines, activation_memory_budget (default: 1.0 0.9 ... 0.0 of "
+    add_targets(parser, nargs="*", default=" (default: models at full size, and GPTs for times)")
+    add = parser.add_argument
+    about = f"of {', '.join(_PARTS)}"
+    add("--only", nargs="+", choices=_PARTS, default=_PARTS, metavar="PART", help=about)
+    add("--quick", action="store_true", help="a small case of each part")
+    about = (
+        "budgets, of each peak; of baselines, activation_memory_budget (default: 1.0 0.9 ... 0.0 of "
         f"baselines, {' '.join(map(str, optimum.SHARES))} of optima, those of the reference of logs, "
-        f"{_TIMES_SHARE:g} of times)",
+        f"{_TIMES_SHARE:g} of times)"
     )
-    parser.add_argument(
-        "--heuristic",
-        nargs="+",
-        choices=(*HEURISTICS, SEARCH),
-        default=optimum.DEFAULTS,
-        metavar="NAME",
-        help=f"of optima: {', '.join(HEURISTICS)}, or {SEARCH} (default: {' '.join(optimum.DEFAULTS)})",
+    add("--shares", nargs="+", type=share, metavar="SHARE", help=about)
+    names, usual = (*HEURISTICS, SEARCH), optimum.DEFAULTS
+    add_heuristic(parser, f"{' '.join(usual)}; of optima", nargs="+", choices=names, default=usual)
+    about = "for each exact planner and budget (default: %(default)g)"
+    add("--seconds", type=seconds, default=60.0, metavar="S", help=about)
+    about = f"operator logs, or a folder with NAME.log.gz and {logs.REFERENCE} (default: {logs.FOLDER})"
+    add("--logs", nargs="+", type=Path, metavar="LOG", help=about)
+    about = (
+        'JSON: {"slowdown": {log: {heuristic: {ratio: slowdown, "OOM" or "thrash"}}}} '
+        f"(default: {logs.REFERENCE} beside the logs)"
     )
-    parser.add_argument(
-        "--seconds",
-        type=seconds,
-        default=60.0,
-        metavar="S",
-        help="for each exact planner and budget (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--logs",
-        nargs="+",
-        type=Path,
-        metavar="LOG",
-        help=f"operator logs, or a folder with NAME.log.gz and {logs.REFERENCE} (default: {logs.FOLDER})",
-    )
-    parser.add_argument(
-        "--reference",
-        type=Path,
-        metavar="FILE",
-        help='JSON: {"slowdown": {log: {heuristic: {ratio: slowdown, "OOM" or "thrash"}}}} '
-        f"(default: {logs.REFERENCE} beside the logs)",
-    )
-    parser.add_argument(
-        "--layers",
-        nargs="+",
-        type=positive,
-        metavar="N",
-        help=f"depths of the GPT of times (default: {' '.join(map(str, _LAYERS))})",
-    )
+    add("--reference", type=Path, metavar="FILE", help=about)
+    about = f"depths of the GPT of times (default: {' '.join(map(str, _LAYERS))})"
+    add("--layers", nargs="+", type=positive, metavar="N", help=about)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command."""
     if arguments.targets and arguments.layers:
         raise CommandError("give TARGETs, or --layers, the depths of the GPT that is measured without them")
     found: list[Goal] = []
     data: dict[str, Any] = {}
     for name, part in _parts(arguments).items():
-        results = collect(part.results, part.each, quiet=arguments.json)
-        if not arguments.json and (summary := part.summary(results)):
+        data[name] = collect(part.results, part.each, quiet=arguments.json)
+        if not arguments.json and (summary := part.summary(data[name])):
             print(summary, end="\n\n", flush=True)
-        found += part.goals(results)
-        data[name] = results
+        found += part.goals(data[name])
     if arguments.json:
         print(json.dumps({**data, "goals": found}, indent=1, default=asdict))
     elif found:

@@ -16,19 +16,19 @@ _Result = TypeVar("_Result")
 
 def add_targets(parser: argparse.ArgumentParser, nargs: str = "+", default: str = "") -> None:
     """The models that are measured, the arguments of their factories, and ``--json``."""
-    what = "zoo:NAME, package.module:factory or path/to/file.py:factory"
-    parser.add_argument(
-        "targets", nargs=nargs, metavar="TARGET", help=f"{what} (default: {default})" if default else what
-    )
+    what = f"zoo:NAME, package.module:factory or path/to/file.py:factory{default}"
+    parser.add_argument("targets", nargs=nargs, metavar="TARGET", help=what)
     add_settings(parser)
     parser.add_argument("--json", action="store_true", help="print data, not text")
 
 
 def each_target(
-    arguments: argparse.Namespace, measure: Callable[[str], Rows], text: Callable[[str, Rows], str]
+    arguments: argparse.Namespace,
+    measure: Callable[[str, argparse.Namespace], Rows],
+    text: Callable[[str, Rows], str],
 ) -> None:
     """Print a text for each target, as soon as it is measured, or at the end a JSON list of them all."""
-    measured = ((target, measure(target)) for target in arguments.targets)
+    measured = ((target, measure(target, arguments)) for target in arguments.targets)
     found = collect(measured, lambda pair: text(*pair), quiet=arguments.json)
     if arguments.json:
         print(json.dumps([{"target": target, "rows": rows} for target, rows in found], indent=1))
