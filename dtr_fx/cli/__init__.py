@@ -16,26 +16,16 @@ from dtr_fx.errors import DTRError
 __all__ = ["main", "make_parser"]
 
 # Modules of this package; each imports what it needs, which takes seconds for some.
-_COMMANDS = (
-    "diff",
-    "show",
-    "timeline",
-    "why",
-    "smallest",
-    "sweep",
-    "record",
-    "simulate",
-    "figures",
-    "bench",
-    "completion",
-)
 _TAKE_TARGETS = ("diff", "show", "timeline", "why", "smallest")
-_INTERRUPTED = 130
+_COMMANDS = (*_TAKE_TARGETS, *"sweep record simulate figures bench completion".split())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line: 0, 2 after a user's error, which is written to stderr, or 130 after Ctrl-C."""
-    _print_anything()
+    # Where the locale has no block characters, question marks do.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     given = sys.argv[1:] if argv is None else list(argv)
     arguments = make_parser(given[:1]).parse_args(given)
     try:
@@ -44,18 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{getattr(error, 'traceback', '')}dtr-fx: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return 130
     except BrokenPipeError:  # the reader has seen enough, as `head` does
         # The interpreter flushes stdout once more on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
-
-
-def _print_anything() -> None:
-    """Where the locale has no block characters, question marks do."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -6,10 +6,10 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dtr_fx.errors import CommandError
 
@@ -17,18 +17,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_PIPE_WIDTH = 120
-
-
-@dataclass(frozen=True)
-class Screen:
+class Screen(NamedTuple):
     """Columns, and whether there are colours."""
 
     width: int
     color: bool
 
 
-def screen(*, to_file: bool = False, pipe_width: int = _PIPE_WIDTH) -> Screen:
+def screen(*, to_file: bool = False, pipe_width: int = 120) -> Screen:
     """The terminal that stdout is, or what stands for it in a pipe or a file: wide, and without colours."""
     if to_file or not sys.stdout.isatty():
         return Screen(pipe_width, color=False)
@@ -59,18 +55,20 @@ def check_outputs(arguments: argparse.Namespace, suffixes: Collection[str]) -> N
 
 def write_text(path: Path, text: str, *, force: bool) -> None:
     """Write the file and say so."""
-    try:
-        with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise CommandError(f"cannot write {path}: {error.strerror}") from None
-    print(f"Wrote {path}")
+    with _written(path), path.open("w" if force else "x", encoding="utf-8") as file:
+        file.write(text)
 
 
 def write_picture(path: Path, picture: Figure) -> None:
     """Draw the file, over one that is there, and say so."""
-    try:
+    with _written(path):
         picture.savefig(path)
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror}") from None
     print(f"Wrote {path}")

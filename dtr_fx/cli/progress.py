@@ -33,13 +33,15 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
         seconds = time.monotonic() - start
         if seconds - shown >= _INTERVAL:
             shown = seconds
-            print(_CLEAR + _bar(label, done, total, seconds), end="", file=sys.stderr, flush=True)
+            filled = _WIDTH * done // max(total, 1)
+            bar = "█" * filled + "░" * (_WIDTH - filled)
+            _print(f"{_CLEAR}{label} {bar} {done}/{total}  {_clock(seconds)}")
 
     advance(0)
     try:
         yield advance
     finally:
-        print(_CLEAR, end="", file=sys.stderr, flush=True)
+        _print(_CLEAR)
 
 
 def tracked(label: str, items: Sequence[_Item]) -> Iterator[_Item]:
@@ -60,8 +62,7 @@ def waiting(label: str) -> Iterator[None]:
 
     def show() -> None:
         while not ended.wait(_INTERVAL):
-            seconds = time.monotonic() - start
-            print(f"{_CLEAR}{label} … {_clock(seconds)}", end="", file=sys.stderr, flush=True)
+            _print(f"{_CLEAR}{label} … {_clock(time.monotonic() - start)}")
 
     clock = threading.Thread(target=show, daemon=True)
     clock.start()
@@ -70,12 +71,11 @@ def waiting(label: str) -> Iterator[None]:
     finally:
         ended.set()
         clock.join()
-        print(_CLEAR, end="", file=sys.stderr, flush=True)
+        _print(_CLEAR)
 
 
-def _bar(label: str, done: int, total: int, seconds: float) -> str:
-    filled = _WIDTH * done // max(total, 1)
-    return f"{label} {'█' * filled}{'░' * (_WIDTH - filled)} {done}/{total}  {_clock(seconds)}"
+def _print(text: str) -> None:
+    print(text, end="", file=sys.stderr, flush=True)
 
 
 def _clock(seconds: float) -> str:

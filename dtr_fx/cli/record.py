@@ -28,22 +28,19 @@ from dtr_fx.errors import CommandError, did_you_mean
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "target",
-        metavar="TARGET",
-        help="a model of the paper, package.module:factory or path/to/file.py:factory",
-    )
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the log")
-    parser.add_argument("-f", "--force", action="store_true", help="overwrite FILE")
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="where to run (default: %(default)s)"
-    )
+    add = parser.add_argument
+    about = "a model of the paper, package.module:factory or path/to/file.py:factory"
+    add("target", metavar="TARGET", help=about)
+    add("-o", "--output", type=Path, required=True, metavar="FILE", help="the log")
+    add("-f", "--force", action="store_true", help="overwrite FILE")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="where to run (default: %(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> None:
     import torch
 
     from dtr_fx.lab.record import record_log
+    from dtr_fx.torch_private import pytree
 
     check_output(arguments.output, force=arguments.force)
     if arguments.device == "cuda" and not torch.cuda.is_available():
@@ -51,7 +48,10 @@ def run(arguments: argparse.Namespace) -> None:
     torch.manual_seed(0)
     model, inputs = _load(arguments.target)
     with one_line(f"{arguments.target} cannot be recorded"):
-        record_log(*_on_device(model, inputs, arguments.device), arguments.output)
+        if isinstance(model, torch.nn.Module):
+            model.to(arguments.device)
+        placed = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(arguments.device), inputs)
+        record_log(model, placed, arguments.output)
     print(f"Wrote {arguments.output}")
 
 
@@ -66,13 +66,3 @@ def _load(target: str) -> tuple[Callable[..., Any], Any]:
             f"{did_you_mean(target, ZOO)}"
         )
     return load_target(target)
-
-
-def _on_device(model: Callable[..., Any], inputs: Any, device: str) -> tuple[Callable[..., Any], Any]:
-    import torch
-
-    from dtr_fx.torch_private import pytree
-
-    if isinstance(model, torch.nn.Module):
-        model.to(device)
-    return model, pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs)
