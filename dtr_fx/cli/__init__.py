@@ -50,19 +50,22 @@ class _Parser(argparse.ArgumentParser):
 def make_parser(wanted: Sequence[str] = ()) -> argparse.ArgumentParser:
     """The parser of the command line: of the command that is wanted, or of all."""
     parser = _Parser(prog="dtr-fx", description=__doc__)
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name in [name for name in wanted if name in _COMMANDS] or _COMMANDS:
-        module = importlib.import_module(f"{__name__}.{name}")
-        text = module.__doc__ or ""
-        command = commands.add_parser(
-            name,
-            help=text.splitlines()[0],
-            description=f"{text}\n{_targets()}" if name in _TAKE_TARGETS else text,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        module.add_arguments(command)
-        command.set_defaults(run=module.run)
+    add_commands(parser, "COMMAND", __name__, [name for name in wanted if name in _COMMANDS] or _COMMANDS)
     return parser
+
+
+def add_commands(parser: argparse.ArgumentParser, kind: str, package: str, names: Sequence[str]) -> None:
+    """A command for each of a package's modules, which explains it, adds its arguments and runs it."""
+    commands = parser.add_subparsers(metavar=kind, required=True)
+    for name in names:
+        module = importlib.import_module(f"{package}.{name}")
+        text = f"{module.__doc__}\n{_targets()}" if name in _TAKE_TARGETS else module.__doc__ or ""
+        formatter = argparse.RawDescriptionHelpFormatter
+        first, *_ = text.splitlines()
+        command = commands.add_parser(name, help=first, description=text, formatter_class=formatter)
+        module.add_arguments(command)
+        if hasattr(module, "run"):
+            command.set_defaults(run=module.run)
 
 
 def _targets() -> str:

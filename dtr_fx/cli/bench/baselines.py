@@ -7,14 +7,13 @@ import importlib.util
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from dtr_fx.cli.bench.goals import ROUNDING, SEARCH, Goal, format_ratio, no_exception, worst
-from dtr_fx.cli.bench.targets import name_of
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import load_target
 from dtr_fx.errors import CommandError, InfeasibleBudgetError
@@ -82,7 +81,7 @@ class ModelBaselines:
 
     @property
     def name(self) -> str:
-        return name_of(self.target)
+        return self.target.rpartition(":")[2]
 
     def share(self, peak: int) -> str:
         """Of eager's activation peak."""
@@ -112,7 +111,7 @@ def results(
 
 def compare(target: str, options: Options, budgets: Sequence[float], **settings: Any) -> ModelBaselines:
     """Hold our plans for one model against the baselines."""
-    with progress(name_of(target), len(budgets) + _BISECTIONS + 4) as watch:
+    with progress(target.rpartition(":")[2], len(budgets) + _BISECTIONS + 4) as watch:
         tick = map(watch, itertools.count(1)).__next__
         with FakeTensorMode(allow_non_fake_inputs=True):
             model, inputs = load_target(target, **settings)
@@ -122,72 +121,56 @@ def compare(target: str, options: Options, budgets: Sequence[float], **settings:
             tick()
             checkpoint = judge(*baselines.checkpointed(model, inputs))
             tick()
-        planner = _Planner(joint, options, judge(*baselines.eager(joint)), tick)
-        smallest, bound, seconds = planner.smallest()
+        eager = judge(*baselines.eager(joint))
+
+        @functools.cache
+        def our_plan(budget: int) -> OurPlan | None:
+            try:
+                pair, report = baselines.planned(joint, replace(options, budget=budget))
+            except InfeasibleBudgetError:
+                return None
+            found = judge(*pair)
+            return OurPlan(found.peak, found.overhead(eager), sum(report.seconds.values()))
+
+        def against(name: str, found: Judgement) -> Baseline:
+            beside = Baseline(name, found.peak, found.overhead(eager), our_plan(found.peak))
+            tick()
+            return beside
+
+        def lowest_peak(above: int) -> OurPlan | None:
+            """The plan of the lowest peak, by bisection, that costs no more than the checkpoint."""
+            low, high, best = above, eager.peak, None
+            for _ in range(_BISECTIONS):
+                middle = (low + high) // 2
+                plan = our_plan(middle)
+                if plan is not None and plan.overhead <= checkpoint.overhead(eager) + ROUNDING:
+                    best, high = plan, plan.peak
+                else:
+                    low = middle
+                tick()
+            return best
+
+        started = time.perf_counter()
+        try:
+            _, report = baselines.plan(joint, replace(options, budget=1))
+            smallest, bound = report.planned_peak, report.lower_bound
+        except InfeasibleBudgetError as error:
+            smallest, bound = error.smallest, error.lower_bound
+        seconds = time.perf_counter() - started
+        tick()
         return ModelBaselines(
             target=target,
             nodes=sum(node.op.startswith("call") for node in joint.graph.graph.nodes),
-            eager=planner.eager,
+            eager=eager,
             partitioner=tuple(
-                planner.against(f"{budget:.1f}", judge(*baselines.min_cut(joint, budget)))
-                for budget in budgets
+                against(f"{budget:.1f}", judge(*baselines.min_cut(joint, budget))) for budget in budgets
             ),
-            checkpoint=planner.against("checkpoint", checkpoint),
-            lowest=planner.lowest_peak(checkpoint.overhead(planner.eager), above=smallest),
+            checkpoint=against("checkpoint", checkpoint),
+            lowest=lowest_peak(above=smallest),
             smallest=smallest,
             bound=bound,
             smallest_seconds=seconds,
         )
-
-
-class _Planner:
-    """Our plans for one joint graph, each made once; ``tick`` is called after each step of a comparison."""
-
-    def __init__(
-        self, joint: baselines.Joint, options: Options, eager: Judgement, tick: Callable[[], Any]
-    ) -> None:
-        self.eager = eager
-        self._joint = joint
-        self._options = options
-        self._tick = tick
-        self.at = functools.cache(self._plan)
-
-    def _plan(self, budget: int) -> OurPlan | None:
-        try:
-            pair, report = baselines.planned(self._joint, replace(self._options, budget=budget))
-        except InfeasibleBudgetError:
-            return None
-        found = judge(*pair)
-        return OurPlan(found.peak, found.overhead(self.eager), sum(report.seconds.values()))
-
-    def against(self, name: str, found: Judgement) -> Baseline:
-        beside = Baseline(name, found.peak, found.overhead(self.eager), self.at(found.peak))
-        self._tick()
-        return beside
-
-    def lowest_peak(self, overhead: float, *, above: int) -> OurPlan | None:
-        """The plan of the lowest peak that a bisection finds with no more than this overhead."""
-        low, high, best = above, self.eager.peak, None
-        for _ in range(_BISECTIONS):
-            middle = (low + high) // 2
-            plan = self.at(middle)
-            if plan is not None and plan.overhead <= overhead + ROUNDING:
-                best, high = plan, plan.peak
-            else:
-                low = middle
-            self._tick()
-        return best
-
-    def smallest(self) -> tuple[int, int, float]:
-        """The smallest budget that works and the lower bound, in bytes, and the seconds to find them."""
-        started = time.perf_counter()
-        try:
-            _, report = baselines.plan(self._joint, replace(self._options, budget=1))
-            found = report.planned_peak, report.lower_bound
-        except InfeasibleBudgetError as error:
-            found = error.smallest, error.lower_bound
-        self._tick()
-        return *found, time.perf_counter() - started
 
 
 def goals(results: Sequence[ModelBaselines]) -> list[Goal]:

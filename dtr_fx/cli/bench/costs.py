@@ -2,11 +2,11 @@
 
 For each model this prints the time of a step: the sum of its operators by the roofline and by the profile,
 and the shortest of 7 that were run, of its graph, operator by operator, and of the model itself. Then by how
-much the roofline is off. It is scaled by one factor first, since a plan needs only ratios; then it is within
-"median" of the profile for operators that make up half of the time, and within "90%" for nine tenths of it.
-The correlation is that of the logarithms, weighted by time. Last come the operators whose misjudgement weighs
-most. Profiles are kept in $DTR_FX_CACHE, else in ~/.cache/dtr_fx: of the distinct operators "timed" are those
-that were not there. Nodes that cannot be timed alone, "estimated", are left out of all sums:
+much the roofline is off, scaled by one factor, since a plan needs only ratios: it is within "median" of the
+profile for operators that make up half of the time, and within "90%" for nine tenths of it. The correlation
+is that of the logarithms, weighted by time. Last come the operators whose misjudgement weighs most. Profiles
+are kept in $DTR_FX_CACHE, else in ~/.cache/dtr_fx: "timed" are the distinct operators that were not there.
+Nodes that cannot be timed alone, "estimated", are left out of all sums:
 
   dtr-fx bench costs zoo:gpt zoo:lstm_cell
 
@@ -15,15 +15,13 @@ operators in them. For some budgets a plan is made under both costs, and one tha
 are computed again; then steps of all plans take turns. For each this prints the extra compute by either
 costs, and the time of a step over that of plain torch.compile: the median of rounds, on a CPU of processor
 time, which is time only with OMP_NUM_THREADS=1. Below stand the rank correlations of the expected with the
-measured, over all plans: 1 where the costs put the plans into the right order. "In pairs" counts two plans
-for the same budget, and how many of these are in the right order:
+measured, and how many pairs of plans for one budget are in the right order:
 
   OMP_NUM_THREADS=1 dtr-fx bench costs --fusion zoo:gpt --arg layers=4 --budgets 60% 45%
 
-With --kernels, without a TARGET: what the code that Inductor generates takes for an element, by operator. One
-operator at a time is compiled and run over 2**20 single-precision elements that lie in the cache. From what
-stands here over what relu takes, which moves as many bytes, come the seconds per element in the costs of a
-CPU (costs/arithmetic.py); the elements of a maximum are those of its windows:
+With --kernels, without a TARGET: what the code that Inductor generates takes for an element, by operator, of
+2**20 single-precision elements in the cache. What is above relu, which moves as many bytes, are the seconds
+per element in the costs of a CPU (costs/roofline.py); the elements of a maximum are those of its windows:
 
   OMP_NUM_THREADS=1 dtr-fx bench costs --kernels
 """
@@ -37,6 +35,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 
-from dtr_fx.cli.bench.targets import Rows, add_targets, each_target
+from dtr_fx.cli.bench import Rows, add_targets, each_target
 from dtr_fx.cli.progress import tracked
 from dtr_fx.cli.targets import load_trainee
 from dtr_fx.costs.profile import Profile
@@ -59,7 +58,6 @@ from dtr_fx.torch_private import OpOverload
 from dtr_fx.units import format_percent, format_seconds
 
 _REPEATS = 7
-_WORST = 5
 _BUDGETS = ("70%", "60%", "50%", "40%")
 
 
@@ -80,11 +78,7 @@ class OperatorCost:
 
 @dataclass(frozen=True)
 class Fit:
-    """The agreement of the roofline, times ``factor``, with the profile.
-
-    ``median`` and ``ninetieth`` are quantiles, weighted by time, of how far the one is above or below the
-    other: 0.5 is within a factor of 1.5.
-    """
+    """How far the roofline, times ``factor``, is off: 0.5 is within a factor of 1.5; weighted by time."""
 
     factor: float
     median: float
@@ -107,10 +101,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.kernels == bool(arguments.targets):
         raise CommandError("give TARGETs, or --kernels, which measures without them")
     if arguments.kernels:
-        seconds = {
-            name: _seconds_per_element(_KERNELS[name][1]) for name in tracked("kernels", list(_KERNELS))
-        }
-        print(json.dumps(seconds) if arguments.json else _kernel_table(seconds))
+        _kernels(arguments)
     elif arguments.fusion:
         # Compilation machinery takes seconds to import, which --help need not wait for.
         from dtr_fx.cli.bench import fusion
@@ -266,7 +257,7 @@ def _worst_table(step: dict[str, Any]) -> str:
             "roofline, scaled": format_seconds(factor * operator.roofline),
             "profile / roofline": f"× {operator.profile / operator.roofline / factor:.2f}",
         }
-        for operator in sorted(step["operators"], key=weight, reverse=True)[:_WORST]
+        for operator in sorted(step["operators"], key=weight, reverse=True)[:5]
     ]
     return table(cells)
 
@@ -290,19 +281,16 @@ _KERNELS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
 }
 
 
-def _seconds_per_element(operator: Callable[[Tensor], Tensor]) -> float:
-    """The median of 21 runs over 2**20 single-precision elements in the cache."""
-    torch.compiler.reset()
-    compiled, x = torch.compile(operator), torch.rand(64, 16, 32, 32)
-    times = []
-    for _ in range(3 + 21):
-        started = time.process_time()
-        compiled(x)
-        times.append(time.process_time() - started)
-    return statistics.median(times[3:]) / x.numel()
+def _kernels(arguments: argparse.Namespace) -> None:
+    """Seconds for an element: the median of 21 runs over 2**20 in single precision, in the cache."""
+    from dtr_fx.lab.trainee import time_of
 
-
-def _kernel_table(found: dict[str, float]) -> str:
+    found = {}
+    for name in tracked("kernels", list(_KERNELS)):
+        torch.compiler.reset()
+        compiled, x = torch.compile(_KERNELS[name][1]), torch.rand(64, 16, 32, 32)
+        times = [time_of(partial(compiled, x), x.device, time.process_time) for _ in range(3 + 21)]
+        found[name] = statistics.median(times[3:]) / x.numel()
     cells = [
         {
             "operator": name,
@@ -312,4 +300,4 @@ def _kernel_table(found: dict[str, float]) -> str:
         }
         for name, seconds in found.items()
     ]
-    return table(cells, text=("kind",))
+    print(json.dumps(found) if arguments.json else table(cells, text=("kind",)))

@@ -62,47 +62,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     # Compilation machinery takes seconds to import, which --help need not wait for.
     from dtr_fx.lab.methods import METHODS
+    from dtr_fx.lab.zoo.sized import SMALL, WHOLE
 
     device, name, cap = torch.device("cpu"), "CPU", "64MiB"
     if torch.cuda.is_available():
         device = torch.device("cuda", torch.cuda.current_device())  # a limit of memory wants the number
         name, cap = torch.cuda.get_device_name(device), "8GiB"
-    facts = {"device": name, "torch": torch.__version__, "cap": _bytes(arguments.cap or cap)}
-    subjects = _chosen(arguments.models, device)
+    try:
+        facts: Facts = {"device": name, "torch": torch.__version__, "cap": parse_bytes(arguments.cap or cap)}
+    except ValueError as error:
+        raise CommandError(f"--cap {arguments.cap}: {error}") from None
+    known = {subject.name: subject for subject in (WHOLE if device.type == "cuda" else SMALL)}
+    for model in arguments.models:
+        if model not in known:
+            raise CommandError(f"unknown model {model!r}{did_you_mean(model, known)}")
+    subjects = [known[model] for model in arguments.models or known]
     cells = _read(arguments.output, facts)
-    until = time.monotonic() + 60 * arguments.minutes
+    today, until = time.strftime("%Y-%m-%d"), time.monotonic() + 60 * arguments.minutes
     # A cell comes after those whose results it needs.
     todo = list(itertools.product(subjects, (_LARGEST, _ALIKE), METHODS))
     for subject, kind, method in tracked("device", todo):
         if time.monotonic() > until:
             break
-        known = cells.get((subject.name, kind, method))
-        if known is None or known.failure:
+        before = cells.get((subject.name, kind, method))
+        if before is None or before.failure:
             cells[subject.name, kind, method] = _cell(subject, kind, method, device, facts["cap"], cells)
-            _write(arguments.output, facts, cells)
+            if arguments.output is not None:
+                saved = {**facts, "date": today, "cells": list(map(asdict, cells.values()))}
+                arguments.output.write_text(json.dumps(saved, indent=1), encoding="utf-8")
     done = sum((subject.name, kind, method) in cells for subject, kind, method in todo)
-    today, limit = time.strftime("%Y-%m-%d"), format_bytes(facts["cap"])
-    print(f"{name}, torch {torch.__version__}, {today}, cap {limit}\n")
+    print(f"{name}, torch {torch.__version__}, {today}, cap {format_bytes(facts['cap'])}\n")
     print("\n\n".join(_table(subject, cells) for subject in subjects))
     if done < len(todo):
         print(f"\n{done} of {len(todo)} cells; run it again to go on")
-
-
-def _chosen(names: list[str], device: torch.device) -> list[Subject]:
-    from dtr_fx.lab.zoo.sized import SMALL, WHOLE
-
-    subjects = {subject.name: subject for subject in (WHOLE if device.type == "cuda" else SMALL)}
-    for name in names:
-        if name not in subjects:
-            raise CommandError(f"unknown model {name!r}{did_you_mean(name, subjects)}")
-    return [subjects[name] for name in names or subjects]
-
-
-def _bytes(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise CommandError(f"--cap {text}: {error}") from None
 
 
 def _cell(subject: Subject, kind: str, method: str, device: torch.device, cap: int, cells: Cells) -> Cell:
@@ -129,23 +121,13 @@ def _read(path: Path | None, facts: Facts) -> Cells:
         return {}
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
-        rows = [
-            Cell(**{**row, "trial": Trial(**row["trial"]) if row["trial"] else None})
-            for row in saved["cells"]
-        ]
+        rows = [Cell(**{**row, "trial": row["trial"] and Trial(**row["trial"])}) for row in saved["cells"]]
         found = {key: saved[key] for key in facts}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CommandError(f"cannot go on from {path}: {error}") from None
     if found != facts:
         raise CommandError(f"cannot go on from {path}: it is of {found}, this is {facts}; name another file")
     return {(cell.model, cell.kind, cell.method): cell for cell in rows}
-
-
-def _write(path: Path | None, facts: Facts, cells: Cells) -> None:
-    if path is not None:
-        date = time.strftime("%Y-%m-%d")
-        saved = {**facts, "date": date, "cells": list(map(asdict, cells.values()))}
-        path.write_text(json.dumps(saved, indent=1), encoding="utf-8")
 
 
 def _table(subject: Subject, cells: Cells) -> str:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from dtr_fx.cli.bench.targets import Rows
+from dtr_fx.cli.bench import Rows
 from dtr_fx.cli.progress import progress
 from dtr_fx.cli.targets import load_target
 from dtr_fx.compiler.registry import LivePlan, plans

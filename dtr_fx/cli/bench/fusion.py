@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
+from dtr_fx.cli.bench import Rows
 from dtr_fx.cli.bench.steps import bytes_of
-from dtr_fx.cli.bench.targets import Rows
 from dtr_fx.cli.progress import tracked
 from dtr_fx.cli.targets import load_trainee
 from dtr_fx.costs.kernels import apart, of_kernels

@@ -9,10 +9,10 @@ planning took, with the share of the verify pass:
   dtr-fx bench steps train.py:make_gpt --arg layers=4 --budgets 60% 8GiB smallest
 
 With --executor inductor the steps are held against those of plain torch.compile: 60% is 60% of the bytes that
-Inductor's step may keep above inputs and parameters; the time is the median of pairs of steps; and
-"difference" is how far the gradients are from plain Inductor's, the norm of the difference over that of the
-gradient, for the parameter where that is most. Without a budget Inductor's own peak may be above that of the
-graph as it is traced. Gradients that differ by more than rounding end it with an error.
+Inductor's step may keep above inputs and parameters; the time is the median of pairs of steps; "difference"
+is how far the gradients are from plain Inductor's, as a share of their norm, for the parameter where that is
+most. Without a budget Inductor's own peak may be above that of the graph as it is traced. Gradients that
+differ by more than rounding end it with an error.
 
 With --dynamic a TARGET returns a model and a list of its batches, of many shapes or paths, each a tuple of
 arguments. The budget is the parameters, the largest batch and a share of the largest peak that a step has
@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from dtr_fx.cli.arguments import add_heuristic
-from dtr_fx.cli.bench.targets import Rows, add_targets, each_target
+from dtr_fx.cli.bench import Rows, add_targets, each_target
 from dtr_fx.cli.progress import tracked
 from dtr_fx.cli.targets import load_trainee
 from dtr_fx.costs.measure import measure_peak
@@ -205,11 +205,12 @@ def _difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> flo
 
 
 def _inductor_text(target: str, rows: Rows) -> str:
+    over = {_WHOLE: "no limit"}
     cells = [
         {
             "budget": row["asked"],
             **{size: format_bytes(row[size]) for size in _SIZES},
-            "within": "yes" if row["measured"] <= row["allowed"] else _over(row["asked"]),
+            "within": "yes" if row["measured"] <= row["allowed"] else over.get(row["asked"], "NO"),
             "plain Inductor": format_bytes(row["plain"]),
             "extra compute": format_percent(row["overhead"]),
             "time": f"× {row['time_ratio']:.3f}",
@@ -218,7 +219,3 @@ def _inductor_text(target: str, rows: Rows) -> str:
         for row in rows
     ]
     return f"{target}\n{table(cells)}"
-
-
-def _over(asked: str) -> str:
-    return "no limit" if asked == _WHOLE else "NO"

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
+from dtr_fx.cli.bench import Rows
 from dtr_fx.cli.bench.goals import ONLINE, ROUNDING, SEARCH, Goal, worst
-from dtr_fx.cli.bench.targets import Rows, name_of
 from dtr_fx.cli.progress import tracked
 from dtr_fx.cli.targets import Inputs, load_target
 from dtr_fx.inspect.table import table
@@ -24,7 +24,7 @@ Models: TypeAlias = "Mapping[str, Callable[[], tuple[Callable[..., object], Inpu
 
 
 def of_targets(targets: Sequence[str], settings: Mapping[str, Any]) -> Models:
-    return {name_of(target): partial(load_target, target, **settings) for target in targets}
+    return {target.rpartition(":")[2]: partial(load_target, target, **settings) for target in targets}
 
 
 def gpts(depths: Sequence[int]) -> Models:
