@@ -15,7 +15,8 @@ from dtr_fx.errors import DTRError
 
 __all__ = ["main", "make_parser"]
 
-# Modules of this package; each imports what it needs, which takes seconds for some.
+# Modules of this package. They import compilation machinery, which takes seconds, where it is used: --help
+# need not wait for it.
 _TAKE_TARGETS = ("diff", "show", "timeline", "why", "smallest")
 _COMMANDS = (*_TAKE_TARGETS, *"sweep record simulate figures bench completion".split())
 

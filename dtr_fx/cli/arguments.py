@@ -18,8 +18,7 @@ from dtr_fx.units import parse_percent
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
     """``--jobs``, for commands that use all cores."""
-    about = "replays at a time (default: one per core)"
-    parser.add_argument("-j", "--jobs", type=positive, metavar="N", help=about)
+    parser.add_argument("-j", "--jobs", type=positive, metavar="N", help="at a time (default: one per core)")
 
 
 def add_heuristic(parser: argparse.ArgumentParser, usual: str, **more: Any) -> None:
@@ -31,10 +30,7 @@ def add_heuristic(parser: argparse.ArgumentParser, usual: str, **more: Any) -> N
 
 def add_deallocation(parser: argparse.ArgumentParser, **more: Any) -> None:
     """``--deallocation``; ``more`` are argparse's settings."""
-    about = (
-        "what releasing a storage does: eager (evict it), banish (free it for good), ignore (nothing) "
-        "(default: eager)"
-    )
+    about = "of what is released: eager (evict it), banish (free it for good), ignore (default: eager)"
     policies = get_args(Deallocation)
     parser.add_argument("--deallocation", choices=policies, metavar="POLICY", help=about, **more)
 

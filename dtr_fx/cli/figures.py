@@ -47,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "where to write, made if it is not there (default: %(default)s)"
     add("-o", "--output", type=Path, default=Path("figures"), metavar="FOLDER", help=about)
     add("-f", "--force", action="store_true", help="overwrite files in FOLDER")
-    about = "of the pictures (default: %(default)s)"
-    add("--format", choices=("png", "svg", "pdf"), default="png", help=about)
+    add("--format", choices=("png", "svg", "pdf"), default="png", help="of the pictures (default: png)")
     add("--json", action="store_true", help="write the numbers as JSON, too")
     add_jobs(parser)
 

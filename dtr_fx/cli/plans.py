@@ -47,17 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser, *, html: bool = True) -> None
     """TARGET, how to plan, where to print: for the commands that look at its plans."""
     add = parser.add_argument
     add_target(parser)
-    about = (
-        'a share of each graph\'s own peak ("60%%", 0.6), bytes ("8GiB", "8GB", 100000), or "auto"; '
-        "saved reports have theirs"
-    )
-    add("--budget", help=about)
+    add("--budget", help='a share of each graph\'s own peak ("60%%", 0.6), bytes ("8GiB", 100000), or "auto"')
     add_heuristic(parser, Options.heuristic)
-    about = "many passes, or the paper's one (default: search)"
-    add("--planner", choices=("search", "online"), help=about)
+    add("--planner", choices=("search", "online"), help="many passes, or the paper's one (default: search)")
     add("--plan-seconds", type=seconds, metavar="S", help="effort of a search")
-    about = "operators' times: estimated, or measured"
-    add("--costs", choices=("roofline", "profile"), help=about)
+    add("--costs", choices=("roofline", "profile"), help="operators' times: estimated, or measured")
     add_printing(parser)
     if html:
         add("--html", type=Path, metavar="FILE", help="write the report as a page to FILE")
@@ -171,7 +165,7 @@ def planner_of(target: str, settings: Mapping[str, Any]) -> Planner:
         return lambda options: [rewritten_copy(graph, options)[1]]
     model, inputs = load_target(target, **settings)
 
-    # Compilation machinery takes seconds to import, which --help and a mistyped option need not wait for.
+    # Only now: a mistyped option need not wait for compilation machinery.
     from dtr_fx.compiler.backend import plan_step
     from dtr_fx.torch_private import TorchDynamoException
 

@@ -18,9 +18,7 @@ with its bytes, from its allocation to its release. It is compressed if FILE end
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from dtr_fx.cli.output import check_output
 from dtr_fx.cli.targets import load_target, one_line
@@ -29,8 +27,7 @@ from dtr_fx.errors import CommandError, did_you_mean
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    about = "a model of the paper, package.module:factory or path/to/file.py:factory"
-    add("target", metavar="TARGET", help=about)
+    add("target", metavar="TARGET", help="a model of the paper, or a factory")
     add("-o", "--output", type=Path, required=True, metavar="FILE", help="the log")
     add("-f", "--force", action="store_true", help="overwrite FILE")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where to run (default: %(default)s)")
@@ -40,29 +37,23 @@ def run(arguments: argparse.Namespace) -> None:
     import torch
 
     from dtr_fx.lab.record import record_log
+    from dtr_fx.lab.zoo import ZOO
     from dtr_fx.torch_private import pytree
 
     check_output(arguments.output, force=arguments.force)
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise CommandError("there is no CUDA device here: record on the CPU, without --device")
     torch.manual_seed(0)
-    model, inputs = _load(arguments.target)
-    with one_line(f"{arguments.target} cannot be recorded"):
+    target = arguments.target
+    if target not in ZOO and ":" not in target:
+        raise CommandError(
+            f"{target!r} is no model of the paper, nor package.module:factory or path/to/file.py:factory"
+            f"{did_you_mean(target, ZOO)}"
+        )
+    model, inputs = ZOO[target]() if target in ZOO else load_target(target)
+    with one_line(f"{target} cannot be recorded"):
         if isinstance(model, torch.nn.Module):
             model.to(arguments.device)
         placed = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(arguments.device), inputs)
         record_log(model, placed, arguments.output)
     print(f"Wrote {arguments.output}")
-
-
-def _load(target: str) -> tuple[Callable[..., Any], Any]:
-    from dtr_fx.lab.zoo import ZOO
-
-    if target in ZOO:
-        return ZOO[target]()
-    if ":" not in target:
-        raise CommandError(
-            f"{target!r} is no model of the paper, nor package.module:factory or path/to/file.py:factory"
-            f"{did_you_mean(target, ZOO)}"
-        )
-    return load_target(target)

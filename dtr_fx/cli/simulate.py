@@ -43,8 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_deallocation(parser, nargs="+", default=["eager"])
     about = "give a replay up that takes more than X times the program's time (default: 2)"
     add("--max-slowdown", type=shared.slowdown, default=2.0, metavar="X", help=about)
-    about = "by the rules of the paper's own simulator, where ours are others (see docs/paper.md)"
-    add("--simrd", action="store_true", help=about)
+    add("--simrd", action="store_true", help="by the rules of the paper's own simulator (see docs/paper.md)")
     add("--json", action="store_true", help="print the results as a JSON list")
     shared.add_outputs(parser, ".csv, .json, or a picture (.png, .svg, .pdf)")
     shared.add_jobs(parser)

@@ -19,7 +19,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.fx import GraphModule
@@ -28,13 +28,13 @@ from dtr_fx.cli import plans
 from dtr_fx.cli.arguments import add_outputs, seconds
 from dtr_fx.cli.output import check_outputs, screen, write_text
 from dtr_fx.cli.progress import progress, tracked
-from dtr_fx.cli.targets import Inputs, load_target
+from dtr_fx.cli.targets import load_target
 from dtr_fx.inspect.comparison import Comparison, Mark, to_csv, to_json
 from dtr_fx.inspect.curve import render_curve
 from dtr_fx.inspect.curve_page import curve_page
 from dtr_fx.inspect.table import table
 from dtr_fx.planning.curve import PERCENTS, sweep
-from dtr_fx.planning.judge import Judgement, judge
+from dtr_fx.planning.judge import judge
 from dtr_fx.planning.options import Options, parse_budget
 from dtr_fx.report.curve import Curve
 from dtr_fx.units import format_bytes, format_percent
@@ -85,20 +85,31 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _compare(arguments: argparse.Namespace) -> Comparison:
     """Plan the target's training step for every budget, and judge other ways to run it."""
-    # Compilation machinery takes seconds to import, which --help need not wait for.
     from dtr_fx.lab import baselines
     from dtr_fx.torch_private import FakeTensorMode
 
+    def beside(kind: str, setting: str, pair: baselines.Pair) -> None:
+        found = judge(*pair)
+        marks.append(Mark(kind, setting, found.peak, found.overhead(eager)))
+
+    notes = []
     with FakeTensorMode(allow_non_fake_inputs=True):
         model, inputs = load_target(arguments.target, **dict(arguments.arg))
         joint = baselines.trace(model, inputs)
         eager = judge(*baselines.eager(joint))
         marks = [Mark("eager", "", eager.peak, 0.0)]
-        notes = [] if arguments.no_rivals else list(_checkpoint(model, inputs, eager, marks))
+        if arguments.no_rivals:
+            pass
+        elif not isinstance(model, torch.nn.Module):
+            notes.append("no checkpointing: a function has no blocks")
+        elif not baselines.blocks_of(model):
+            missing = "no ModuleList or Sequential, nor blocks_to_checkpoint()"
+            notes.append(f"no checkpointing: the model has {missing}")
+        else:
+            beside("checkpoint", "", baselines.checkpointed(model, inputs))
     if not arguments.no_rivals:
         for setting in tracked("PyTorch's partitioner", _PARTITIONER):
-            found = judge(*baselines.min_cut(joint, setting))
-            marks.append(Mark("partitioner", f"{setting:.1f}", found.peak, found.overhead(eager)))
+            beside("partitioner", f"{setting:.1f}", baselines.min_cut(joint, setting))
     # At its own peak the graph is only put into the order in which it runs.
     graph, _ = baselines.plan(joint, Options())
     budgets = [*arguments.budgets, *(mark.peak for mark in marks)]
@@ -110,21 +121,6 @@ def _compare(arguments: argparse.Namespace) -> Comparison:
     operators = sum(node.op.startswith("call") for node in joint.graph.graph.nodes)
     name = arguments.target.rpartition(":")[2]
     return Comparison(name, operators, curve, tuple(marks), tuple(notes))
-
-
-def _checkpoint(
-    model: Callable[..., Any], inputs: Inputs, eager: Judgement, marks: list[Mark]
-) -> Iterator[str]:
-    """Add the checkpointed step, or say why there is none."""
-    from dtr_fx.lab import baselines
-
-    if not isinstance(model, torch.nn.Module):
-        yield "no checkpointing: a function has no blocks"
-    elif not baselines.blocks_of(model):
-        yield "no checkpointing: the model has no ModuleList or Sequential, nor blocks_to_checkpoint()"
-    else:
-        found = judge(*baselines.checkpointed(model, inputs))
-        marks.append(Mark("checkpoint", "", found.peak, found.overhead(eager)))
 
 
 def _optimum(graph: GraphModule, curve: Curve, limit: float, marks: list[Mark]) -> Iterator[str]:

@@ -9,7 +9,6 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -48,7 +47,6 @@ def load_target(target: str, **settings: Any) -> tuple[Callable[..., Any], Input
 
 def load_trainee(target: str, **settings: Any) -> Trainee:
     """A target's model and inputs, drawn from seed 0, as what can be trained step by step."""
-    # Compilation machinery takes seconds to import, which --help need not wait for.
     from dtr_fx.lab.trainee import Trainee
 
     torch.manual_seed(0)
@@ -66,7 +64,13 @@ def _called(
         with one_line(f"{target} failed"):
             made = factory(**settings)
     except CommandError as error:
-        error.traceback = _own_traceback(error.__cause__)
+        # The user's part of it; a call that did not get into the factory has none.
+        cause = error.__cause__
+        frames = cause.__traceback__ if cause is not None else None
+        while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, contextlib.__file__):
+            frames = frames.tb_next
+        if cause is not None and frames is not None:
+            error.traceback = "".join(traceback.format_exception(type(cause), cause, frames))
         raise
     if not (isinstance(made, (tuple, list)) and len(made) == 2):
         raise CommandError(f"{target} must return a pair (model, inputs), not {_describe(made)}")
@@ -90,17 +94,7 @@ def _describe(value: object) -> str:
     return f"{type(value).__name__}{size}"
 
 
-def _own_traceback(error: BaseException | None) -> str:
-    """The user's part of a traceback; a call that did not get into the factory has none."""
-    frames = error.__traceback__ if error is not None else None
-    while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, contextlib.__file__):
-        frames = frames.tb_next
-    if frames is None or error is None:
-        return ""
-    return "".join(traceback.format_exception(type(error), error, frames))
-
-
-@contextmanager
+@contextlib.contextmanager
 def _importable(folder: Path) -> Iterator[None]:
     entry = str(folder)
     sys.path.insert(0, entry)
@@ -111,7 +105,7 @@ def _importable(folder: Path) -> Iterator[None]:
             sys.path.remove(entry)
 
 
-@contextmanager
+@contextlib.contextmanager
 def one_line(what: str) -> Iterator[None]:
     """Turn whatever the user's code raises, an exit included, into one line that says where."""
     try:

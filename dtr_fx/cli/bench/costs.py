@@ -33,7 +33,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -57,7 +57,6 @@ from dtr_fx.planning.options import Options
 from dtr_fx.torch_private import OpOverload
 from dtr_fx.units import format_percent, format_seconds
 
-_REPEATS = 7
 _BUDGETS = ("70%", "60%", "50%", "40%")
 
 
@@ -92,9 +91,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mode.add_argument("--fusion", action="store_true", help="costs of kernels against Inductor's steps")
     mode.add_argument("--kernels", action="store_true", help="time per element of generated code")
     about = f"of --fusion (default: {' '.join(_BUDGETS).replace('%', '%%')})"
-    parser.add_argument("--budgets", nargs="+", default=_BUDGETS, metavar="BUDGET", help=about)
-    about = "rounds of --fusion (default: %(default)s)"
-    parser.add_argument("--pairs", type=int, default=41, metavar="N", help=about)
+    add = parser.add_argument
+    add("--budgets", nargs="+", default=_BUDGETS, metavar="BUDGET", help=about)
+    add("--pairs", type=int, default=41, metavar="N", help="rounds of --fusion (default: %(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -103,7 +102,6 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.kernels:
         _kernels(arguments)
     elif arguments.fusion:
-        # Compilation machinery takes seconds to import, which --help need not wait for.
         from dtr_fx.cli.bench import fusion
 
         each_target(arguments, fusion.rows, fusion.text)
@@ -112,7 +110,7 @@ def run(arguments: argparse.Namespace) -> None:
         if arguments.json:
             print(json.dumps(found, indent=1, default=asdict))
         else:
-            print(_times_table(found), _fit_table(found), *map(_worst_table, found), sep="\n\n")
+            print(*_tables(found), sep="\n\n")
 
 
 # The roofline against the profile
@@ -129,7 +127,7 @@ def _step_costs(target: str, arguments: argparse.Namespace) -> dict[str, Any]:
     def shortest_step(forward: Callable[..., Any]) -> float:
         """Seconds of the training step that was disturbed least, after one that compiles."""
         trainee.fresh_step(forward)
-        return min(time_of_step(trainee, forward) for _ in range(_REPEATS))
+        return min(time_of_step(trainee, forward) for _ in range(7))
 
     trainee = load_trainee(target, **dict(arguments.arg))
     accounts = _Accounts(trainee.device)
@@ -211,8 +209,8 @@ def _name(node: Node) -> str:
     return f"{name} {', '.join(shapes)}".strip()
 
 
-def _times_table(found: Rows) -> str:
-    cells = [
+def _tables(found: Rows) -> Iterator[str]:
+    times = [
         {
             "a step": step["target"],
             "operators": sum(operator.runs for operator in step["operators"]),
@@ -224,11 +222,7 @@ def _times_table(found: Rows) -> str:
         }
         for step in found
     ]
-    return table(cells)
-
-
-def _fit_table(found: Rows) -> str:
-    cells = [
+    fits = [
         {
             "roofline against profile": step["target"],
             "factor": f"× {step['fit'].factor:.2f}",
@@ -238,17 +232,17 @@ def _fit_table(found: Rows) -> str:
         }
         for step in found
     ]
-    return table(cells)
+    return map(table, (times, fits, *map(_worst, found)))
 
 
-def _worst_table(step: dict[str, Any]) -> str:
+def _worst(step: dict[str, Any]) -> Rows:
     """The operators where the misjudgement, as a factor, weighs most in time."""
     factor = step["fit"].factor
 
     def weight(operator: OperatorCost) -> float:
         return operator.seconds * abs(math.log(factor * operator.roofline / operator.profile))
 
-    cells = [
+    return [
         {
             f"worst in {step['target']}": operator.name,
             "runs": operator.runs,
@@ -259,7 +253,6 @@ def _worst_table(step: dict[str, Any]) -> str:
         }
         for operator in sorted(step["operators"], key=weight, reverse=True)[:5]
     ]
-    return table(cells)
 
 
 # Code that Inductor generates

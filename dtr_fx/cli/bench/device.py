@@ -60,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    # Compilation machinery takes seconds to import, which --help need not wait for.
     from dtr_fx.lab.methods import METHODS
     from dtr_fx.lab.zoo.sized import SMALL, WHOLE
 

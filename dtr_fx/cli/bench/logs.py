@@ -23,10 +23,10 @@ from dtr_fx.units import format_percent, format_seconds
 
 FOLDER = Path("../shared/dtr_logs")
 REFERENCE = "simrd_slowdown.json"
+# More of its base time no replay takes: the original stops there.
 THRASH = 2.0
-"""More of its base time no replay takes: the original stops there."""
+# How the reference calls what a replay comes to.
 VERDICTS = {"out of memory": "OOM", "thrash": "thrash"}
-"""How the reference calls what a replay comes to."""
 # How much lower than the original's lowest ratio the plans' is to be.
 _LOWER = 0.05
 # The digits that the reference has; ours are compared as they are shown.
@@ -123,13 +123,6 @@ def known(given: Sequence[Path], reference: Path | None) -> list[tuple[Program, 
     return [(program, _best(slowdowns[program.name])) for program in programs]
 
 
-def results(
-    cases: Iterable[tuple[Program, Originals]], ratios: Sequence[float] | None
-) -> Iterator[LogResult]:
-    """Plans for logs at some ratios of the peak, all that the reference has if None."""
-    return (_compare(program, original, ratios) for program, original in cases)
-
-
 def _best(slowdowns: Slowdowns) -> dict[float, Original | None]:
     found: dict[float, Original | None] = {}
     for heuristic, ratios in slowdowns.items():
@@ -140,15 +133,18 @@ def _best(slowdowns: Slowdowns) -> dict[float, Original | None]:
     return found
 
 
-def _compare(program: Program, original: Originals, ratios: Sequence[float] | None) -> LogResult:
-    """Plan for a log at some ratios of its peak, at the original's lowest, and below."""
-    ends = (_lowest(original), _lower(original))
-    wanted = {*(original if ratios is None else ratios), *(end for end in ends if end is not None)}
-    bound = lower_bound(program).nbytes
-    tried = tracked(program.name, sorted(wanted, reverse=True))
-    plans = tuple(_planned(program, ratio, bound) for ratio in tried)
-    operators = sum(1 for _ in program.calls())
-    return LogResult(program.name, operators, program.peak, bound, original, plans)
+def results(
+    cases: Iterable[tuple[Program, Originals]], ratios: Sequence[float] | None
+) -> Iterator[LogResult]:
+    """Plans at some ratios of each peak (None: the reference's), at the original's lowest, and below."""
+    for program, original in cases:
+        ends = (_lowest(original), _lower(original))
+        wanted = {*(original if ratios is None else ratios), *(end for end in ends if end is not None)}
+        bound = lower_bound(program).nbytes
+        tried = tracked(program.name, sorted(wanted, reverse=True))
+        plans = tuple(_planned(program, ratio, bound) for ratio in tried)
+        operators = sum(1 for _ in program.calls())
+        yield LogResult(program.name, operators, program.peak, bound, original, plans)
 
 
 def _planned(program: Program, ratio: float, bound: int) -> PlannedRatio:
@@ -200,23 +196,20 @@ def goals(results: Sequence[LogResult]) -> list[Goal]:
 
 
 def each(result: LogResult) -> str:
-    rows = [
-        {
-            "budget": format_percent(plan.ratio),
-            **_original_cells(result, plan.ratio),
-            "ours": _ours(plan, result.bound),
-            "planning": format_seconds(plan.seconds) if plan.budget >= result.bound else "",
-        }
-        for plan in result.ours
-    ]
+    rows = []
+    for plan in result.ours:
+        best = result.original.get(plan.ratio)
+        none = "none works" if plan.ratio in result.original else "not known"
+        rows.append(
+            {
+                "budget": format_percent(plan.ratio),
+                "original": f"× {best.slowdown:.{_DIGITS}f}" if best else none,
+                "by": best.heuristic if best else "",
+                "ours": _ours(plan, result.bound),
+                "planning": format_seconds(plan.seconds) if plan.budget >= result.bound else "",
+            }
+        )
     return f"{result.log}: {result.operators} operators, future known\n{table(rows)}"
-
-
-def _original_cells(result: LogResult, ratio: float) -> dict[str, str]:
-    best = result.original.get(ratio)
-    if best is None:
-        return {"original": "none works" if ratio in result.original else "not known", "by": ""}
-    return {"original": f"× {best.slowdown:.{_DIGITS}f}", "by": best.heuristic}
 
 
 def _ours(plan: PlannedRatio, bound: int) -> str:

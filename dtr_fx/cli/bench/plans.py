@@ -63,25 +63,16 @@ _TIMES_SHARE = 0.7
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_targets(parser, nargs="*", default=" (default: models at full size, and GPTs for times)")
     add = parser.add_argument
-    about = f"of {', '.join(_PARTS)}"
-    add("--only", nargs="+", choices=_PARTS, default=_PARTS, metavar="PART", help=about)
+    add("--only", nargs="+", choices=_PARTS, default=_PARTS, metavar="PART", help=f"of {', '.join(_PARTS)}")
     add("--quick", action="store_true", help="a small case of each part")
-    about = (
-        "budgets, of each peak; of baselines, activation_memory_budget (default: 1.0 0.9 ... 0.0 of "
-        f"baselines, {' '.join(map(str, optimum.SHARES))} of optima, those of the reference of logs, "
-        f"{_TIMES_SHARE:g} of times)"
-    )
+    about = "budgets, of each peak; of baselines, activation_memory_budget (default: each part has its own)"
     add("--shares", nargs="+", type=share, metavar="SHARE", help=about)
     names, usual = (*HEURISTICS, SEARCH), optimum.DEFAULTS
     add_heuristic(parser, f"{' '.join(usual)}; of optima", nargs="+", choices=names, default=usual)
-    about = "for each exact planner and budget (default: %(default)g)"
-    add("--seconds", type=seconds, default=60.0, metavar="S", help=about)
+    add("--seconds", type=seconds, default=60.0, metavar="S", help="for each exact planner (default: 60)")
     about = f"operator logs, or a folder with NAME.log.gz and {logs.REFERENCE} (default: {logs.FOLDER})"
     add("--logs", nargs="+", type=Path, metavar="LOG", help=about)
-    about = (
-        'JSON: {"slowdown": {log: {heuristic: {ratio: slowdown, "OOM" or "thrash"}}}} '
-        f"(default: {logs.REFERENCE} beside the logs)"
-    )
+    about = 'JSON: {"slowdown": {log: {heuristic: {ratio: slowdown}}}} (default: beside the logs)'
     add("--reference", type=Path, metavar="FILE", help=about)
     about = f"depths of the GPT of times (default: {' '.join(map(str, _LAYERS))})"
     add("--layers", nargs="+", type=positive, metavar="N", help=about)
@@ -105,7 +96,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _parts(arguments: argparse.Namespace) -> dict[str, tuple[ModuleType, Iterator[Any]]]:
     """The parts that are asked for, and their results to come; what can be wrong is said before."""
-    # Compilation machinery takes seconds to import, which --help need not wait for.
     from dtr_fx.cli.bench import baselines, times
 
     quick, targets, shares, only = arguments.quick, arguments.targets, arguments.shares, arguments.only

@@ -46,7 +46,7 @@ from dtr_fx.planning.options import Options, parse_budget, resolve_budget
 from dtr_fx.units import format_bytes, format_percent
 
 if TYPE_CHECKING:
-    from dtr_fx.lab.trainee import Measurement, Trainee
+    from dtr_fx.lab.trainee import Measurement
 
 _EAGER = (*(f"{percent}%" for percent in range(90, 0, -10)), "smallest")
 _INDUCTOR = ("80%", "60%", "40%")
@@ -63,18 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--executor", choices=("eager", "inductor"), default="eager", help="who runs it (default: eager)"
     )
     mode.add_argument("--dynamic", action="store_true", help="TARGETs return lists of batches")
-    budgets = (
-        'such as 60%%, 8GiB, or "smallest" (default: 90%%, 80%%, ... and the smallest that works; with '
-        "Inductor 80%% 60%% 40%%; of batches 70%%)"
-    )
-    parser.add_argument("--budgets", nargs="+", metavar="BUDGET", help=budgets)
+    about = 'such as 60%%, 8GiB, or "smallest" (default: 90%%, 80%%, ... smallest; each mode has its own)'
+    parser.add_argument("--budgets", nargs="+", metavar="BUDGET", help=about)
     add_heuristic(parser, Options.heuristic, default=Options.heuristic)
     parser.add_argument("--planner", choices=("search", "online"), default="search", help="default: search")
     parser.add_argument("--pairs", type=int, metavar="N", help="steps timed (default: 5, with Inductor 21)")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    # Compilation machinery takes seconds to import, which --help need not wait for.
     from dtr_fx.cli.bench import dynamic
 
     if arguments.dynamic:
@@ -157,13 +153,27 @@ def _text(target: str, rows: Rows) -> str:
 
 
 def _beside_inductor(target: str, arguments: argparse.Namespace) -> Rows:
-    """A row without a budget, then one for each, in bytes above the ``constants``."""
-    trainee, pairs = load_trainee(target, **dict(arguments.arg)), arguments.pairs or 21
+    """A row without a budget, then one for each in bytes above the ``constants``; beside plain Inductor."""
+    from dtr_fx.lab.trainee import measure, time_of_step
+
+    trainee = load_trainee(target, **dict(arguments.arg))
     options = Options(heuristic=arguments.heuristic, planner=arguments.planner, executor="inductor")
-    found = [_inductor_row(trainee, options, _WHOLE, pairs)]
-    for asked in tracked(target, arguments.budgets or _INDUCTOR):
-        budget = bytes_of(asked, found[0]["constants"], found[0]["allowed"])
-        found.append(_inductor_row(trainee, replace(options, budget=budget), asked, pairs))
+    found: Rows = []
+    for asked in tracked(target, [_WHOLE, *(arguments.budgets or _INDUCTOR)]):
+        budget = bytes_of(asked, found[0]["constants"], found[0]["allowed"]) if found else _WHOLE
+        ours, plain = measure(trainee, replace(options, budget=budget)), torch.compile(trainee.model)
+        difference = _difference(ours.results[0], trainee.fresh_step(plain))
+        trainee.clear_gradients()
+        plain_peak = measure_peak(trainee.step, plain, device=trainee.device)
+        if not difference <= _TOLERANCE:
+            raise CommandError(
+                f"at {asked} a gradient is {format_percent(difference)} off plain Inductor's, "
+                "which is more than rounding makes; please report it"
+            )
+        pairs = range(arguments.pairs or 21)
+        ratios = [time_of_step(trainee, ours.forward) / time_of_step(trainee, plain) for _ in pairs]
+        row = _row(asked, ours, statistics.median(ratios), plain=plain_peak, difference=difference)
+        found.append(row)
     return found
 
 
@@ -173,24 +183,6 @@ def bytes_of(asked: str, constants: int, above: int) -> int:
     if spec.kind == "auto":
         raise CommandError("a budget here is a share or bytes, not auto")
     return int(spec.value) if spec.kind == "bytes" else constants + int(spec.value * above)
-
-
-def _inductor_row(trainee: Trainee, options: Options, asked: str, pairs: int) -> dict[str, Any]:
-    """Steps under a budget, held against plain Inductor's."""
-    from dtr_fx.lab.trainee import measure, time_of_step
-
-    ours, plain = measure(trainee, options), torch.compile(trainee.model)
-    difference = _difference(ours.results[0], trainee.fresh_step(plain))
-    trainee.clear_gradients()
-    plain_peak = measure_peak(lambda: trainee.step(plain), device=trainee.device)
-    if not difference <= _TOLERANCE:
-        raise CommandError(
-            f"at {asked} a gradient is {format_percent(difference)} off plain Inductor's, "
-            "which is more than rounding makes; please report it"
-        )
-    forward = ours.forward
-    ratios = (time_of_step(trainee, forward) / time_of_step(trainee, plain) for _ in range(pairs))
-    return _row(asked, ours, statistics.median(ratios), plain=plain_peak, difference=difference)
 
 
 def _difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
