@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dtr_fx.cli.bench import Rows
-from dtr_fx.cli.progress import progress
+from dtr_fx.cli.progress import tracked
 from dtr_fx.cli.targets import load_target
 from dtr_fx.compiler.registry import LivePlan, plans
 from dtr_fx.costs.measure import measure_peak
@@ -62,24 +62,29 @@ def text(target: str, found: Rows) -> str:
 def _row(
     label: str, model: nn.Module, batches: Sequence[Batch], share: str, given: dict[str, Any]
 ) -> dict[str, Any]:
-    budget = _budget(model, batches, parse_percent(share))
+    largest = max(batches, key=lambda batch: _peak(Trainee(model, batch), model))
+    above = _peak(Trainee(model, largest), model)
+    budget = bytes_held(model, largest) + int(parse_percent(share) * above)
     _forget()
     made: list[LivePlan] = []
     identical, peak, seconds = 0, 0, 0.0
     with dynamo_config.patch(recompile_limit=_LIMIT, accumulated_recompile_limit=_LIMIT):
         ours = torch.compile(model, backend="dtr", options={"budget": budget, **given})
-        with progress(label, 2 * len(batches)) as watch:
-            for number, batch in enumerate(batches, 1):
-                seconds += _first_steps(Trainee(model, batch), ours, made)
-                watch(number)
-            compilations = dynamo_counters["stats"]["unique_graphs"]
-            plain = torch.compile(model, backend="aot_eager")
-            for number, batch in enumerate(batches, len(batches) + 1):
-                trainee = Trainee(model, batch)
-                peak = max(peak, bytes_held(model, batch) + _peak(trainee, ours))
-                results, expected = (trainee.fresh_step(forward) for forward in (ours, plain))
-                identical += all(torch.equal(results[name], expected[name]) for name in expected)
-                watch(number)
+        for batch in tracked(f"{label}, first steps", batches):
+            trainee, known = Trainee(model, batch), set(map(id, plans()))
+            started = time.perf_counter()
+            for _ in range(2):  # after which a budget is divided
+                trainee.restart()
+                trainee.step(ours)
+            seconds += time.perf_counter() - started
+            made += [plan for plan in plans() if id(plan) not in known]
+        compilations = dynamo_counters["stats"]["unique_graphs"]
+        plain = torch.compile(model, backend="aot_eager")
+        for batch in tracked(f"{label}, measured", batches):
+            trainee = Trainee(model, batch)
+            peak = max(peak, bytes_held(model, batch) + _peak(trainee, ours))
+            results, expected = (trainee.fresh_step(forward) for forward in (ours, plain))
+            identical += all(torch.equal(results[name], expected[name]) for name in expected)
     planning = sum(plan.planning_seconds for plan in made)
     return {
         "share": share,
@@ -101,25 +106,9 @@ def _forget() -> None:
     dynamo_counters.clear()
 
 
-def _budget(model: nn.Module, batches: Sequence[Batch], share: float) -> int:
-    largest = max(batches, key=lambda batch: _peak(Trainee(model, batch), model))
-    return bytes_held(model, largest) + int(share * _peak(Trainee(model, largest), model))
-
-
 def _peak(trainee: Trainee, forward: Callable[..., Any]) -> int:
     trainee.restart()
-    return measure_peak(lambda: trainee.step(forward))
-
-
-def _first_steps(trainee: Trainee, forward: Callable[..., Any], made: list[LivePlan]) -> float:
-    """The seconds of two steps, after which a budget is divided; ``made`` takes their plans."""
-    known = set(map(id, plans()))
-    started = time.perf_counter()
-    for _ in range(2):
-        trainee.restart()
-        trainee.step(forward)
-    made += [plan for plan in plans() if id(plan) not in known]
-    return time.perf_counter() - started
+    return measure_peak(trainee.step, forward)
 
 
 @functools.cache

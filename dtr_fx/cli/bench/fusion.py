@@ -9,7 +9,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -36,21 +36,37 @@ _WARM_UPS = 3
 def rows(target: str, arguments: argparse.Namespace) -> Rows:
     """Plans, whose costs each was made under, the extra compute by either, and the measured time."""
     trainee = load_trainee(target, **dict(arguments.arg))
-    cases = list(itertools.product(arguments.budgets, (*_ACCOUNTS, "count")))
+    cost = roofline(trainee.device)
+    costs: dict[str, Cost] = {
+        "kernels": of_kernels(cost, trainee.device),
+        "operators": apart(cost),
+        "count": lambda node: 1.0,
+    }
+    cases = list(itertools.product(arguments.budgets, costs))
+    plans: list[tuple[str, str, Report]] = []
     torch.compiler.reset()
     with dynamo_config.patch(recompile_limit=2 * len(cases) + 4):
-        plain = torch.compile(trainee.model)
-        compiled = list(_compile(trainee, tracked(target, cases)))
-        if not compiled:
+        steps = [torch.compile(trainee.model)]
+        _, whole, _ = first_step(trainee, Options(executor="inductor"))
+        for asked, name in tracked(target, cases):
+            budget = bytes_of(asked, whole.constants, whole.budget - whole.constants)
+            try:
+                options = Options(budget=budget, executor="inductor", costs=costs[name])
+                forward, report, _ = first_step(trainee, options)
+            except OverBudgetError as error:
+                print(f"left out: the plan by {name} at {asked}: {error}", file=sys.stderr)
+            else:
+                steps.append(forward)
+                plans.append((name, asked, report))
+        if not plans:
             raise CommandError("no plan is within its budget as Inductor compiles it")
-        steps = [plain, *(forward for _, _, forward, _ in compiled)]
         rounds = tracked(f"{target}, timed", range(_WARM_UPS + arguments.pairs))
         ratios = _time_ratios(trainee, steps, rounds)
     # Seconds of every operator, by name, as the plans count them that were made under these costs.
     seconds = {
         account: {
             event.origin: event.cost
-            for made_by, _, _, report in compiled
+            for made_by, _, report in plans
             for event in report.events
             if made_by == account and event.kind != DROP
         }
@@ -63,30 +79,8 @@ def rows(target: str, arguments: argparse.Namespace) -> Rows:
             **{f"by_{account}": _extra(report, seconds[account]) for account in _ACCOUNTS},
             "time_ratio": ratio,
         }
-        for (made_by, asked, _, report), ratio in zip(compiled, ratios)
+        for (made_by, asked, report), ratio in zip(plans, ratios)
     ]
-
-
-def _compile(
-    trainee: Trainee, cases: Iterable[tuple[str, str]]
-) -> Iterator[tuple[str, str, Callable[..., object], Report]]:
-    """Of each plan by whose costs it was made, for which budget, the compiled step, and the report."""
-    cost = roofline(trainee.device)
-    accounts: dict[str, Cost] = {
-        "kernels": of_kernels(cost, trainee.device),
-        "operators": apart(cost),
-        "count": lambda node: 1.0,
-    }
-    _, whole, _ = first_step(trainee, Options(executor="inductor"))
-    for asked, name in cases:
-        budget = bytes_of(asked, whole.constants, whole.budget - whole.constants)
-        options = Options(budget=budget, executor="inductor", costs=accounts[name])
-        try:
-            forward, report, _ = first_step(trainee, options)
-        except OverBudgetError as error:
-            print(f"left out: the plan by {name} at {asked}: {error}", file=sys.stderr)
-        else:
-            yield name, asked, forward, report
 
 
 def _time_ratios(
