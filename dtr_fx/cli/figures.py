@@ -28,8 +28,7 @@ from pathlib import Path
 import torch
 
 from dtr_fx.cli.arguments import add_jobs, check_names_apart, read
-from dtr_fx.cli.output import check_output, write_picture, write_text
-from dtr_fx.cli.progress import progress, tracked
+from dtr_fx.cli.output import check_output, progress, tracked, write_picture, write_text
 from dtr_fx.errors import CommandError
 from dtr_fx.lab.figures.drawing import FIGURES, REPLAYED, Drawing, draw_comparison, draw_linear, draw_study
 from dtr_fx.lab.figures.overheads import PlannerComparison, networks

@@ -15,8 +15,7 @@ import torch
 from torch.fx import GraphModule
 
 from dtr_fx.cli.arguments import add_heuristic, read, seconds
-from dtr_fx.cli.output import Screen, check_output, screen, write_text
-from dtr_fx.cli.progress import waiting
+from dtr_fx.cli.output import Screen, check_output, screen, waiting, write_text
 from dtr_fx.cli.targets import load_target, one_line
 from dtr_fx.errors import CommandError, DTRError, did_you_mean
 from dtr_fx.inspect.views import Report

@@ -1,14 +1,12 @@
 """Record the operator log of a model's training step.
 
-TARGET is a model of the paper's evaluation by its name, or a function without arguments that returns a model
-and its example inputs (a tensor, a tuple of arguments, or a dictionary of keyword arguments), in a module or
-in a file:
+TARGET is a model of the paper's evaluation (densenet121, inception, lstm, resnet32, transformer, treelstm,
+unet or unrolled_gan), or a function without arguments that returns a model and its example inputs (a tensor,
+a tuple of arguments, or a dictionary of keyword arguments), in a module or in a file:
 
   dtr-fx record resnet32 -o resnet32.log.gz
   dtr-fx record mypackage.models:make_gpt -o gpt.log
   dtr-fx record train.py:make_gpt -o gpt.log --device cuda
-
-The names are densenet121, inception, lstm, resnet32, transformer, treelstm, unet and unrolled_gan.
 
 The model is run forward, and backward from its output if that is a scalar, else from the sum of its
 floating-point outputs. The log has every operator with its time, the median of three steps, and every tensor

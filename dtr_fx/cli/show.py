@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from dtr_fx.cli import plans
 from dtr_fx.cli.arguments import positive
-from dtr_fx.inspect.overview import Overview, overview, render_overview
+from dtr_fx.inspect.overview import overview, render_overview
 from dtr_fx.inspect.views import Report
 
 
@@ -34,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    def of(report: Report) -> Overview:
-        return overview(report, top=arguments.top, depth=arguments.depth)
+    of = partial(overview, top=arguments.top, depth=arguments.depth)
 
     def render(report: Report, **screen: Any) -> str:
         return render_overview(report, of(report), **screen)

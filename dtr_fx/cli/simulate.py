@@ -20,8 +20,7 @@ from pathlib import Path
 
 from dtr_fx.cli import arguments as shared
 from dtr_fx.cli.arguments import check_names_apart, read
-from dtr_fx.cli.output import check_outputs, write_picture, write_text
-from dtr_fx.cli.progress import progress
+from dtr_fx.cli.output import check_outputs, progress, write_picture, write_text
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
 from dtr_fx.lab.figures.slowdowns import plot_slowdowns

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from dtr_fx.cli import plans
 from dtr_fx.cli.arguments import read, seconds
-from dtr_fx.cli.output import check_output
-from dtr_fx.cli.progress import waiting
+from dtr_fx.cli.output import check_output, waiting
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options

@@ -26,8 +26,7 @@ from torch.fx import GraphModule
 
 from dtr_fx.cli import plans
 from dtr_fx.cli.arguments import add_outputs, seconds
-from dtr_fx.cli.output import check_outputs, screen, write_text
-from dtr_fx.cli.progress import progress, tracked
+from dtr_fx.cli.output import check_outputs, progress, screen, tracked, write_text
 from dtr_fx.cli.targets import load_target
 from dtr_fx.inspect.comparison import Comparison, Mark, to_csv, to_json
 from dtr_fx.inspect.curve import render_curve

@@ -9,21 +9,18 @@ VALUE is a name that dtr-fx diff prints. The numbers are positions in the plan:
   aten.native_dropout.default  blocks.0.attention  gpt.py:27 in forward: mixed = F.scaled_dot_product_a…
 
       53  forward   computed    native_dropout_1; 11.9 MiB live
-      56  forward   read        by expand_2; 10.7 MiB live
       62  forward   read        by bmm_1; 10.5 MiB live
       64  forward   dropped     budget, score 3.13e-08, 41.3 µs again, away 58.2 ms; 9.74 MiB live
                                 gone for 1779 operators, 58.2 ms; kept: 28.5 MiB live at most
      329  forward   weighed     for gelu_3: score 3.13e-08, 3 of 76; getitem_12 went, 1.51e-08
-     329  forward   weighed     for gelu_3: score 3.13e-08, 2 of 75; getitem_27 went, 2.19e-08
      329  forward   weighed     for gelu_3: score 3.13e-08, 1 of 74: it went
     2045  backward  recomputed  for mm_88; 20.5 MiB live
     2048  backward  read        by expand_2_recompute; 19.4 MiB live
 
 "weighed" is each time that room was made and the value could have gone: its score, its place among the
-candidates (1 goes), and what went instead, with its score. A drop stands where the value was read last, which
-may be before it was chosen: "again" is the time to make the value again, "away" the compute until then. Only
-a heuristic scores. A search (the default planner) weighs whole plans; "kept" says what it spared: the memory
-that the step would take in the meantime, if nothing else changed.
+candidates (1 goes), and what went instead, with its score. A drop stands where the value was read last:
+"again" is the time to make the value again, "away" the compute until then. Only a heuristic scores. A search
+(the default planner) weighs whole plans; "kept" is the memory that the step would take in the meantime.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dtr_fx.cli.bench.goals import ROUNDING, SEARCH, Goal, format_ratio, no_exception, worst
-from dtr_fx.cli.progress import progress
+from dtr_fx.cli.output import progress
 from dtr_fx.cli.targets import load_target
 from dtr_fx.errors import CommandError, InfeasibleBudgetError
 from dtr_fx.inspect.table import table

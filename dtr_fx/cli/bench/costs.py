@@ -45,7 +45,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from dtr_fx.cli.bench import Rows, add_targets, each_target
-from dtr_fx.cli.progress import tracked
+from dtr_fx.cli.output import tracked
 from dtr_fx.cli.targets import load_trainee
 from dtr_fx.costs.profile import Profile
 from dtr_fx.costs.roofline import FUNCTION, SCALAR, roofline
@@ -124,50 +124,45 @@ def _step_costs(target: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """
     from dtr_fx.lab.trainee import compile_step, time_of_step
 
+    trainee = load_trainee(target, **dict(arguments.arg))
+    estimate = roofline(trainee.device)
+    profile = Profile(trainee.device, estimate)
+    found: dict[str, OperatorCost] = {}
+    estimated = 0
+
+    def cost_of(node: Node) -> float:
+        """The profile's cost; writes down what either account says."""
+        nonlocal estimated
+        cost, measured = profile(node), profile.measured(node)
+        if measured is None:
+            estimated += 1
+        else:
+            key = signature(node)
+            runs = found[key].runs if key in found else 0
+            found[key] = OperatorCost(_name(node), runs + 1, estimate(node), measured)
+        return cost
+
     def shortest_step(forward: Callable[..., Any]) -> float:
         """Seconds of the training step that was disturbed least, after one that compiles."""
         trainee.fresh_step(forward)
         return min(time_of_step(trainee, forward) for _ in range(7))
 
-    trainee = load_trainee(target, **dict(arguments.arg))
-    accounts = _Accounts(trainee.device)
-    compiled, _ = compile_step(trainee, Options(costs=accounts))
+    compiled, _ = compile_step(trainee, Options(costs=cost_of))
     graph = shortest_step(compiled)
-    operators = list(accounts.found.values())
+    operators = list(found.values())
     if not operators:
         raise CommandError(f"{target}: its training step has no operator that can be timed")
     return {
         "target": target,
         "operators": operators,
-        "estimated": accounts.estimated,
+        "estimated": estimated,
         "eager": shortest_step(trainee.model),
         "graph": graph,
         "roofline": sum(operator.runs * operator.roofline for operator in operators),
         "profile": sum(operator.seconds for operator in operators),
-        "tally": accounts.profile.tally,
+        "tally": profile.tally,
         "fit": fit(operators),
     }
-
-
-class _Accounts:
-    """A cost function that writes down what either account says of every node that it is asked about."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._roofline = roofline(device)
-        self.profile = Profile(device, self._roofline)
-        self.estimated = 0
-        self.found: dict[str, OperatorCost] = {}
-
-    def __call__(self, node: Node) -> float:
-        cost = self.profile(node)
-        measured = self.profile.measured(node)
-        if measured is None:
-            self.estimated += 1
-        else:
-            key = signature(node)
-            runs = self.found[key].runs if key in self.found else 0
-            self.found[key] = OperatorCost(_name(node), runs + 1, self._roofline(node), measured)
-        return cost
 
 
 def fit(operators: Sequence[OperatorCost]) -> Fit:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from dtr_fx.cli.progress import tracked
+from dtr_fx.cli.output import tracked
 from dtr_fx.errors import CommandError, did_you_mean
 from dtr_fx.inspect.table import table
 from dtr_fx.units import format_bytes, format_seconds, parse_bytes

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dtr_fx.cli.bench import Rows
-from dtr_fx.cli.progress import tracked
+from dtr_fx.cli.output import tracked
 from dtr_fx.cli.targets import load_target
 from dtr_fx.compiler.registry import LivePlan, plans
 from dtr_fx.costs.measure import measure_peak
@@ -35,10 +35,11 @@ def rows(target: str, arguments: argparse.Namespace) -> Rows:
     model, batches = load_target(target, **dict(arguments.arg))
     if not isinstance(model, nn.Module) or not all(isinstance(batch, tuple) for batch in batches):
         raise CommandError(f"{target}: give a module and a list of batches, each a tuple of arguments")
-    kept = max(64, len(batches))
+    chosen = [batch for batch in batches if isinstance(batch, tuple)]
+    kept = max(64, len(chosen))
     options = {"planner": arguments.planner, "heuristic": arguments.heuristic, "plans_kept": kept}
     shares = arguments.budgets or ["70%"]
-    return [_row(f"{target} at {share}", model, list(batches), share, options) for share in shares]
+    return [_row(f"{target} at {share}", model, chosen, share, options) for share in shares]
 
 
 def text(target: str, found: Rows) -> str:

@@ -16,7 +16,7 @@ import torch
 
 from dtr_fx.cli.bench import Rows
 from dtr_fx.cli.bench.steps import bytes_of
-from dtr_fx.cli.progress import tracked
+from dtr_fx.cli.output import tracked
 from dtr_fx.cli.targets import load_trainee
 from dtr_fx.costs.kernels import apart, of_kernels
 from dtr_fx.costs.roofline import Cost, roofline

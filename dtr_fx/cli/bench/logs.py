@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from dtr_fx.cli.arguments import read
 from dtr_fx.cli.bench.goals import Goal, no_exception
-from dtr_fx.cli.progress import tracked
+from dtr_fx.cli.output import tracked
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
 from dtr_fx.runtime import HEURISTICS

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from dtr_fx.cli.bench.goals import Goal
-from dtr_fx.cli.progress import tracked
+from dtr_fx.cli.output import tracked
 from dtr_fx.inspect.table import table
 from dtr_fx.lab import networks
 from dtr_fx.lab.planners import Gap, OperatorGraph, gaps, training_chain

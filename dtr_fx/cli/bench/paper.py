@@ -31,7 +31,7 @@ from pathlib import Path
 
 from dtr_fx.cli.arguments import add_deallocation, add_heuristic, budget, positive, read
 from dtr_fx.cli.bench.logs import THRASH, VERDICTS, read_reference
-from dtr_fx.cli.progress import tracked
+from dtr_fx.cli.output import tracked
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
 from dtr_fx.lab.adversary import LEAST_BUDGET, run_adversary

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from dtr_fx.cli.arguments import add_heuristic
 from dtr_fx.cli.bench import Rows, add_targets, each_target
-from dtr_fx.cli.progress import tracked
+from dtr_fx.cli.output import tracked
 from dtr_fx.cli.targets import load_trainee
 from dtr_fx.costs.measure import measure_peak
 from dtr_fx.errors import CommandError

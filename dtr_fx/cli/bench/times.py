@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from dtr_fx.cli.bench import Rows
 from dtr_fx.cli.bench.goals import ONLINE, ROUNDING, SEARCH, Goal, worst
-from dtr_fx.cli.progress import tracked
+from dtr_fx.cli.output import tracked
 from dtr_fx.cli.targets import Inputs, load_target
 from dtr_fx.inspect.table import table
 from dtr_fx.lab.baselines import Joint, plan, trace
@@ -43,7 +43,7 @@ def results(models: Models, shares: Sequence[float]) -> Iterator[dict[str, Any]]
         nodes = list(joint.graph.graph.nodes)
         operators = sum(node.op.startswith("call") for node in nodes)
         for share in shares:
-            seconds = {
+            seconds: dict[str, dict[str, float]] = {
                 planner: _seconds(joint, Options(budget=share, planner=planner), runs)
                 for planner, runs in _RUNS.items()
             }
