@@ -30,7 +30,7 @@ import torch
 from dtr_fx.cli.arguments import add_jobs, check_names_apart, read
 from dtr_fx.cli.output import check_output, progress, tracked, write_picture, write_text
 from dtr_fx.errors import CommandError
-from dtr_fx.lab.figures.drawing import FIGURES, REPLAYED, Drawing, draw_comparison, draw_linear, draw_study
+from dtr_fx.lab.figures.drawing import FIGURES, REPLAYED, draw_comparison, draw_linear, draw_study
 from dtr_fx.lab.figures.overheads import PlannerComparison, networks
 from dtr_fx.lab.figures.residency import trace_linear
 from dtr_fx.lab.figures.study import Study
@@ -70,7 +70,10 @@ def run(arguments: argparse.Namespace) -> None:
         if number in REPLAYED:
             drawing = draw_study(study, number)
         elif number == 3:
-            drawing = _compare([*networks(), *map(OperatorGraph.of, programs)], arguments.jobs)
+            comparison = PlannerComparison([*networks(), *map(OperatorGraph.of, programs)])
+            with progress("plans", len(comparison)) as advance:
+                comparison.run(processes=arguments.jobs, advance=advance)
+            drawing = draw_comparison(comparison)
         else:
             drawing = draw_linear(trace_linear())
         path = folder / f"figure{number}.{suffix}"
@@ -112,10 +115,3 @@ def _recorded(folder: Path) -> list[Path]:
     for name in missing:
         print(f"Wrote {paths[name]}")
     return list(paths.values())
-
-
-def _compare(graphs: list[OperatorGraph], jobs: int | None) -> Drawing:
-    comparison = PlannerComparison(graphs)
-    with progress("plans", len(comparison)) as advance:
-        comparison.run(processes=jobs, advance=advance)
-    return draw_comparison(comparison)

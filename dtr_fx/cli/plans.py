@@ -56,9 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, html: bool = True) -> None
         add("--html", type=Path, metavar="FILE", help="write the report as a page to FILE")
 
 
-def add_target(
-    parser: argparse.ArgumentParser, help: str = "a model, a log or saved reports, see above"
-) -> None:
+def add_target(parser: argparse.ArgumentParser, help: str = "a model, a log or saved reports") -> None:
     """TARGET, and the arguments of its factory."""
     parser.add_argument("target", metavar="TARGET", help=help)
     add_settings(parser)

@@ -39,7 +39,14 @@ def run(arguments: argparse.Namespace) -> None:
     with waiting(f"smallest budget of {arguments.target}"):
         report = _smallest(arguments)
     data = {name: getattr(report, name) for name in _FIGURES}
-    plans.write(arguments, lambda: data, lambda on: _text(arguments.target, report))
+    peak, budget = report.baseline_peak, f"{report.budget} bytes = {format_bytes(report.budget)}"
+    share = f"{format_percent(report.budget / peak)} of its peak of {format_bytes(peak)}"
+    text = (
+        f"{arguments.target}: smallest budget {budget} = {share}\n"
+        f"extra compute there: {format_percent(report.overhead)}; "
+        f"lower bound of any plan: {format_bytes(report.lower_bound)}\n"
+    )
+    plans.write(arguments, lambda: data, lambda on: text)
 
 
 def _smallest(arguments: argparse.Namespace) -> Report:
@@ -61,13 +68,3 @@ def _smallest(arguments: argparse.Namespace) -> Report:
     graph = plans.graph_of(target, dict(arguments.arg))
     budget = smallest_budget(graph, max_overhead=options.max_overhead, options=effort)
     return rewritten_copy(graph, replace(options, budget=budget, max_overhead=None))[1]
-
-
-def _text(target: str, report: Report) -> str:
-    budget = f"{report.budget} bytes = {format_bytes(report.budget)}"
-    share = format_percent(report.budget / report.baseline_peak)
-    return (
-        f"{target}: smallest budget {budget} = {share} of its peak of {format_bytes(report.baseline_peak)}\n"
-        f"extra compute there: {format_percent(report.overhead)}; "
-        f"lower bound of any plan: {format_bytes(report.lower_bound)}\n"
-    )

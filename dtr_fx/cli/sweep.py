@@ -42,12 +42,10 @@ if TYPE_CHECKING:
     from dtr_fx.lab.planners import OperatorGraph
 
 _FILES: dict[str, Callable[[Comparison], str]] = {".csv": to_csv, ".json": to_json, ".html": curve_page}
-_PARTITIONER = tuple(tenths / 10 for tenths in range(10, -1, -1))
 # A solver that is given more proves nothing in minutes.
 _MOST_OPERATORS = 120
 # Of the program's cost, added to what must not be repeated: solvers round costs to 1e-7 of them all.
 _DEAR = 10
-_PIPE_WIDTH = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,9 +77,6 @@ def run(arguments: argparse.Namespace) -> None:
         write_text(path, _FILES[path.suffix](found), force=arguments.force)
 
 
-# --- the comparison ----------------------------------------------------------------------------------------
-
-
 def _compare(arguments: argparse.Namespace) -> Comparison:
     """Plan the target's training step for every budget, and judge other ways to run it."""
     from dtr_fx.lab import baselines
@@ -107,7 +102,7 @@ def _compare(arguments: argparse.Namespace) -> Comparison:
         else:
             beside("checkpoint", "", baselines.checkpointed(model, inputs))
     if not arguments.no_rivals:
-        for setting in tracked("PyTorch's partitioner", _PARTITIONER):
+        for setting in tracked("PyTorch's partitioner", [tenths / 10 for tenths in range(10, -1, -1)]):
             beside("partitioner", f"{setting:.1f}", baselines.min_cut(joint, setting))
     # At its own peak the graph is only put into the order in which it runs.
     graph, _ = baselines.plan(joint, Options())
@@ -118,8 +113,7 @@ def _compare(arguments: argparse.Namespace) -> Comparison:
     if arguments.optimum is not None:
         notes += _optimum(graph, curve, arguments.optimum, marks)
     operators = sum(node.op.startswith("call") for node in joint.graph.graph.nodes)
-    name = arguments.target.rpartition(":")[2]
-    return Comparison(name, operators, curve, tuple(marks), tuple(notes))
+    return Comparison(arguments.target.rpartition(":")[2], operators, curve, tuple(marks), tuple(notes))
 
 
 def _optimum(graph: GraphModule, curve: Curve, limit: float, marks: list[Mark]) -> Iterator[str]:
@@ -161,11 +155,8 @@ def _operators(graph: GraphModule) -> OperatorGraph:
     return replace(operators, nodes=tuple(nodes))
 
 
-# --- output ------------------------------------------------------------------------------------------------
-
-
 def _as_text(found: Comparison) -> str:
-    on = screen(pipe_width=_PIPE_WIDTH)
+    on = screen(pipe_width=100)
     points = [
         {
             "budget": format_bytes(point.budget),
@@ -182,7 +173,7 @@ def _as_text(found: Comparison) -> str:
             "peak": format_bytes(mark.peak),
             "share": format_percent(found.share(mark.peak)),
             "extra compute": format_percent(mark.overhead),
-            "dtr in that peak": _ours(found.curve, mark),
+            "dtr in that peak": _ours(found.curve, mark.peak),
         }
         for mark in found.marks
     ]
@@ -192,7 +183,7 @@ def _as_text(found: Comparison) -> str:
     return "\n\n".join((*parts, *found.notes)) + "\n"
 
 
-def _ours(curve: Curve, mark: Mark) -> str:
-    """The least overhead of the curve's plans that need no more than a mark's peak."""
-    fitting = [point.overhead for point in curve.points if point.peak <= mark.peak]
+def _ours(curve: Curve, peak: int) -> str:
+    """The least overhead of the curve's plans that need no more than a peak."""
+    fitting = [point.overhead for point in curve.points if point.peak <= peak]
     return format_percent(min(fitting)) if fitting else "no plan"

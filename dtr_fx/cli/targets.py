@@ -30,9 +30,8 @@ def load_target(target: str, **settings: Any) -> tuple[Callable[..., Any], Input
     """
     place, colon, name = target.rpartition(":")
     if not (place and colon and name):
-        raise CommandError(
-            f"{target!r} names no factory: write package.module:factory, path/to/file.py:factory or zoo:NAME"
-        )
+        forms = "package.module:factory, path/to/file.py:factory or zoo:NAME"
+        raise CommandError(f"{target!r} names no factory: write {forms}")
     if place == "zoo":
         from dtr_fx.lab.zoo import MODELS
 
@@ -83,10 +82,8 @@ def _called(
         return model, tuple(inputs)
     if isinstance(inputs, Mapping) and all(isinstance(key, str) for key in inputs):
         return model, dict(inputs)
-    raise CommandError(
-        f"{target}: the inputs must be a tensor, a tuple of arguments or a dict of keyword arguments, "
-        f"not {_describe(inputs)}"
-    )
+    forms = "a tensor, a tuple of arguments or a dict of keyword arguments"
+    raise CommandError(f"{target}: the inputs must be {forms}, not {_describe(inputs)}")
 
 
 def _describe(value: object) -> str:

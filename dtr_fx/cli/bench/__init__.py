@@ -15,7 +15,7 @@ from dtr_fx.cli.plans import add_settings
 
 Rows: TypeAlias = "list[dict[str, Any]]"
 
-_Result = TypeVar("_Result")
+_Row = TypeVar("_Row")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,9 +42,7 @@ def each_target(
         print(json.dumps([{"target": target, "rows": rows} for target, rows in found], indent=1))
 
 
-def collect(
-    results: Iterable[_Result], text: Callable[[_Result], str] | None, *, quiet: bool
-) -> list[_Result]:
+def collect(results: Iterable[_Row], text: Callable[[_Row], str] | None, *, quiet: bool) -> list[_Row]:
     """The results; unless ``quiet``, a text for each, if there is one, is printed as soon as it is there."""
     found = []
     for result in results:

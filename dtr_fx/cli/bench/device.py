@@ -1,7 +1,7 @@
 """The largest batch that trains on a small card, and time and memory at one batch, for six training methods.
 
 The networks are those of the paper's Table 1 and of MegEngine, in their own sizes on a GPU and in small ones
-on a CPU.  --cap imitates a small card: PyTorch gets no more of the device than that.  The first table has
+on a CPU. --cap imitates a small card: PyTorch gets no more of the device than that.  The first table has
 the largest size that trains under the cap, and its time per sample over that of eager PyTorch's largest; the
 second has peak and time of a step at eager's largest size, where dtr is given the peak of checkpointing as
 its budget, and with Inductor that of Inductor with activation_memory_budget.
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 _LARGEST, _ALIKE = "largest", "alike"
 
 Cells: TypeAlias = "dict[tuple[str, str, str], Cell]"
-Facts: TypeAlias = "dict[str, Any]"
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,11 @@ def run(arguments: argparse.Namespace) -> None:
         device = torch.device("cuda", torch.cuda.current_device())  # a limit of memory wants the number
         name, cap = torch.cuda.get_device_name(device), "8GiB"
     try:
-        facts: Facts = {"device": name, "torch": torch.__version__, "cap": parse_bytes(arguments.cap or cap)}
+        facts: dict[str, Any] = {
+            "device": name,
+            "torch": torch.__version__,
+            "cap": parse_bytes(arguments.cap or cap),
+        }
     except ValueError as error:
         raise CommandError(f"--cap {arguments.cap}: {error}") from None
     known = {subject.name: subject for subject in (WHOLE if device.type == "cuda" else SMALL)}
@@ -113,7 +116,7 @@ def _cell(subject: Subject, kind: str, method: str, device: torch.device, cap: i
     return Cell(subject.name, method, kind, trial)
 
 
-def _read(path: Path | None, facts: Facts) -> Cells:
+def _read(path: Path | None, facts: dict[str, Any]) -> Cells:
     from dtr_fx.lab.methods import Trial
 
     if path is None or not path.exists():

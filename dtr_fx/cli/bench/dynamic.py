@@ -7,7 +7,7 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,8 +25,6 @@ from dtr_fx.units import format_percent, parse_percent
 
 _LIMIT = 10_000  # of Dynamo's recompilations
 _CALLS = 2000
-
-Batch: TypeAlias = "tuple[Any, ...]"
 
 
 def rows(target: str, arguments: argparse.Namespace) -> Rows:
@@ -61,7 +59,7 @@ def text(target: str, found: Rows) -> str:
 
 
 def _row(
-    label: str, model: nn.Module, batches: Sequence[Batch], share: str, given: dict[str, Any]
+    label: str, model: nn.Module, batches: Sequence[tuple[Any, ...]], share: str, given: dict[str, Any]
 ) -> dict[str, Any]:
     largest = max(batches, key=lambda batch: _peak(Trainee(model, batch), model))
     above = _peak(Trainee(model, largest), model)

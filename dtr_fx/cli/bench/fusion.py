@@ -61,7 +61,7 @@ def rows(target: str, arguments: argparse.Namespace) -> Rows:
         if not plans:
             raise CommandError("no plan is within its budget as Inductor compiles it")
         rounds = tracked(f"{target}, timed", range(_WARM_UPS + arguments.pairs))
-        ratios = _time_ratios(trainee, steps, rounds)
+        ratios = _ratios(trainee, steps, rounds)
     # Seconds of every operator, by name, as the plans count them that were made under these costs.
     seconds = {
         account: {
@@ -83,9 +83,7 @@ def rows(target: str, arguments: argparse.Namespace) -> Rows:
     ]
 
 
-def _time_ratios(
-    trainee: Trainee, steps: Sequence[Callable[..., object]], rounds: Iterable[int]
-) -> list[float]:
+def _ratios(trainee: Trainee, steps: Sequence[Callable[..., object]], rounds: Iterable[int]) -> list[float]:
     """The median time of each step over that of the first, which is plain; all take turns, in any order."""
     clock = time.process_time if trainee.device.type == "cpu" else time.perf_counter
     shuffled = random.Random(0)

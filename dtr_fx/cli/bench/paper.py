@@ -38,7 +38,6 @@ from dtr_fx.lab.adversary import LEAST_BUDGET, run_adversary
 from dtr_fx.lab.linear import run_linear
 from dtr_fx.lab.replay import replay
 from dtr_fx.runtime import HEURISTICS, Thrash
-from dtr_fx.runtime.program import Program
 from dtr_fx.units import format_percent
 
 _REPEATS = 3
@@ -117,25 +116,25 @@ def _logs(arguments: argparse.Namespace) -> str:
         return _deviations(arguments)
     programs = map(read, arguments.logs)
     cases = itertools.product(programs, arguments.heuristic or ("dtr-eq",), arguments.budget or (0.5,))
-    rows = [_speed(*case) for case in cases]
+    rows = []
+    for program, heuristic, asked in cases:
+        times = []
+        for _ in range(_REPEATS):
+            started = time.process_time()
+            result = replay(program, program.budget(asked), heuristic)
+            times.append(time.process_time() - started)
+        executed = result.operators + result.rematerialized
+        rows.append(
+            {
+                "log": program.name,
+                "heuristic": heuristic,
+                "budget": format_percent(result.budget / result.whole),
+                "executed": executed,
+                "slowdown": f"{result.slowdown:.4f}" if result.outcome == "ok" else result.outcome,
+                "µs per executed operator": f"{1e6 * min(times) / executed:.1f}",
+            }
+        )
     return f"CPU time, best of {_REPEATS}\n{table(rows, text=('heuristic',))}"
-
-
-def _speed(program: Program, heuristic: str, asked: float | int) -> dict[str, object]:
-    times = []
-    for _ in range(_REPEATS):
-        started = time.process_time()
-        result = replay(program, program.budget(asked), heuristic)
-        times.append(time.process_time() - started)
-    executed = result.operators + result.rematerialized
-    return {
-        "log": program.name,
-        "heuristic": heuristic,
-        "budget": format_percent(result.budget / result.whole),
-        "executed": executed,
-        "slowdown": f"{result.slowdown:.4f}" if result.outcome == "ok" else result.outcome,
-        "µs per executed operator": f"{1e6 * min(times) / executed:.1f}",
-    }
 
 
 def _deviations(arguments: argparse.Namespace) -> str:

@@ -54,10 +54,8 @@ from dtr_fx.planning.options import Options
 from dtr_fx.runtime import HEURISTICS
 
 _PARTS = ("baselines", "optimum", "logs", "times")
-_QUICK_SECONDS = 0.1
 # Of the GPTs of times: the first has 2,000 nodes, the last 20,000.
 _LAYERS = (16, 24, 50, 100, 164)
-_TIMES_SHARE = 0.7
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,20 +101,19 @@ def _parts(arguments: argparse.Namespace) -> dict[str, tuple[ModuleType, Iterato
     parts: dict[str, tuple[ModuleType, Iterator[Any]]] = {}
     if "baselines" in only:
         models = targets or (["zoo:mlp_full"] if quick else baselines.models())
-        options = Options(plan_seconds=_QUICK_SECONDS if quick else None)
+        options = Options(plan_seconds=0.1 if quick else None)
         budgets = shares or ((1.0, 0.5) if quick else baselines.BUDGETS)
         parts["baselines"] = baselines, baselines.results(models, settings, options, budgets)
     if "optimum" in only:
         require_ortools()
         graphs = optimum.small_networks()[: 2 if quick else None]
         wanted = shares or ((0.5,) if quick else optimum.SHARES)
-        gaps = optimum.results(graphs, wanted, arguments.heuristic, arguments.seconds)
-        parts["optimum"] = optimum, gaps
+        parts["optimum"] = optimum, optimum.results(graphs, wanted, arguments.heuristic, arguments.seconds)
     if "logs" in only:
         known = logs.known(arguments.logs or [], arguments.reference)[: 1 if quick else None]
         parts["logs"] = logs, logs.results(known, shares or ((0.5,) if quick else None))
     if "times" in only:
         depths = arguments.layers or ((2, 4) if quick else _LAYERS)
         subjects = times.of_targets(targets, settings) if targets else times.gpts(depths)
-        parts["times"] = times, times.results(subjects, shares or (_TIMES_SHARE,))
+        parts["times"] = times, times.results(subjects, shares or (0.7,))
     return parts
