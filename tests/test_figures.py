@@ -19,7 +19,7 @@ from operator_logs import write_chain
 from torch import nn
 
 from dtr_fx.cli import figures as command
-from dtr_fx.cli.progress import progress, waiting
+from dtr_fx.cli.output import progress, waiting
 from dtr_fx.errors import CommandError, DTRError
 from dtr_fx.lab import networks
 from dtr_fx.lab.figures.drawing import FIGURES, REPLAYED, draw_comparison, draw_linear, draw_study

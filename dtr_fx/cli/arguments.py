@@ -1,50 +1,44 @@
-"""Arguments that several commands take: numbers, budgets, operator logs."""
+"""Arguments that several commands take: numbers, budgets, heuristics, files, operator logs."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, get_args
 
 from dtr_fx.errors import CommandError, OptionError
 from dtr_fx.lab.log import read_log
 from dtr_fx.planning.options import parse_budget
-from dtr_fx.runtime import HEURISTICS
+from dtr_fx.runtime import HEURISTICS, Deallocation
 from dtr_fx.runtime.program import Program
 from dtr_fx.units import parse_percent
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
     """``--jobs``, for commands that use all cores."""
-    parser.add_argument(
-        "-j", "--jobs", type=positive, metavar="N", help="replays at a time (default: one per core)"
-    )
+    parser.add_argument("-j", "--jobs", type=positive, metavar="N", help="at a time (default: one per core)")
 
 
-def add_heuristics(parser: argparse.ArgumentParser) -> None:
-    """``--heuristic``, for commands that try several."""
-    parser.add_argument(
-        "--heuristic",
-        nargs="+",
-        choices=tuple(HEURISTICS),
-        default=["dtr-eq"],
-        metavar="NAME",
-        help=f"how what to evict is chosen: {', '.join(HEURISTICS)} (default: dtr-eq)",
-    )
+def add_heuristic(parser: argparse.ArgumentParser, usual: str, **more: Any) -> None:
+    """``--heuristic``; ``usual`` is what the help says of the default, ``more`` are argparse's settings."""
+    names = more.setdefault("choices", tuple(HEURISTICS))
+    about = f"how values to drop are chosen: {', '.join(names)} (default: {usual})"
+    parser.add_argument("--heuristic", metavar="NAME", help=about, **more)
+
+
+def add_deallocation(parser: argparse.ArgumentParser, **more: Any) -> None:
+    """``--deallocation``; ``more`` are argparse's settings."""
+    about = "of what is released: eager (evict it), banish (free it for good), ignore (default: eager)"
+    policies = get_args(Deallocation)
+    parser.add_argument("--deallocation", choices=policies, metavar="POLICY", help=about, **more)
 
 
 def add_outputs(parser: argparse.ArgumentParser, forms: str) -> None:
     """``--output`` and ``--force``; ``forms`` says which suffixes there are."""
-    parser.add_argument(
-        "-o",
-        "--output",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="FILE",
-        help=f"write the results to FILE, too: {forms}; may be repeated",
-    )
+    about = f"write the results to FILE, too: {forms}; may be repeated"
+    parser.add_argument("-o", "--output", action="append", default=[], type=Path, metavar="FILE", help=about)
     parser.add_argument("-f", "--force", action="store_true", help="overwrite FILE")
 
 
@@ -86,18 +80,15 @@ def seconds(text: str) -> float:
 
 def share(text: str) -> float:
     """A share of a peak, in percent or as a fraction."""
-    try:
-        value = parse_percent(text) if "%" in text else float(text)
-    except ValueError:
-        value = math.nan
+    value = _number(text, parse_percent if "%" in text else float)
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text}: a share of the peak is above 0 and at most 100%")
     return value
 
 
-def _number(text: str) -> float:
+def _number(text: str, parse: Callable[[str], float] = float) -> float:
     try:
-        return float(text)
+        return parse(text)
     except ValueError:
         return math.nan
 
@@ -112,7 +103,7 @@ def read(path: Path, *, simrd: bool = False) -> Program:
 
 def check_names_apart(programs: Iterable[Program]) -> None:
     """Refuse logs that a picture could not tell apart."""
-    names: Sequence[str] = [program.name for program in programs]
+    names = [program.name for program in programs]
     for name in names:
         if names.count(name) > 1:
             raise CommandError(

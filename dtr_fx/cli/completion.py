@@ -16,8 +16,6 @@ from collections.abc import Iterator
 
 from dtr_fx.errors import CommandError
 
-_FILES = ("TARGET", "FILE", "FILE.json", "LOG")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=("bash", "zsh", "tcsh"))
@@ -32,7 +30,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     parser = make_parser()
     for action in _actions(parser):
-        if action.metavar in _FILES:
+        if action.metavar in ("TARGET", "FILE", "FILE.json", "LOG"):
             action.complete = shtab.FILE  # type: ignore[attr-defined]
     sys.stdout.write(shtab.complete(parser, arguments.shell) + "\n")
 

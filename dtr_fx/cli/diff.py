@@ -23,11 +23,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
 from dtr_fx.cli import plans
-from dtr_fx.cli.plans import View
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.diff import Difference, difference, render_diff, render_difference
 from dtr_fx.inspect.views import Report
@@ -37,29 +35,19 @@ from dtr_fx.planning.options import Options
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     plans.add_arguments(parser)
     parser.add_argument("other", nargs="?", metavar="FILE.json", help="saved reports to compare with")
-    parser.add_argument(
-        "--vs",
-        type=str,
-        metavar="OPTIONS",
-        help='compare with the plan under these options: "heuristic=lru planner=online budget=50%%"',
-    )
+    about = 'compare with the plan under these options: "heuristic=lru planner=online budget=50%%"'
+    parser.add_argument("--vs", metavar="OPTIONS", help=about)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    if arguments.other is not None or arguments.vs is not None:
-        _compare(arguments)
-    else:
-        plans.show(arguments, lambda report: View(report.to_data, partial(render_diff, report)))
-
-
-def _compare(arguments: argparse.Namespace) -> None:
+    if arguments.other is None and arguments.vs is None:
+        plans.show(arguments, Report.to_data, render_diff)
+        return
     plans.check(arguments)
     first, second = _both(arguments)
     if len(first) != len(second):
         raise CommandError(f"there are plans of {len(first)} and of {len(second)} graphs: nothing to compare")
-    found = [difference(*pair) for pair in zip(first, second)]
-    views = [View(partial(_data, each), partial(render_difference, each)) for each in found]
-    plans.print_views(arguments, views)
+    plans.print_each(arguments, list(map(difference, first, second)), _data, render_difference)
     plans.write_page(arguments, [*_called("plan A", first), *_called("plan B", second)])
 
 
@@ -72,7 +60,7 @@ def _both(arguments: argparse.Namespace) -> tuple[Sequence[Report], Sequence[Rep
         return plans.reports_of(arguments), plans.saved_reports(arguments.other)
     if arguments.other is not None:
         raise CommandError("give --vs, or a second file, not both")
-    if plans.is_saved(arguments.target):
+    if arguments.target.endswith(plans.SAVED):
         raise CommandError(f"{arguments.target} holds plans that are made: give a second file, not --vs")
     given = plans.options_of(arguments)
     other = Options(**{**vars(given), **plans.parse_options(arguments.vs)})

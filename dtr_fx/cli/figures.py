@@ -22,60 +22,47 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
 
 from dtr_fx.cli.arguments import add_jobs, check_names_apart, read
-from dtr_fx.cli.output import check_output, write_picture, write_text
-from dtr_fx.cli.progress import progress, tracked
+from dtr_fx.cli.output import check_output, progress, tracked, write_picture, write_text
 from dtr_fx.errors import CommandError
-from dtr_fx.lab.figures.drawing import FIGURES, REPLAYED, Drawing, draw_comparison, draw_linear, draw_study
+from dtr_fx.lab.figures.drawing import FIGURES, REPLAYED, draw_comparison, draw_linear, draw_study
 from dtr_fx.lab.figures.overheads import PlannerComparison, networks
 from dtr_fx.lab.figures.residency import trace_linear
 from dtr_fx.lab.figures.study import Study
 from dtr_fx.lab.figures.style import require_matplotlib
 from dtr_fx.lab.planners.graph import OperatorGraph
 from dtr_fx.lab.record import record_log
-from dtr_fx.runtime.program import Program
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "numbers", nargs="*", type=int, metavar="NUMBER", help="a figure of the paper (default: all)"
-    )
-    parser.add_argument(
-        "--logs", nargs="+", type=Path, metavar="FILE", help="operator logs to replay, plain or gzip"
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        default=Path("figures"),
-        metavar="FOLDER",
-        help="where to write, made if it is not there (default: %(default)s)",
-    )
-    parser.add_argument("-f", "--force", action="store_true", help="overwrite files in FOLDER")
-    parser.add_argument(
-        "--format",
-        choices=("png", "svg", "pdf"),
-        default="png",
-        help="of the pictures (default: %(default)s)",
-    )
-    parser.add_argument("--json", action="store_true", help="write the numbers as JSON, too")
+    add = parser.add_argument
+    add("numbers", nargs="*", type=int, metavar="NUMBER", help="a figure of the paper (default: all)")
+    add("--logs", nargs="+", type=Path, metavar="FILE", help="operator logs to replay, plain or gzip")
+    about = "where to write, made if it is not there (default: %(default)s)"
+    add("-o", "--output", type=Path, default=Path("figures"), metavar="FOLDER", help=about)
+    add("-f", "--force", action="store_true", help="overwrite files in FOLDER")
+    add("--format", choices=("png", "svg", "pdf"), default="png", help="of the pictures (default: png)")
+    add("--json", action="store_true", help="write the numbers as JSON, too")
     add_jobs(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
     numbers = sorted(set(arguments.numbers)) or FIGURES
-    _check_numbers(numbers)
-    _check_libraries(numbers)
-    folder = _folder(arguments.output)
+    _check(numbers)
+    folder, force, suffix = _folder(arguments.output), arguments.force, arguments.format
     for number in numbers:
-        for suffix in (arguments.format, "csv", *(["json"] if arguments.json else [])):
-            check_output(folder / f"figure{number}.{suffix}", force=arguments.force)
-    programs = _programs(arguments, numbers)
+        for end in (suffix, "csv", *(["json"] if arguments.json else [])):
+            check_output(folder / f"figure{number}.{end}", force=force)
+    paths = arguments.logs or []
+    if arguments.logs is None and set(numbers) & {*REPLAYED, 3}:
+        paths = _recorded(folder / "logs")
+    programs = [read(path) for path in paths]
+    check_names_apart(programs)
     study = Study(programs, numbers)
     with progress("replays", len(study)) as advance:
         study.run(processes=arguments.jobs, advance=advance)
@@ -83,23 +70,25 @@ def run(arguments: argparse.Namespace) -> None:
         if number in REPLAYED:
             drawing = draw_study(study, number)
         elif number == 3:
-            drawing = _compare(programs, arguments.jobs)
+            comparison = PlannerComparison([*networks(), *map(OperatorGraph.of, programs)])
+            with progress("plans", len(comparison)) as advance:
+                comparison.run(processes=arguments.jobs, advance=advance)
+            drawing = draw_comparison(comparison)
         else:
             drawing = draw_linear(trace_linear())
-        _write(drawing, folder, arguments.format, force=arguments.force)
+        path = folder / f"figure{number}.{suffix}"
+        write_picture(path, drawing.picture)
+        write_text(path.with_suffix(".csv"), drawing.csv(), force=force)
         if arguments.json:
-            path = folder / f"figure{number}.json"
-            write_text(path, json.dumps(drawing.rows) + "\n", force=arguments.force)
+            write_text(path.with_suffix(".json"), json.dumps(drawing.rows) + "\n", force=force)
 
 
-def _check_numbers(numbers: Collection[int]) -> None:
+def _check(numbers: Collection[int]) -> None:
+    """That all figures are known, and what draws them is installed."""
     for number in numbers:
         if number not in FIGURES:
             known = ", ".join(map(str, FIGURES))
             raise CommandError(f"figure {number} is none that is drawn here: choose among {known}")
-
-
-def _check_libraries(numbers: Collection[int]) -> None:
     require_matplotlib()
     missing = [name for name in ("scipy", "ortools") if importlib.util.find_spec(name) is None]
     if 3 in numbers and missing:
@@ -114,16 +103,6 @@ def _folder(path: Path) -> Path:
     return path
 
 
-def _programs(arguments: argparse.Namespace, numbers: Collection[int]) -> list[Program]:
-    """The logs that were named; else those of the zoo, if a figure is drawn from logs."""
-    if arguments.logs is None and not set(numbers) & {*REPLAYED, 3}:
-        return []
-    paths = arguments.logs or _recorded(arguments.output / "logs")
-    programs = [read(path) for path in paths]
-    check_names_apart(programs)
-    return programs
-
-
 def _recorded(folder: Path) -> list[Path]:
     """Logs of the zoo; those that are not there are recorded."""
     from dtr_fx.lab.zoo import ZOO
@@ -136,16 +115,3 @@ def _recorded(folder: Path) -> list[Path]:
     for name in missing:
         print(f"Wrote {paths[name]}")
     return list(paths.values())
-
-
-def _compare(programs: Sequence[Program], jobs: int | None) -> Drawing:
-    comparison = PlannerComparison([*networks(), *map(OperatorGraph.of, programs)])
-    with progress("plans", len(comparison)) as advance:
-        comparison.run(processes=jobs, advance=advance)
-    return draw_comparison(comparison)
-
-
-def _write(drawing: Drawing, folder: Path, suffix: str, *, force: bool) -> None:
-    path = folder / f"figure{drawing.number}.{suffix}"
-    write_picture(path, drawing.picture)
-    write_text(path.with_suffix(".csv"), drawing.csv(), force=force)

@@ -1,4 +1,4 @@
-"""The terminal of a command, and the files that it writes: never over one that is there, without ``-f``."""
+"""What a command shows, on the terminal and how far it has come, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -6,29 +6,33 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Collection
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from dtr_fx.errors import CommandError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_WIDTH = 30
+_CLEAR = "\r\033[K"
+_INTERVAL = 0.1  # seconds between two pictures of the bar
 
-_PIPE_WIDTH = 120
+_Item = TypeVar("_Item")
 
 
-@dataclass(frozen=True)
-class Screen:
+class Screen(NamedTuple):
     """Columns, and whether there are colours."""
 
     width: int
     color: bool
 
 
-def screen(*, to_file: bool = False, pipe_width: int = _PIPE_WIDTH) -> Screen:
+def screen(*, to_file: bool = False, pipe_width: int = 120) -> Screen:
     """The terminal that stdout is, or what stands for it in a pipe or a file: wide, and without colours."""
     if to_file or not sys.stdout.isatty():
         return Screen(pipe_width, color=False)
@@ -36,7 +40,7 @@ def screen(*, to_file: bool = False, pipe_width: int = _PIPE_WIDTH) -> Screen:
 
 
 def check_output(path: Path | None, *, force: bool) -> None:
-    """Refuse, before anything runs, a file that is there already, is a folder, or has none to lie in."""
+    """Refuse, before anything runs, a file that is there without ``-f``, or that cannot be written."""
     if path is None:
         return
     if path.is_dir():
@@ -59,18 +63,90 @@ def check_outputs(arguments: argparse.Namespace, suffixes: Collection[str]) -> N
 
 def write_text(path: Path, text: str, *, force: bool) -> None:
     """Write the file and say so."""
-    try:
-        with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise CommandError(f"cannot write {path}: {error.strerror}") from None
-    print(f"Wrote {path}")
+    with _written(path), path.open("w" if force else "x", encoding="utf-8") as file:
+        file.write(text)
 
 
 def write_picture(path: Path, picture: Figure) -> None:
     """Draw the file, over one that is there, and say so."""
-    try:
+    with _written(path):
         picture.savefig(path)
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror}") from None
     print(f"Wrote {path}")
+
+
+# How far a command has come, on stderr, for a person who waits at a terminal; nothing elsewhere.
+
+
+@contextmanager
+def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show how far a command has come, until the block ends.
+
+    Yields ``advance(done)``, to be called with how many of the ``total`` steps are done.
+    """
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    start = time.monotonic()
+    shown = -_INTERVAL
+
+    def advance(done: int) -> None:
+        nonlocal shown
+        seconds = time.monotonic() - start
+        if seconds - shown >= _INTERVAL:
+            shown = seconds
+            filled = _WIDTH * done // max(total, 1)
+            bar = "█" * filled + "░" * (_WIDTH - filled)
+            _print(f"{_CLEAR}{label} {bar} {done}/{total}  {_clock(seconds)}")
+
+    advance(0)
+    try:
+        yield advance
+    finally:
+        _print(_CLEAR)
+
+
+def tracked(label: str, items: Sequence[_Item]) -> Iterator[_Item]:
+    """The items, while it shows how many a loop is done with."""
+    with progress(label, len(items)) as advance:
+        for done, item in enumerate(items, 1):
+            yield item
+            advance(done)
+
+
+@contextmanager
+def waiting(label: str) -> Iterator[None]:
+    """Show the time that has gone by in something without steps, until the block ends."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    start, ended = time.monotonic(), threading.Event()
+
+    def show() -> None:
+        while not ended.wait(_INTERVAL):
+            _print(f"{_CLEAR}{label} … {_clock(time.monotonic() - start)}")
+
+    clock = threading.Thread(target=show, daemon=True)
+    clock.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        clock.join()
+        _print(_CLEAR)
+
+
+def _print(text: str) -> None:
+    print(text, end="", file=sys.stderr, flush=True)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}:{rest:02d}"

@@ -9,19 +9,17 @@ import sys
 from ast import literal_eval
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch.fx import GraphModule
 
-from dtr_fx.cli.arguments import read, seconds
-from dtr_fx.cli.output import Screen, check_output, screen, write_text
-from dtr_fx.cli.progress import waiting
+from dtr_fx.cli.arguments import add_heuristic, read, seconds
+from dtr_fx.cli.output import Screen, check_output, screen, waiting, write_text
 from dtr_fx.cli.targets import load_target, one_line
 from dtr_fx.errors import CommandError, DTRError, did_you_mean
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
-from dtr_fx.runtime import HEURISTICS
 
 TARGETS = """TARGET is one of
 
@@ -38,21 +36,27 @@ its floating-point outputs. Each graph that is traced on the way has a plan of i
 """
 
 Planner: TypeAlias = Callable[[Options], list[Report]]
+_Shown = TypeVar("_Shown")
 
-_LOGS = (".log", ".log.gz", ".gz")
+SAVED, LOGS, _PROGRAM = ".json", (".log", ".log.gz", ".gz"), ".pt2"
 _PLAN_OPTIONS = ("budget", "heuristic", "planner", "plan_seconds", "costs")
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, html: bool = True) -> None:
     """TARGET, how to plan, where to print: for the commands that look at its plans."""
+    add = parser.add_argument
     add_target(parser)
-    add_plan_options(parser)
-    add_printing(parser, html=html)
+    add("--budget", help='a share of each graph\'s own peak ("60%%", 0.6), bytes ("8GiB", 100000), or "auto"')
+    add_heuristic(parser, Options.heuristic)
+    add("--planner", choices=("search", "online"), help="many passes, or the paper's one (default: search)")
+    add("--plan-seconds", type=seconds, metavar="S", help="effort of a search")
+    add("--costs", choices=("roofline", "profile"), help="operators' times: estimated, or measured")
+    add_printing(parser)
+    if html:
+        add("--html", type=Path, metavar="FILE", help="write the report as a page to FILE")
 
 
-def add_target(
-    parser: argparse.ArgumentParser, help: str = "a model, a log or saved reports, see above"
-) -> None:
+def add_target(parser: argparse.ArgumentParser, help: str = "a model, a log or saved reports") -> None:
     """TARGET, and the arguments of its factory."""
     parser.add_argument("target", metavar="TARGET", help=help)
     add_settings(parser)
@@ -60,45 +64,16 @@ def add_target(
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """The arguments of a factory."""
-    parser.add_argument(
-        "--arg",
-        action="append",
-        default=[],
-        type=setting,
-        metavar="NAME=VALUE",
-        help="an argument of the factory: a Python literal, else a string; may be repeated",
-    )
+    about = "an argument of the factory: a Python literal, else a string; may be repeated"
+    parser.add_argument("--arg", action="append", default=[], type=setting, metavar="NAME=VALUE", help=about)
 
 
-def add_plan_options(parser: argparse.ArgumentParser) -> None:
-    """How to plan."""
-    parser.add_argument(
-        "--budget",
-        help='a share of each graph\'s own peak ("60%%", 0.6), bytes ("8GiB", "8GB", 100000), or "auto"; '
-        "saved reports have theirs",
-    )
-    parser.add_argument(
-        "--heuristic",
-        choices=tuple(HEURISTICS),
-        metavar="NAME",
-        help=f"how values to drop are chosen: {', '.join(HEURISTICS)} (default: {Options.heuristic})",
-    )
-    parser.add_argument(
-        "--planner", choices=("search", "online"), help="many passes, or the paper's one (default: search)"
-    )
-    parser.add_argument("--plan-seconds", type=seconds, metavar="S", help="effort of a search")
-    parser.add_argument(
-        "--costs", choices=("roofline", "profile"), help="operators' times: estimated, or measured"
-    )
-
-
-def add_printing(parser: argparse.ArgumentParser, *, html: bool = True) -> None:
+def add_printing(parser: argparse.ArgumentParser) -> None:
     """Where to print, and as what."""
-    parser.add_argument("--json", action="store_true", help="print data, not text")
-    if html:
-        parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page to FILE")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write to FILE, not to stdout")
-    parser.add_argument("-f", "--force", action="store_true", help="overwrite FILE")
+    add = parser.add_argument
+    add("--json", action="store_true", help="print data, not text")
+    add("-o", "--output", type=Path, metavar="FILE", help="write to FILE, not to stdout")
+    add("-f", "--force", action="store_true", help="overwrite FILE")
 
 
 def setting(text: str) -> tuple[str, Any]:
@@ -119,25 +94,15 @@ def check(arguments: argparse.Namespace) -> None:
     """Refuse what is wrong on the command line before a model is built."""
     for path in (arguments.output, getattr(arguments, "html", None)):
         check_output(path, force=arguments.force)
-    if not is_saved(arguments.target):
+    if not arguments.target.endswith(SAVED):
         options_of(arguments)
 
 
 def reports_of(arguments: argparse.Namespace, **more: Any) -> list[Report]:
     """The plans of the command's target; ``more`` are options."""
-    if is_saved(arguments.target):
+    if arguments.target.endswith(SAVED):
         return saved_reports(arguments.target, arguments)
     return planner_of(arguments.target, dict(arguments.arg))(options_of(arguments, **more))
-
-
-def is_saved(target: str) -> bool:
-    """True for a file of saved reports."""
-    return target.endswith(".json")
-
-
-def is_log(target: str) -> bool:
-    """True for an operator log."""
-    return target.endswith(_LOGS)
 
 
 def options_of(arguments: argparse.Namespace, **more: Any) -> Options:
@@ -184,12 +149,20 @@ def saved_reports(path: str, arguments: argparse.Namespace | None = None) -> lis
 
 def planner_of(target: str, settings: Mapping[str, Any]) -> Planner:
     """Load a target; what is returned plans it, as often as it is called."""
-    if is_log(target) or _is_program(target):
+    if target.endswith(LOGS):
+        from dtr_fx.lab.log_plans import LogPlanning
+
         _check_no(settings, target)
-        return _plans_of_log(Path(target)) if is_log(target) else _plans_of_program(Path(target))
+        program = read(Path(target))
+        return lambda options: [LogPlanning(program, options).report()]
+    if target.endswith(_PROGRAM):
+        from dtr_fx.planning.transform import rewritten_copy
+
+        graph = _exported_graph(target, settings)
+        return lambda options: [rewritten_copy(graph, options)[1]]
     model, inputs = load_target(target, **settings)
 
-    # Compilation machinery takes seconds to import, which --help and a mistyped option need not wait for.
+    # Only now: a mistyped option need not wait for compilation machinery.
     from dtr_fx.compiler.backend import plan_step
     from dtr_fx.torch_private import TorchDynamoException
 
@@ -208,42 +181,24 @@ def planner_of(target: str, settings: Mapping[str, Any]) -> Planner:
     return plan
 
 
-def _is_program(target: str) -> bool:
-    return target.endswith(".pt2")
-
-
 def _check_no(settings: Mapping[str, Any], target: str) -> None:
     if settings:
         raise CommandError(f"{target} is no factory: leave --arg out")
 
 
-def _plans_of_log(path: Path) -> Planner:
-    from dtr_fx.lab.log_plans import LogPlanning
-
-    program = read(path)
-    return lambda options: [LogPlanning(program, options).report()]
-
-
-def _plans_of_program(path: Path) -> Planner:
-    from dtr_fx.planning.transform import rewritten_copy
-
-    graph = exported_graph(path)
-    return lambda options: [rewritten_copy(graph, options)[1]]
-
-
-def exported_graph(path: Path) -> GraphModule:
+def _exported_graph(target: str, settings: Mapping[str, Any]) -> GraphModule:
     """The graph of a program that ``torch.export.save`` wrote."""
-    if not path.is_file():
-        raise CommandError(f"there is no file {path}")
-    with one_line(f"{path} holds no exported program"):
-        return torch.export.load(path).module()
+    _check_no(settings, target)
+    if not Path(target).is_file():
+        raise CommandError(f"there is no file {target}")
+    with one_line(f"{target} holds no exported program"):
+        return torch.export.load(target).module()
 
 
 def graph_of(target: str, settings: Mapping[str, Any]) -> GraphModule:
     """The target's training step as one graph, traced on fake tensors."""
-    if _is_program(target):
-        _check_no(settings, target)
-        return exported_graph(Path(target))
+    if target.endswith(_PROGRAM):
+        return _exported_graph(target, settings)
 
     from dtr_fx.lab import baselines
     from dtr_fx.torch_private import FakeTensorMode
@@ -257,55 +212,48 @@ def graph_of(target: str, settings: Mapping[str, Any]) -> GraphModule:
 # Printing
 
 
-class View(NamedTuple):
-    """A plan as data for ``json.dumps``, and as text: ``render(width=, color=)``."""
-
-    data: Callable[[], object]
-    render: Callable[..., str]
-
-
-def show(arguments: argparse.Namespace, view: Callable[[Report], View]) -> None:
+def show(arguments: argparse.Namespace, data: Callable[[Report], object], render: Callable[..., str]) -> None:
     """Plan the command's target and print a view of each plan, under why its graph was traced."""
     check(arguments)
     reports = reports_of(arguments)
-    print_views(arguments, list(map(view, reports)), [report.trigger for report in reports])
+    print_each(arguments, reports, data, render, [report.trigger for report in reports])
     write_page(arguments, reports)
 
 
-def print_views(arguments: argparse.Namespace, views: Sequence[View], triggers: Sequence[str] = ()) -> None:
-    """Print a text for each plan, or the data, to where the command says.
+def print_each(
+    arguments: argparse.Namespace,
+    found: Sequence[_Shown],
+    data: Callable[[_Shown], object],
+    render: Callable[..., str],
+    triggers: Sequence[str] = (),
+) -> None:
+    """Print what was found of each plan: a text ``render(it, width=, color=)``, or the data.
 
     ``triggers`` say why each graph was traced, where a model is traced several times.
     """
 
     def text(on: Screen) -> str:
-        texts = [view.render(width=on.width, color=on.color) for view in views]
-        return _numbered(texts, triggers or [""] * len(views))
+        texts = [render(each, width=on.width, color=on.color) for each in found]
+        if len(texts) == 1:
+            return texts[0]
+        titles = (
+            f"graph {number} of {len(texts)}{': ' if trigger else ''}{trigger}"
+            for number, trigger in enumerate(triggers or [""] * len(texts), 1)
+        )
+        return "\n".join(f"{title}\n{text}" for title, text in zip(titles, texts))
 
-    write(arguments, lambda: [view.data() for view in views], text)
+    write(arguments, lambda: list(map(data, found)), text)
 
 
 def write(arguments: argparse.Namespace, data: Callable[[], object], text: Callable[[Screen], str]) -> None:
     """Print the text, or the data with ``--json``, to where the command says."""
-    if arguments.json:
-        shown = json.dumps(data()) + "\n"
-    else:
-        shown = text(screen(to_file=arguments.output is not None))
-    if arguments.output is not None:
+    to_file = arguments.output is not None
+    shown = json.dumps(data()) + "\n" if arguments.json else text(screen(to_file=to_file))
+    if to_file:
         write_text(arguments.output, shown, force=arguments.force)
     else:
         sys.stdout.write(shown)
         sys.stdout.flush()
-
-
-def _numbered(texts: Sequence[str], triggers: Sequence[str]) -> str:
-    if len(texts) == 1:
-        return texts[0]
-    titles = (
-        f"graph {number} of {len(texts)}{': ' if trigger else ''}{trigger}"
-        for number, trigger in enumerate(triggers, 1)
-    )
-    return "\n".join(f"{title}\n{text}" for title, text in zip(titles, texts))
 
 
 def write_page(arguments: argparse.Namespace, reports: Sequence[Report]) -> None:

@@ -1,14 +1,12 @@
 """Record the operator log of a model's training step.
 
-TARGET is a model of the paper's evaluation by its name, or a function without arguments that returns a model
-and its example inputs (a tensor, a tuple of arguments, or a dictionary of keyword arguments), in a module or
-in a file:
+TARGET is a model of the paper's evaluation (densenet121, inception, lstm, resnet32, transformer, treelstm,
+unet or unrolled_gan), or a function without arguments that returns a model and its example inputs (a tensor,
+a tuple of arguments, or a dictionary of keyword arguments), in a module or in a file:
 
   dtr-fx record resnet32 -o resnet32.log.gz
   dtr-fx record mypackage.models:make_gpt -o gpt.log
   dtr-fx record train.py:make_gpt -o gpt.log --device cuda
-
-The names are densenet121, inception, lstm, resnet32, transformer, treelstm, unet and unrolled_gan.
 
 The model is run forward, and backward from its output if that is a scalar, else from the sum of its
 floating-point outputs. The log has every operator with its time, the median of three steps, and every tensor
@@ -18,9 +16,7 @@ with its bytes, from its allocation to its release. It is compressed if FILE end
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from dtr_fx.cli.output import check_output
 from dtr_fx.cli.targets import load_target, one_line
@@ -28,51 +24,34 @@ from dtr_fx.errors import CommandError, did_you_mean
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "target",
-        metavar="TARGET",
-        help="a model of the paper, package.module:factory or path/to/file.py:factory",
-    )
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the log")
-    parser.add_argument("-f", "--force", action="store_true", help="overwrite FILE")
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="where to run (default: %(default)s)"
-    )
+    add = parser.add_argument
+    add("target", metavar="TARGET", help="a model of the paper, or a factory")
+    add("-o", "--output", type=Path, required=True, metavar="FILE", help="the log")
+    add("-f", "--force", action="store_true", help="overwrite FILE")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="where to run (default: %(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> None:
     import torch
 
     from dtr_fx.lab.record import record_log
+    from dtr_fx.lab.zoo import ZOO
+    from dtr_fx.torch_private import pytree
 
     check_output(arguments.output, force=arguments.force)
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise CommandError("there is no CUDA device here: record on the CPU, without --device")
     torch.manual_seed(0)
-    model, inputs = _load(arguments.target)
-    with one_line(f"{arguments.target} cannot be recorded"):
-        record_log(*_on_device(model, inputs, arguments.device), arguments.output)
-    print(f"Wrote {arguments.output}")
-
-
-def _load(target: str) -> tuple[Callable[..., Any], Any]:
-    from dtr_fx.lab.zoo import ZOO
-
-    if target in ZOO:
-        return ZOO[target]()
-    if ":" not in target:
+    target = arguments.target
+    if target not in ZOO and ":" not in target:
         raise CommandError(
             f"{target!r} is no model of the paper, nor package.module:factory or path/to/file.py:factory"
             f"{did_you_mean(target, ZOO)}"
         )
-    return load_target(target)
-
-
-def _on_device(model: Callable[..., Any], inputs: Any, device: str) -> tuple[Callable[..., Any], Any]:
-    import torch
-
-    from dtr_fx.torch_private import pytree
-
-    if isinstance(model, torch.nn.Module):
-        model.to(device)
-    return model, pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs)
+    model, inputs = ZOO[target]() if target in ZOO else load_target(target)
+    with one_line(f"{target} cannot be recorded"):
+        if isinstance(model, torch.nn.Module):
+            model.to(arguments.device)
+        placed = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(arguments.device), inputs)
+        record_log(model, placed, arguments.output)
+    print(f"Wrote {arguments.output}")

@@ -19,26 +19,25 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 from dtr_fx.cli import plans
 from dtr_fx.cli.arguments import positive
-from dtr_fx.cli.plans import View
 from dtr_fx.inspect.overview import overview, render_overview
 from dtr_fx.inspect.views import Report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     plans.add_arguments(parser)
-    parser.add_argument("--top", type=positive, default=5, metavar="N", help="values in a table (default: 5)")
-    parser.add_argument(
-        "--depth", type=positive, default=2, metavar="N", help="names in a module's path (default: 2)"
-    )
+    add = parser.add_argument
+    add("--top", type=positive, default=5, metavar="N", help="values in a table (default: 5)")
+    add("--depth", type=positive, default=2, metavar="N", help="names in a module's path (default: 2)")
 
 
 def run(arguments: argparse.Namespace) -> None:
+    of = partial(overview, top=arguments.top, depth=arguments.depth)
 
-    def view(report: Report) -> View:
-        found = overview(report, top=arguments.top, depth=arguments.depth)
-        return View(partial(asdict, found), partial(render_overview, report, found))
+    def render(report: Report, **screen: Any) -> str:
+        return render_overview(report, of(report), **screen)
 
-    plans.show(arguments, view)
+    plans.show(arguments, lambda report: asdict(of(report)), render)

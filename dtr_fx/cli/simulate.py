@@ -17,27 +17,16 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
-from dtr_fx.cli.arguments import (
-    add_heuristics,
-    add_jobs,
-    add_outputs,
-    budget,
-    check_names_apart,
-    read,
-    slowdown,
-)
-from dtr_fx.cli.output import check_outputs, write_picture, write_text
-from dtr_fx.cli.progress import progress
+from dtr_fx.cli import arguments as shared
+from dtr_fx.cli.arguments import check_names_apart, read
+from dtr_fx.cli.output import check_outputs, progress, write_picture, write_text
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
 from dtr_fx.lab.figures.slowdowns import plot_slowdowns
 from dtr_fx.lab.figures.style import require_matplotlib
 from dtr_fx.lab.replay import Replay
 from dtr_fx.lab.sweep import RATIOS, Sweep, to_csv, to_json
-from dtr_fx.runtime import Deallocation
-from dtr_fx.runtime.program import Program
 from dtr_fx.units import format_bytes, format_percent
 
 _PICTURES = (".png", ".svg", ".pdf")
@@ -45,83 +34,48 @@ _TABLES = {".csv": to_csv, ".json": to_json}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="an operator log, plain or gzip")
-    add_heuristics(parser)
-    parser.add_argument(
-        "--budget",
-        nargs="+",
-        type=budget,
-        default=list(RATIOS),
-        metavar="BUDGET",
-        help='shares of each log\'s peak ("60%%", 0.6) or bytes ("8GiB") (default: 90%%, 80%%, ... 10%%)',
-    )
-    parser.add_argument(
-        "--deallocation",
-        nargs="+",
-        choices=get_args(Deallocation),
-        default=["eager"],
-        metavar="POLICY",
-        help="what releasing a storage does: eager (evict it), banish (free it for good), ignore (nothing) "
-        "(default: eager)",
-    )
-    parser.add_argument(
-        "--max-slowdown",
-        type=slowdown,
-        default=2.0,
-        metavar="X",
-        help="give a replay up that takes more than X times the program's time (default: 2)",
-    )
-    parser.add_argument(
-        "--simrd",
-        action="store_true",
-        help="by the rules of the paper's own simulator, where ours are others (see docs/paper.md)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the results as a JSON list")
-    add_outputs(parser, ".csv, .json, or a picture (.png, .svg, .pdf)")
-    add_jobs(parser)
+    add = parser.add_argument
+    add("logs", nargs="+", type=Path, metavar="LOG", help="an operator log, plain or gzip")
+    shared.add_heuristic(parser, "dtr-eq", nargs="+", default=["dtr-eq"])
+    about = 'shares of each log\'s peak ("60%%", 0.6) or bytes ("8GiB") (default: 90%%, 80%%, ... 10%%)'
+    add("--budget", nargs="+", type=shared.budget, default=list(RATIOS), metavar="BUDGET", help=about)
+    shared.add_deallocation(parser, nargs="+", default=["eager"])
+    about = "give a replay up that takes more than X times the program's time (default: 2)"
+    add("--max-slowdown", type=shared.slowdown, default=2.0, metavar="X", help=about)
+    add("--simrd", action="store_true", help="by the rules of the paper's own simulator (see docs/paper.md)")
+    add("--json", action="store_true", help="print the results as a JSON list")
+    shared.add_outputs(parser, ".csv, .json, or a picture (.png, .svg, .pdf)")
+    shared.add_jobs(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    _check_outputs(arguments)
+    if arguments.simrd and arguments.deallocation != ["eager"]:
+        raise CommandError("--simrd: the original simulator's rules are for --deallocation eager")
+    check_outputs(arguments, (*_TABLES, *_PICTURES))
+    is_drawn = any(path.suffix in _PICTURES for path in arguments.output)
+    if is_drawn:
+        require_matplotlib()
     programs = [read(path, simrd=arguments.simrd) for path in arguments.logs]
-    if any(path.suffix in _PICTURES for path in arguments.output):
+    if is_drawn:
         check_names_apart(programs)
-    sweep = Sweep(
-        programs,
-        arguments.heuristic,
-        arguments.budget,
-        arguments.deallocation,
-        max_slowdown=arguments.max_slowdown,
-    )
+    axes = arguments.heuristic, arguments.budget, arguments.deallocation
+    sweep = Sweep(programs, *axes, max_slowdown=arguments.max_slowdown)
     with progress("replays", len(sweep)) as advance:
         results = sweep.run(processes=arguments.jobs, advance=advance)
     if arguments.json:
         sys.stdout.write(to_json(results))
     else:
-        _print_tables(sweep, results)
+        each = len(sweep) // len(programs)
+        for number, program in enumerate(programs):
+            calls = sum(1 for _ in program.calls())
+            peak, constants = format_bytes(program.peak), format_bytes(program.constants)
+            print(f"{program.name}: {calls} operators, peak {peak}, {constants} of it constants")
+            print(_table(results[number * each : (number + 1) * each]), end="\n\n")
     for path in arguments.output:
-        _write(path, sweep, results, force=arguments.force)
-
-
-def _print_tables(sweep: Sweep, results: Sequence[Replay]) -> None:
-    each = len(sweep) // len(sweep.programs)
-    for number, program in enumerate(sweep.programs):
-        print(_title(program))
-        print(_table(results[number * each : (number + 1) * each]), end="\n\n")
-
-
-def _check_outputs(arguments: argparse.Namespace) -> None:
-    if arguments.simrd and arguments.deallocation != ["eager"]:
-        raise CommandError("--simrd: the original simulator's rules are for --deallocation eager")
-    check_outputs(arguments, (*_TABLES, *_PICTURES))
-    if any(path.suffix in _PICTURES for path in arguments.output):
-        require_matplotlib()
-
-
-def _title(program: Program) -> str:
-    calls = sum(1 for _ in program.calls())
-    peak, constants = format_bytes(program.peak), format_bytes(program.constants)
-    return f"{program.name}: {calls} operators, peak {peak}, {constants} of it constants"
+        if path.suffix in _TABLES:
+            write_text(path, _TABLES[path.suffix](results), force=arguments.force)
+        else:
+            write_picture(path, plot_slowdowns(results, "Slowdown under a memory budget", programs))
 
 
 def _table(results: Sequence[Replay]) -> str:
@@ -140,10 +94,3 @@ def _table(results: Sequence[Replay]) -> str:
         for result in results
     ]
     return table(rows, ["deallocation"])
-
-
-def _write(path: Path, sweep: Sweep, results: Sequence[Replay], *, force: bool) -> None:
-    if path.suffix in _TABLES:
-        write_text(path, _TABLES[path.suffix](results), force=force)
-    else:
-        write_picture(path, plot_slowdowns(results, "Slowdown under a memory budget", sweep.programs))

@@ -13,72 +13,58 @@ prints the budget, the extra compute of its plan, and what no plan can do withou
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from dtr_fx.cli import plans
 from dtr_fx.cli.arguments import read, seconds
-from dtr_fx.cli.output import check_output
-from dtr_fx.cli.progress import waiting
+from dtr_fx.cli.output import check_output, waiting
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
 from dtr_fx.units import format_bytes, format_percent
+
+_FIGURES = ("budget", "baseline_peak", "planned_peak", "lower_bound", "overhead")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     plans.add_target(parser)
     parser.add_argument("--max-overhead", metavar="SHARE", help='at most so much extra compute: "20%%", 0.2')
     parser.add_argument("--plan-seconds", type=seconds, metavar="S", help="effort of a search")
-    plans.add_printing(parser, html=False)
+    plans.add_printing(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
     check_output(arguments.output, force=arguments.force)
-    options = Options(max_overhead=arguments.max_overhead, plan_seconds=arguments.plan_seconds)
     with waiting(f"smallest budget of {arguments.target}"):
-        report = _smallest(arguments.target, dict(arguments.arg), options)
-    plans.write(arguments, lambda: _data(report), lambda on: _text(arguments.target, report))
-
-
-def _smallest(target: str, settings: Mapping[str, Any], options: Options) -> Report:
-    """The plan for the smallest budget."""
-    if plans.is_saved(target):
-        raise CommandError(f"{target} holds plans that are made: name what they were made of")
-    if plans.is_log(target):
-        return _smallest_of_log(Path(target), options)
-
-    from dtr_fx.planning.curve import smallest_budget
-    from dtr_fx.planning.transform import rewritten_copy
-
-    graph = plans.graph_of(target, settings)
-    effort = {"plan_seconds": options.plan_seconds}
-    budget = smallest_budget(graph, max_overhead=options.max_overhead, options=effort)
-    return rewritten_copy(graph, replace(options, budget=budget, max_overhead=None))[1]
-
-
-def _smallest_of_log(path: Path, options: Options) -> Report:
-    from dtr_fx.lab.log_plans import LogPlanning
-
-    if options.max_overhead is not None:
-        raise CommandError("--max-overhead is for models; dtr-fx simulate has the slowdowns of logs")
-    program = read(path)
-    budget = min(LogPlanning(program, options).planner.smallest.peak, program.peak)
-    return LogPlanning(program, replace(options, budget=budget)).report()
-
-
-def _text(target: str, report: Report) -> str:
-    budget = f"{report.budget} bytes = {format_bytes(report.budget)}"
-    share = format_percent(report.budget / report.baseline_peak)
-    return (
-        f"{target}: smallest budget {budget} = {share} of its peak of {format_bytes(report.baseline_peak)}\n"
+        report = _smallest(arguments)
+    data = {name: getattr(report, name) for name in _FIGURES}
+    peak, budget = report.baseline_peak, f"{report.budget} bytes = {format_bytes(report.budget)}"
+    share = f"{format_percent(report.budget / peak)} of its peak of {format_bytes(peak)}"
+    text = (
+        f"{arguments.target}: smallest budget {budget} = {share}\n"
         f"extra compute there: {format_percent(report.overhead)}; "
         f"lower bound of any plan: {format_bytes(report.lower_bound)}\n"
     )
+    plans.write(arguments, lambda: data, lambda on: text)
 
 
-def _data(report: Report) -> dict[str, object]:
-    figures = ("budget", "baseline_peak", "planned_peak", "lower_bound", "overhead")
-    return {name: getattr(report, name) for name in figures}
+def _smallest(arguments: argparse.Namespace) -> Report:
+    """The plan for the smallest budget."""
+    from dtr_fx.lab.log_plans import LogPlanning
+    from dtr_fx.planning.curve import smallest_budget
+    from dtr_fx.planning.transform import rewritten_copy
+
+    target, effort = arguments.target, {"plan_seconds": arguments.plan_seconds}
+    options = Options(max_overhead=arguments.max_overhead, **effort)
+    if target.endswith(plans.SAVED):
+        raise CommandError(f"{target} holds plans that are made: name what they were made of")
+    if target.endswith(plans.LOGS):
+        if options.max_overhead is not None:
+            raise CommandError("--max-overhead is for models; dtr-fx simulate has the slowdowns of logs")
+        program = read(Path(target))
+        budget = min(LogPlanning(program, options).planner.smallest.peak, program.peak)
+        return LogPlanning(program, replace(options, budget=budget)).report()
+    graph = plans.graph_of(target, dict(arguments.arg))
+    budget = smallest_budget(graph, max_overhead=options.max_overhead, options=effort)
+    return rewritten_copy(graph, replace(options, budget=budget, max_overhead=None))[1]

@@ -17,77 +17,51 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.fx import GraphModule
 
 from dtr_fx.cli import plans
 from dtr_fx.cli.arguments import add_outputs, seconds
-from dtr_fx.cli.output import check_outputs, screen, write_text
-from dtr_fx.cli.progress import progress, tracked
-from dtr_fx.cli.targets import Inputs, load_target
+from dtr_fx.cli.output import check_outputs, progress, screen, tracked, write_text
+from dtr_fx.cli.targets import load_target
 from dtr_fx.inspect.comparison import Comparison, Mark, curve_page, render_curve, to_csv, to_json
 from dtr_fx.inspect.table import table
 from dtr_fx.planning.curve import PERCENTS, sweep
-from dtr_fx.planning.judge import Judgement, judge
+from dtr_fx.planning.judge import judge
 from dtr_fx.planning.options import Options, parse_budget
 from dtr_fx.report import Curve
 from dtr_fx.units import format_bytes, format_percent
 
 if TYPE_CHECKING:
-    from dtr_fx.lab.baselines import Joint
-    from dtr_fx.lab.planners import Gap, OperatorGraph
+    from dtr_fx.lab.planners import OperatorGraph
 
 _FILES: dict[str, Callable[[Comparison], str]] = {".csv": to_csv, ".json": to_json, ".html": curve_page}
-_PARTITIONER = tuple(tenths / 10 for tenths in range(10, -1, -1))
 # A solver that is given more proves nothing in minutes.
 _MOST_OPERATORS = 120
 # Of the program's cost, added to what must not be repeated: solvers round costs to 1e-7 of them all.
 _DEAR = 10
-_PIPE_WIDTH = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     plans.add_target(parser, "package.module:factory, path/to/file.py:factory or zoo:NAME")
-    parser.add_argument(
-        "--budgets",
-        nargs="+",
-        default=PERCENTS,
-        metavar="BUDGET",
-        help='shares of the step\'s own peak ("60%%", 0.6) or bytes ("8GiB") (default: 95%%, 90%%, ... 5%%)',
-    )
-    parser.add_argument(
-        "--plan-seconds",
-        type=seconds,
-        metavar="S",
-        help="effort of the search for each budget (default: 0.7, and 1 for 2,300 operators)",
-    )
-    parser.add_argument("--no-rivals", action="store_true", help="our plans only")
-    parser.add_argument(
-        "--optimum",
-        nargs="?",
-        type=seconds,
-        const=20.0,
-        metavar="S",
-        help=f"solve for the optimum, S seconds a budget (default: 20), up to {_MOST_OPERATORS} operators",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    about = 'shares of the step\'s own peak ("60%%", 0.6) or bytes ("8GiB") (default: 95%%, 90%%, ... 5%%)'
+    add("--budgets", nargs="+", default=PERCENTS, metavar="BUDGET", help=about)
+    about = "effort of the search for each budget (default: 0.7, and 1 for 2,300 operators)"
+    add("--plan-seconds", type=seconds, metavar="S", help=about)
+    add("--no-rivals", action="store_true", help="our plans only")
+    about = f"solve for the optimum, S seconds a budget (default: 20), up to {_MOST_OPERATORS} operators"
+    add("--optimum", nargs="?", type=seconds, const=20.0, metavar="S", help=about)
+    add("--json", action="store_true", help="print one JSON object")
     add_outputs(parser, ".csv, .json, or a picture and a table (.html)")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    _check(arguments)
-    found = _compare(arguments)
-    sys.stdout.write(to_json(found) if arguments.json else _as_text(found))
-    for path in arguments.output:
-        write_text(path, _FILES[path.suffix](found), force=arguments.force)
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    """Refuse what is wrong on the command line before a model is built and traced."""
+    # What is wrong on the command line is refused before a model is built and traced.
     for budget in arguments.budgets:
         parse_budget(budget)
     check_outputs(arguments, _FILES)
@@ -95,72 +69,62 @@ def _check(arguments: argparse.Namespace) -> None:
         from dtr_fx.lab.planners.moccasin import require_ortools
 
         require_ortools()
-
-
-# --- the comparison ----------------------------------------------------------------------------------------
+    found = _compare(arguments)
+    sys.stdout.write(to_json(found) if arguments.json else _as_text(found))
+    for path in arguments.output:
+        write_text(path, _FILES[path.suffix](found), force=arguments.force)
 
 
 def _compare(arguments: argparse.Namespace) -> Comparison:
     """Plan the target's training step for every budget, and judge other ways to run it."""
-    # Compilation machinery takes seconds to import, which --help need not wait for.
     from dtr_fx.lab import baselines
     from dtr_fx.torch_private import FakeTensorMode
 
+    def beside(kind: str, setting: str, pair: baselines.Pair) -> None:
+        found = judge(*pair)
+        marks.append(Mark(kind, setting, found.peak, found.overhead(eager)))
+
+    notes = []
     with FakeTensorMode(allow_non_fake_inputs=True):
         model, inputs = load_target(arguments.target, **dict(arguments.arg))
         joint = baselines.trace(model, inputs)
         eager = judge(*baselines.eager(joint))
         marks = [Mark("eager", "", eager.peak, 0.0)]
-        notes = [] if arguments.no_rivals else list(_checkpoint(model, inputs, eager, marks))
+        if arguments.no_rivals:
+            pass
+        elif not isinstance(model, torch.nn.Module):
+            notes.append("no checkpointing: a function has no blocks")
+        elif not baselines.blocks_of(model):
+            missing = "no ModuleList or Sequential, nor blocks_to_checkpoint()"
+            notes.append(f"no checkpointing: the model has {missing}")
+        else:
+            beside("checkpoint", "", baselines.checkpointed(model, inputs))
     if not arguments.no_rivals:
-        marks += _partitioner(joint, eager)
+        for setting in tracked("PyTorch's partitioner", [tenths / 10 for tenths in range(10, -1, -1)]):
+            beside("partitioner", f"{setting:.1f}", baselines.min_cut(joint, setting))
     # At its own peak the graph is only put into the order in which it runs.
     graph, _ = baselines.plan(joint, Options())
-    curve = _curve(graph, [*arguments.budgets, *(mark.peak for mark in marks)], arguments.plan_seconds)
+    budgets = [*arguments.budgets, *(mark.peak for mark in marks)]
+    effort = {"plan_seconds": arguments.plan_seconds}
+    with progress("plans", len(budgets)) as advance:
+        curve = sweep(graph, budgets, options=effort, watch=lambda done, of: advance(done))
     if arguments.optimum is not None:
         notes += _optimum(graph, curve, arguments.optimum, marks)
     operators = sum(node.op.startswith("call") for node in joint.graph.graph.nodes)
-    name = arguments.target.rpartition(":")[2]
-    return Comparison(name, operators, curve, tuple(marks), tuple(notes))
-
-
-def _checkpoint(
-    model: Callable[..., Any], inputs: Inputs, eager: Judgement, marks: list[Mark]
-) -> Iterator[str]:
-    """Add the checkpointed step, or say why there is none."""
-    from dtr_fx.lab import baselines
-
-    if not isinstance(model, torch.nn.Module):
-        yield "no checkpointing: a function has no blocks"
-    elif not baselines.blocks_of(model):
-        yield "no checkpointing: the model has no ModuleList or Sequential, nor blocks_to_checkpoint()"
-    else:
-        found = judge(*baselines.checkpointed(model, inputs))
-        marks.append(Mark("checkpoint", "", found.peak, found.overhead(eager)))
-
-
-def _partitioner(joint: Joint, eager: Judgement) -> Iterator[Mark]:
-    from dtr_fx.lab import baselines
-
-    for budget in tracked("PyTorch's partitioner", _PARTITIONER):
-        found = judge(*baselines.min_cut(joint, budget))
-        yield Mark("partitioner", f"{budget:.1f}", found.peak, found.overhead(eager))
-
-
-def _curve(graph: GraphModule, budgets: Sequence[int | str], plan_seconds: float | None) -> Curve:
-    with progress("plans", len(budgets)) as advance:
-        return sweep(
-            graph, budgets, options={"plan_seconds": plan_seconds}, watch=lambda done, of: advance(done)
-        )
+    return Comparison(arguments.target.rpartition(":")[2], operators, curve, tuple(marks), tuple(notes))
 
 
 def _optimum(graph: GraphModule, curve: Curve, limit: float, marks: list[Mark]) -> Iterator[str]:
     """Add the optimum at each budget where it is proved; say what is meant by it, or why there is none."""
+    from dtr_fx.lab.planners import gaps
+
     operators = _operators(graph)
     if len(operators) > _MOST_OPERATORS:
         yield f"no optimum: {len(operators)} operators are too many to solve for, {_MOST_OPERATORS} at most"
         return
-    found = list(_solutions(operators, curve, limit))
+    whole = operators.peak + operators.constants
+    shares = tracked("optimum", [point.budget / whole for point in curve.points[1:]])
+    found = [gap for share in shares for gap in gaps([operators], [share], (), limit)]
     proved = [gap for gap in found if gap.optimal]
     for gap in proved:
         overhead = (gap.best - gap.cost) / curve.base_cost
@@ -189,29 +153,9 @@ def _operators(graph: GraphModule) -> OperatorGraph:
     return replace(operators, nodes=tuple(nodes))
 
 
-def _solutions(operators: OperatorGraph, curve: Curve, limit: float) -> Iterator[Gap]:
-    from dtr_fx.lab.planners import gaps
-
-    whole = operators.peak + operators.constants
-    shares = [point.budget / whole for point in curve.points[1:]]
-    for share in tracked("optimum", shares):
-        yield from gaps([operators], [share], (), limit)
-
-
-# --- output ------------------------------------------------------------------------------------------------
-
-
 def _as_text(found: Comparison) -> str:
-    on = screen(pipe_width=_PIPE_WIDTH)
-    picture = render_curve(found, width=on.width, color=on.color).rstrip("\n")
-    parts = [found.title, _curve_table(found), picture]
-    if len(found.marks) > 1:
-        parts.append(_mark_table(found))
-    return "\n\n".join((*parts, *found.notes)) + "\n"
-
-
-def _curve_table(found: Comparison) -> str:
-    rows = [
+    on = screen(pipe_width=100)
+    points = [
         {
             "budget": format_bytes(point.budget),
             "of eager's peak": format_percent(found.share(point.budget)),
@@ -221,24 +165,23 @@ def _curve_table(found: Comparison) -> str:
         }
         for point in found.curve.points
     ]
-    return table(rows, starts_with="numbers")
-
-
-def _mark_table(found: Comparison) -> str:
-    rows = [
+    marks = [
         {
             "beside it": f"{mark.kind} {mark.setting}".strip(),
             "peak": format_bytes(mark.peak),
             "share": format_percent(found.share(mark.peak)),
             "extra compute": format_percent(mark.overhead),
-            "dtr in that peak": _ours(found.curve, mark),
+            "dtr in that peak": _ours(found.curve, mark.peak),
         }
         for mark in found.marks
     ]
-    return table(rows)
+    picture = render_curve(found, width=on.width, color=on.color).rstrip("\n")
+    parts = [found.title, table(points, starts_with="numbers"), picture]
+    parts += [table(marks)] if len(marks) > 1 else []
+    return "\n\n".join((*parts, *found.notes)) + "\n"
 
 
-def _ours(curve: Curve, mark: Mark) -> str:
-    """The least overhead of the curve's plans that need no more than a mark's peak."""
-    fitting = [point.overhead for point in curve.points if point.peak <= mark.peak]
+def _ours(curve: Curve, peak: int) -> str:
+    """The least overhead of the curve's plans that need no more than a peak."""
+    fitting = [point.overhead for point in curve.points if point.peak <= peak]
     return format_percent(min(fitting)) if fitting else "no plan"

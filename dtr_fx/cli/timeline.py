@@ -20,11 +20,9 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from dtr_fx.cli import plans
-from dtr_fx.cli.plans import View
 from dtr_fx.inspect.timeline import render_timeline
 from dtr_fx.inspect.views import Report
 from dtr_fx.report import KINDS
@@ -33,7 +31,7 @@ add_arguments = plans.add_arguments
 
 
 def run(arguments: argparse.Namespace) -> None:
-    plans.show(arguments, lambda report: View(partial(_data, report), partial(render_timeline, report)))
+    plans.show(arguments, _data, render_timeline)
 
 
 def _data(report: Report) -> dict[str, Any]:

@@ -20,24 +20,19 @@ VALUE is a name that dtr-fx diff prints. The numbers are positions in the plan:
     2048  backward  read        by expand_2_recompute; 19.4 MiB live
 
 "weighed" is each time that room was made and the value could have gone: its score, its place among the
-candidates (1 goes), and what went instead, with its score. A drop stands where the value was read last, which
-may be before it was chosen: "again" is the time to make the value again, "away" the compute until then. Only
-a heuristic scores. A search (the default planner) weighs whole plans; "kept" says what it spared: the memory
-that the step would take in the meantime, if nothing else changed.
+candidates (1 goes), and what went instead, with its score. A drop stands where the value was read last:
+"again" is the time to make the value again, "away" the compute until then. Only a heuristic scores. A search
+(the default planner) weighs whole plans; "kept" is the memory that the step would take in the meantime.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 
 from dtr_fx.cli import plans
-from dtr_fx.cli.plans import View
 from dtr_fx.errors import CommandError
-from dtr_fx.inspect.life import Life, life_of, render_life
-from dtr_fx.inspect.views import Report
+from dtr_fx.inspect.life import life_of, render_life
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,18 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     plans.check(arguments)
-    lives = _lives(plans.reports_of(arguments, watch=arguments.value), arguments.value)
-    plans.print_views(arguments, [View(partial(asdict, life), partial(render_life, life)) for life in lives])
-
-
-def _lives(reports: Sequence[Report], name: str) -> list[Life]:
-    """Of each graph that has a value of this name."""
     lives, missing = [], None
-    for report in reports:
+    for report in plans.reports_of(arguments, watch=arguments.value):
         try:
-            lives.append(life_of(report, name))
+            lives.append(life_of(report, arguments.value))
         except CommandError as error:
             missing = error
     if missing is not None and not lives:
         raise missing
-    return lives
+    plans.print_each(arguments, lives, asdict, render_life)

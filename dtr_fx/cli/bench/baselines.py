@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from dtr_fx.cli.bench.goals import ROUNDING, SEARCH, Goal, format_ratio, no_exception, worst
-from dtr_fx.cli.bench.targets import name_of
-from dtr_fx.cli.progress import progress
+from dtr_fx.cli.output import progress
 from dtr_fx.cli.targets import load_target
 from dtr_fx.errors import CommandError, InfeasibleBudgetError
 from dtr_fx.inspect.table import table
+from dtr_fx.lab import baselines
 from dtr_fx.planning.judge import Judgement, judge
 from dtr_fx.planning.options import Options
+from dtr_fx.torch_private import FakeTensorMode
 from dtr_fx.units import format_bytes, format_percent, format_seconds
-
-if TYPE_CHECKING:
-    from dtr_fx.lab.baselines import Joint
 
 BUDGETS = tuple(tenths / 10 for tenths in range(10, -1, -1))
 _MODELS = ("gpt_full", "vit", "resnet50_full", "unet_full", "lstm_full", "mlp_full")
-_OPTIONAL_MODELS = {"transformers": "gpt2"}
 _BISECTIONS = 7
-# Goals: of the partitioner's extra compute in all, of a checkpoint's, of the lower bound.
-_OF_PARTITIONER = 0.6
-_OF_CHECKPOINT = 0.8
-_OF_BOUND = 1.05
 
 
 @dataclass(frozen=True)
@@ -83,7 +77,7 @@ class ModelBaselines:
 
     @property
     def name(self) -> str:
-        return name_of(self.target)
+        return self.target.rpartition(":")[2]
 
     def share(self, peak: int) -> str:
         """Of eager's activation peak."""
@@ -97,15 +91,10 @@ class ModelBaselines:
     def ours(self) -> float:
         return sum(point.our_overhead for point in self.partitioner)
 
-    @property
-    def plans(self) -> list[OurPlan]:
-        found = [point.ours for point in (*self.partitioner, self.checkpoint)]
-        return [plan for plan in found if plan is not None]
-
 
 def models() -> list[str]:
     """The models that are compared by default."""
-    optional = [name for library, name in _OPTIONAL_MODELS.items() if importlib.util.find_spec(library)]
+    optional = ["gpt2"] if importlib.util.find_spec("transformers") else []
     return [f"zoo:{name}" for name in (*_MODELS, *optional)]
 
 
@@ -113,142 +102,99 @@ def results(
     targets: Iterable[str], settings: Mapping[str, Any], options: Options, budgets: Sequence[float]
 ) -> Iterator[ModelBaselines]:
     """Plans beside the baselines; ``budgets`` are those of the partitioner."""
-    for target in targets:
-        yield compare(target, options, budgets, settings)
+    return (compare(target, options, budgets, **settings) for target in targets)
 
 
-def compare(
-    target: str, options: Options, budgets: Sequence[float], settings: Mapping[str, Any] | None = None
-) -> ModelBaselines:
+def compare(target: str, options: Options, budgets: Sequence[float], **settings: Any) -> ModelBaselines:
     """Hold our plans for one model against the baselines."""
-    # Compilation machinery takes seconds to import, which --help need not wait for.
-    from dtr_fx.lab import baselines
-    from dtr_fx.torch_private import FakeTensorMode
-
-    with progress(name_of(target), len(budgets) + _BISECTIONS + 4) as watch:
+    with progress(target.rpartition(":")[2], len(budgets) + _BISECTIONS + 4) as watch:
         tick = map(watch, itertools.count(1)).__next__
         with FakeTensorMode(allow_non_fake_inputs=True):
-            model, inputs = load_target(target, **(settings or {}))
+            model, inputs = load_target(target, **settings)
             if not isinstance(model, torch.nn.Module):
                 raise CommandError(f"{target}: a function has no blocks to checkpoint; give a module")
             joint = baselines.trace(model, inputs)
             tick()
             checkpoint = judge(*baselines.checkpointed(model, inputs))
             tick()
-        planner = _Planner(joint, options, judge(*baselines.eager(joint)), tick)
-        smallest, bound, seconds = planner.smallest()
+        eager = judge(*baselines.eager(joint))
+
+        @functools.cache
+        def our_plan(budget: int) -> OurPlan | None:
+            try:
+                pair, report = baselines.planned(joint, replace(options, budget=budget))
+            except InfeasibleBudgetError:
+                return None
+            found = judge(*pair)
+            return OurPlan(found.peak, found.overhead(eager), sum(report.seconds.values()))
+
+        def against(name: str, found: Judgement) -> Baseline:
+            beside = Baseline(name, found.peak, found.overhead(eager), our_plan(found.peak))
+            tick()
+            return beside
+
+        def lowest_peak(above: int) -> OurPlan | None:
+            """The plan of the lowest peak, by bisection, that costs no more than the checkpoint."""
+            low, high, best = above, eager.peak, None
+            for _ in range(_BISECTIONS):
+                middle = (low + high) // 2
+                plan = our_plan(middle)
+                if plan is not None and plan.overhead <= checkpoint.overhead(eager) + ROUNDING:
+                    best, high = plan, plan.peak
+                else:
+                    low = middle
+                tick()
+            return best
+
+        started = time.perf_counter()
+        try:
+            _, report = baselines.plan(joint, replace(options, budget=1))
+            smallest, bound = report.planned_peak, report.lower_bound
+        except InfeasibleBudgetError as error:
+            smallest, bound = error.smallest, error.lower_bound
+        seconds = time.perf_counter() - started
+        tick()
         return ModelBaselines(
             target=target,
             nodes=sum(node.op.startswith("call") for node in joint.graph.graph.nodes),
-            eager=planner.eager,
+            eager=eager,
             partitioner=tuple(
-                planner.against(f"{budget:.1f}", judge(*baselines.min_cut(joint, budget)))
-                for budget in budgets
+                against(f"{budget:.1f}", judge(*baselines.min_cut(joint, budget))) for budget in budgets
             ),
-            checkpoint=planner.against("checkpoint", checkpoint),
-            lowest=planner.lowest_peak(checkpoint.overhead(planner.eager), above=smallest),
+            checkpoint=against("checkpoint", checkpoint),
+            lowest=lowest_peak(above=smallest),
             smallest=smallest,
             bound=bound,
             smallest_seconds=seconds,
         )
 
 
-class _Planner:
-    """Our plans for one joint graph, each made once; ``tick`` is called after each step of a comparison."""
-
-    def __init__(self, joint: Joint, options: Options, eager: Judgement, tick: Callable[[], Any]) -> None:
-        self.eager = eager
-        self._joint = joint
-        self._options = options
-        self._tick = tick
-        self._plans: dict[int, OurPlan | None] = {}
-
-    def at(self, budget: int) -> OurPlan | None:
-        if budget not in self._plans:
-            self._plans[budget] = self._plan(budget)
-        return self._plans[budget]
-
-    def _plan(self, budget: int) -> OurPlan | None:
-        from dtr_fx.lab.baselines import planned
-
-        try:
-            pair, report = planned(self._joint, replace(self._options, budget=budget))
-        except InfeasibleBudgetError:
-            return None
-        found = judge(*pair)
-        return OurPlan(found.peak, found.overhead(self.eager), sum(report.seconds.values()))
-
-    def against(self, name: str, found: Judgement) -> Baseline:
-        beside = Baseline(name, found.peak, found.overhead(self.eager), self.at(found.peak))
-        self._tick()
-        return beside
-
-    def lowest_peak(self, overhead: float, *, above: int) -> OurPlan | None:
-        """The plan of the lowest peak that a bisection finds with no more than this overhead."""
-        low, high, best = above, self.eager.peak, None
-        for _ in range(_BISECTIONS):
-            middle = (low + high) // 2
-            plan = self.at(middle)
-            if plan is not None and plan.overhead <= overhead + ROUNDING:
-                best, high = plan, plan.peak
-            else:
-                low = middle
-            self._tick()
-        return best
-
-    def smallest(self) -> tuple[int, int, float]:
-        """The smallest budget that works and the lower bound, in bytes, and the seconds to find them."""
-        from dtr_fx.lab.baselines import plan
-
-        started = time.perf_counter()
-        try:
-            _, report = plan(self._joint, replace(self._options, budget=1))
-        except InfeasibleBudgetError as error:
-            found = error.smallest, error.lower_bound
-        else:
-            found = report.planned_peak, report.lower_bound
-        self._tick()
-        return *found, time.perf_counter() - started
-
-
 def goals(results: Sequence[ModelBaselines]) -> list[Goal]:
     """The goals, over all models."""
     theirs, ours = (sum(getattr(result, side) for result in results) for side in ("theirs", "ours"))
-    points = [(result, point) for result in results for point in result.partitioner]
     higher = [
         f"{result.name} at {point.name}"
-        for result, point in points
+        for result in results
+        for point in result.partitioner
         if point.our_overhead > point.overhead + ROUNDING
     ]
+    points = sum(len(result.partitioner) for result in results)
+    checkpoints = ((result.name, result.checkpoint.ratio) for result in results)
+    bounds = ((result.name, result.smallest / result.bound) for result in results)
+    lowest = ((r.name, r.lowest.peak / r.checkpoint.peak if r.lowest else math.inf) for r in results)
+    planning = (
+        (result.name, point.ours.seconds / SEARCH(result.nodes))
+        for result in results
+        for point in (*result.partitioner, result.checkpoint)
+        if point.ours
+    )
     return [
-        no_exception(
-            "partitioner: at each of its peaks, no more extra compute", higher, len(points), "higher"
-        ),
-        worst(
-            f"partitioner: at most {_OF_PARTITIONER:g} of its extra compute in all",
-            [("all", _ratio(ours, theirs))],
-            _OF_PARTITIONER,
-        ),
-        worst(
-            f"checkpoint: at its peak, at most {_OF_CHECKPOINT:g} of its extra compute",
-            ((r.name, r.checkpoint.ratio) for r in results),
-            _OF_CHECKPOINT,
-        ),
-        worst(
-            "checkpoint: at its extra compute, a lower peak",
-            ((r.name, r.lowest.peak / r.checkpoint.peak if r.lowest else math.inf) for r in results),
-            1 - ROUNDING,
-        ),
-        worst(
-            f"smallest budget: at most {_OF_BOUND:g} of the lower bound",
-            ((r.name, r.smallest / r.bound) for r in results),
-            _OF_BOUND,
-        ),
-        worst(
-            f"planning: of the time allowed, {SEARCH}",
-            ((r.name, plan.seconds / SEARCH(r.nodes)) for r in results for plan in r.plans),
-            1.0,
-        ),
+        no_exception("partitioner: at each of its peaks, no more extra compute", higher, points, "higher"),
+        worst("partitioner: at most 0.6 of its extra compute in all", [("all", _ratio(ours, theirs))], 0.6),
+        worst("checkpoint: at its peak, at most 0.8 of its extra compute", checkpoints, 0.8),
+        worst("checkpoint: at its extra compute, a lower peak", lowest, 1 - ROUNDING),
+        worst("smallest budget: at most 1.05 of the lower bound", bounds, 1.05),
+        worst(f"planning: of the time allowed, {SEARCH}", planning, 1.0),
     ]
 
 
@@ -280,41 +226,31 @@ def each(result: ModelBaselines) -> str:
 
 
 def summary(results: Sequence[ModelBaselines]) -> str:
-    return f"{_checkpoint_table(results)}\n\n{_smallest_table(results)}"
-
-
-def _checkpoint_table(results: Iterable[ModelBaselines]) -> str:
-    return table(
-        [
-            {
-                "checkpoint": result.name,
-                "peak": result.share(result.checkpoint.peak),
-                "extra compute": format_percent(result.checkpoint.overhead),
-                "ours at its peak": _extra(result.checkpoint.our_overhead),
-                "of its": format_ratio(result.checkpoint.ratio),
-                "our lowest peak at its extra compute": (
-                    result.share(result.lowest.peak) if result.lowest else "none"
-                ),
-            }
-            for result in results
-        ]
-    )
-
-
-def _smallest_table(results: Iterable[ModelBaselines]) -> str:
-    return table(
-        [
-            {
-                "smallest budget": result.name,
-                "bytes": format_bytes(result.smallest),
-                "of activations": result.share(result.smallest),
-                "lower bound": format_bytes(result.bound),
-                "over the bound": format_ratio(result.smallest / result.bound),
-                "search": format_seconds(result.smallest_seconds),
-            }
-            for result in results
-        ]
-    )
+    checkpoint = [
+        {
+            "checkpoint": result.name,
+            "peak": result.share(result.checkpoint.peak),
+            "extra compute": format_percent(result.checkpoint.overhead),
+            "ours at its peak": _extra(result.checkpoint.our_overhead),
+            "of its": format_ratio(result.checkpoint.ratio),
+            "our lowest peak at its extra compute": (
+                result.share(result.lowest.peak) if result.lowest else "none"
+            ),
+        }
+        for result in results
+    ]
+    smallest = [
+        {
+            "smallest budget": result.name,
+            "bytes": format_bytes(result.smallest),
+            "of activations": result.share(result.smallest),
+            "lower bound": format_bytes(result.bound),
+            "over the bound": format_ratio(result.smallest / result.bound),
+            "search": format_seconds(result.smallest_seconds),
+        }
+        for result in results
+    ]
+    return f"{table(checkpoint)}\n\n{table(smallest)}"
 
 
 def _extra(overhead: float) -> str:

@@ -2,11 +2,11 @@
 
 For each model this prints the time of a step: the sum of its operators by the roofline and by the profile,
 and the shortest of 7 that were run, of its graph, operator by operator, and of the model itself. Then by how
-much the roofline is off. It is scaled by one factor first, since a plan needs only ratios; then it is within
-"median" of the profile for operators that make up half of the time, and within "90%" for nine tenths of it.
-The correlation is that of the logarithms, weighted by time. Last come the operators whose misjudgement weighs
-most. Profiles are kept in $DTR_FX_CACHE, else in ~/.cache/dtr_fx: of the distinct operators "timed" are those
-that were not there. Nodes that cannot be timed alone, "estimated", are left out of all sums:
+much the roofline is off, scaled by one factor, since a plan needs only ratios: it is within "median" of the
+profile for operators that make up half of the time, and within "90%" for nine tenths of it. The correlation
+is that of the logarithms, weighted by time. Last come the operators whose misjudgement weighs most. Profiles
+are kept in $DTR_FX_CACHE, else in ~/.cache/dtr_fx: "timed" are the distinct operators that were not there.
+Nodes that cannot be timed alone, "estimated", are left out of all sums:
 
   dtr-fx bench costs zoo:gpt zoo:lstm_cell
 
@@ -15,15 +15,13 @@ operators in them. For some budgets a plan is made under both costs, and one tha
 are computed again; then steps of all plans take turns. For each this prints the extra compute by either
 costs, and the time of a step over that of plain torch.compile: the median of rounds, on a CPU of processor
 time, which is time only with OMP_NUM_THREADS=1. Below stand the rank correlations of the expected with the
-measured, over all plans: 1 where the costs put the plans into the right order. "In pairs" counts two plans
-for the same budget, and how many of these are in the right order:
+measured, and how many pairs of plans for one budget are in the right order:
 
   OMP_NUM_THREADS=1 dtr-fx bench costs --fusion zoo:gpt --arg layers=4 --budgets 60% 45%
 
-With --kernels, without a TARGET: what the code that Inductor generates takes for an element, by operator. One
-operator at a time is compiled and run over 2**20 single-precision elements that lie in the cache. From what
-stands here over what relu takes, which moves as many bytes, come the seconds per element in the costs of a
-CPU (costs/arithmetic.py); the elements of a maximum are those of its windows:
+With --kernels, without a TARGET: what the code that Inductor generates takes for an element, by operator, of
+2**20 single-precision elements in the cache. What is above relu, which moves as many bytes, are the seconds
+per element in the costs of a CPU (costs/roofline.py); the elements of a maximum are those of its windows:
 
   OMP_NUM_THREADS=1 dtr-fx bench costs --kernels
 """
@@ -33,22 +31,25 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Sequence
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 from torch.fx import Node
 
-from dtr_fx.cli.bench import kernels
-from dtr_fx.cli.bench.targets import add_targets, each_target
-from dtr_fx.cli.progress import tracked
+from dtr_fx.cli.bench import Rows, add_targets, each_target
+from dtr_fx.cli.output import tracked
 from dtr_fx.cli.targets import load_trainee
 from dtr_fx.costs.isolated import signature
-from dtr_fx.costs.profile import Profile, Tally
-from dtr_fx.costs.roofline import roofline
+from dtr_fx.costs.profile import Profile
+from dtr_fx.costs.roofline import FUNCTION, SCALAR, roofline
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
 from dtr_fx.passes.tensors import hint, tensors_of
@@ -56,10 +57,7 @@ from dtr_fx.planning.options import Options
 from dtr_fx.torch_private import OpOverload
 from dtr_fx.units import format_percent, format_seconds
 
-_REPEATS = 7
-_WORST = 5
 _BUDGETS = ("70%", "60%", "50%", "40%")
-_PAIRS = 41
 
 
 @dataclass(frozen=True)
@@ -79,11 +77,7 @@ class OperatorCost:
 
 @dataclass(frozen=True)
 class Fit:
-    """The agreement of the roofline, times ``factor``, with the profile.
-
-    ``median`` and ``ninetieth`` are quantiles, weighted by time, of how far the one is above or below the
-    other: 0.5 is within a factor of 1.5.
-    """
+    """How far the roofline, times ``factor``, is off: 0.5 is within a factor of 1.5; weighted by time."""
 
     factor: float
     median: float
@@ -91,111 +85,84 @@ class Fit:
     correlation: float
 
 
-@dataclass(frozen=True)
-class StepCosts:
-    """Seconds of one training step by several accounts, and how the accounts agree.
-
-    ``eager`` is the model as it is, ``graph`` its graph at a budget of 100%. ``estimated`` counts the nodes
-    that cannot be timed alone, which ``roofline`` and ``profile`` leave out.
-    """
-
-    target: str
-    operators: tuple[OperatorCost, ...]
-    estimated: int
-    eager: float
-    graph: float
-    roofline: float
-    profile: float
-    tally: Tally
-    fit: Fit
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_targets(parser, nargs="*")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--fusion", action="store_true", help="costs of kernels against Inductor's steps")
     mode.add_argument("--kernels", action="store_true", help="time per element of generated code")
-    parser.add_argument(
-        "--budgets",
-        nargs="+",
-        default=_BUDGETS,
-        metavar="BUDGET",
-        help=f"of --fusion (default: {' '.join(_BUDGETS).replace('%', '%%')})",
-    )
-    parser.add_argument(
-        "--pairs", type=int, default=_PAIRS, metavar="N", help="rounds of --fusion (default: %(default)s)"
-    )
+    about = f"of --fusion (default: {' '.join(_BUDGETS).replace('%', '%%')})"
+    add = parser.add_argument
+    add("--budgets", nargs="+", default=_BUDGETS, metavar="BUDGET", help=about)
+    add("--pairs", type=int, default=41, metavar="N", help="rounds of --fusion (default: %(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command."""
     if arguments.kernels == bool(arguments.targets):
         raise CommandError("give TARGETs, or --kernels, which measures without them")
-    settings = dict(arguments.arg)
     if arguments.kernels:
-        seconds = kernels.seconds_per_element()
-        print(json.dumps(seconds) if arguments.json else kernels.text(seconds))
+        _kernels(arguments)
     elif arguments.fusion:
-        # Compilation machinery takes seconds to import, which --help need not wait for.
         from dtr_fx.cli.bench import fusion
 
-        rounds = {"settings": settings, "budgets": arguments.budgets, "rounds": arguments.pairs}
-        each_target(arguments, partial(fusion.rows, **rounds), fusion.text)
+        each_target(arguments, fusion.rows, fusion.text)
     else:
-        found = [_compare(target, settings) for target in tracked("costs", arguments.targets)]
+        found = [_step_costs(target, arguments) for target in tracked("costs", arguments.targets)]
         if arguments.json:
-            print(json.dumps(list(map(asdict, found)), indent=1))
+            print(json.dumps(found, indent=1, default=asdict))
         else:
-            print(_times_table(found), _fit_table(found), *map(_worst_table, found), sep="\n\n")
+            print(*_tables(found), sep="\n\n")
 
 
-def _compare(target: str, settings: dict[str, Any]) -> StepCosts:
+# The roofline against the profile
+
+
+def _step_costs(target: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of one training step by several accounts, and how the accounts agree.
+
+    ``eager`` is the model as it is, ``graph`` its graph at a budget of 100%. ``estimated`` counts the nodes
+    that cannot be timed alone, which ``roofline`` and ``profile`` leave out.
+    """
     from dtr_fx.lab.trainee import compile_step, time_of_step
+
+    trainee = load_trainee(target, **dict(arguments.arg))
+    estimate = roofline(trainee.device)
+    profile = Profile(trainee.device, estimate)
+    found: dict[str, OperatorCost] = {}
+    estimated = 0
+
+    def cost_of(node: Node) -> float:
+        """The profile's cost; writes down what either account says."""
+        nonlocal estimated
+        cost, measured = profile(node), profile.measured(node)
+        if measured is None:
+            estimated += 1
+        else:
+            key = signature(node)
+            runs = found[key].runs if key in found else 0
+            found[key] = OperatorCost(_name(node), runs + 1, estimate(node), measured)
+        return cost
 
     def shortest_step(forward: Callable[..., Any]) -> float:
         """Seconds of the training step that was disturbed least, after one that compiles."""
         trainee.fresh_step(forward)
-        return min(time_of_step(trainee, forward) for _ in range(_REPEATS))
+        return min(time_of_step(trainee, forward) for _ in range(7))
 
-    trainee = load_trainee(target, **settings)
-    accounts = _Accounts(trainee.device)
-    compiled, _ = compile_step(trainee, Options(costs=accounts))
+    compiled, _ = compile_step(trainee, Options(costs=cost_of))
     graph = shortest_step(compiled)
-    operators = tuple(accounts.found.values())
+    operators = list(found.values())
     if not operators:
         raise CommandError(f"{target}: its training step has no operator that can be timed")
-    return StepCosts(
-        target=target,
-        operators=operators,
-        estimated=accounts.estimated,
-        eager=shortest_step(trainee.model),
-        graph=graph,
-        roofline=sum(operator.runs * operator.roofline for operator in operators),
-        profile=sum(operator.seconds for operator in operators),
-        tally=accounts.profile.tally,
-        fit=fit(operators),
-    )
-
-
-class _Accounts:
-    """A cost function that writes down what either account says of every node that it is asked about."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._roofline = roofline(device)
-        self.profile = Profile(device, self._roofline)
-        self.estimated = 0
-        self.found: dict[str, OperatorCost] = {}
-
-    def __call__(self, node: Node) -> float:
-        cost = self.profile(node)
-        measured = self.profile.measured(node)
-        if measured is None:
-            self.estimated += 1
-        else:
-            key = signature(node, {})
-            runs = self.found[key].runs if key in self.found else 0
-            self.found[key] = OperatorCost(_name(node), runs + 1, self._roofline(node), measured)
-        return cost
+    return {
+        "target": target,
+        "operators": operators,
+        "estimated": estimated,
+        "eager": shortest_step(trainee.model),
+        "graph": graph,
+        "roofline": sum(operator.runs * operator.roofline for operator in operators),
+        "profile": sum(operator.seconds for operator in operators),
+        "tally": profile.tally,
+        "fit": fit(operators),
+    }
 
 
 def fit(operators: Sequence[OperatorCost]) -> Fit:
@@ -237,58 +204,88 @@ def _name(node: Node) -> str:
     return f"{name} {', '.join(shapes)}".strip()
 
 
-def _times_table(found: Sequence[StepCosts]) -> str:
-    return table(
-        [
-            {
-                "a step": step.target,
-                "operators": sum(operator.runs for operator in step.operators),
-                "estimated": step.estimated,
-                "distinct": len(step.operators),
-                "timed": step.tally.timed,
-                "in": format_seconds(step.tally.seconds) if step.tally.timed else "",
-                "roofline": format_seconds(step.roofline),
-                "profile": format_seconds(step.profile),
-                "graph": format_seconds(step.graph),
-                "eager": format_seconds(step.eager),
-            }
-            for step in found
-        ]
-    )
+def _tables(found: Rows) -> Iterator[str]:
+    times = [
+        {
+            "a step": step["target"],
+            "operators": sum(operator.runs for operator in step["operators"]),
+            "estimated": step["estimated"],
+            "distinct": len(step["operators"]),
+            "timed": step["tally"].timed,
+            "in": format_seconds(step["tally"].seconds) if step["tally"].timed else "",
+            **{name: format_seconds(step[name]) for name in ("roofline", "profile", "graph", "eager")},
+        }
+        for step in found
+    ]
+    fits = [
+        {
+            "roofline against profile": step["target"],
+            "factor": f"× {step['fit'].factor:.2f}",
+            "median": f"±{format_percent(step['fit'].median)}",
+            "90%": f"±{format_percent(step['fit'].ninetieth)}",
+            "correlation": f"{step['fit'].correlation:.3f}",
+        }
+        for step in found
+    ]
+    return map(table, (times, fits, *map(_worst, found)))
 
 
-def _fit_table(found: Sequence[StepCosts]) -> str:
-    return table(
-        [
-            {
-                "roofline against profile": step.target,
-                "factor": f"× {step.fit.factor:.2f}",
-                "median": f"±{format_percent(step.fit.median)}",
-                "90%": f"±{format_percent(step.fit.ninetieth)}",
-                "correlation": f"{step.fit.correlation:.3f}",
-            }
-            for step in found
-        ]
-    )
-
-
-def _worst_table(step: StepCosts) -> str:
+def _worst(step: dict[str, Any]) -> Rows:
     """The operators where the misjudgement, as a factor, weighs most in time."""
-    factor = step.fit.factor
+    factor = step["fit"].factor
 
     def weight(operator: OperatorCost) -> float:
         return operator.seconds * abs(math.log(factor * operator.roofline / operator.profile))
 
-    return table(
-        [
-            {
-                f"worst in {step.target}": operator.name,
-                "runs": operator.runs,
-                "of the step": format_percent(operator.seconds / step.profile),
-                "profile": format_seconds(operator.profile),
-                "roofline, scaled": format_seconds(factor * operator.roofline),
-                "profile / roofline": f"× {operator.profile / operator.roofline / factor:.2f}",
-            }
-            for operator in sorted(step.operators, key=weight, reverse=True)[:_WORST]
-        ]
-    )
+    return [
+        {
+            f"worst in {step['target']}": operator.name,
+            "runs": operator.runs,
+            "of the step": format_percent(operator.seconds / step["profile"]),
+            "profile": format_seconds(operator.profile),
+            "roofline, scaled": format_seconds(factor * operator.roofline),
+            "profile / roofline": f"× {operator.profile / operator.roofline / factor:.2f}",
+        }
+        for operator in sorted(step["operators"], key=weight, reverse=True)[:5]
+    ]
+
+
+# Code that Inductor generates
+
+_MOVES, _RANDOM, _MASK = "moves bytes", "random", "stores booleans"
+_KERNELS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "relu": (_MOVES, torch.relu),
+    "sum": (_MOVES, lambda x: x.sum(3)),
+    "erf": (FUNCTION, torch.erf),
+    "exp": (FUNCTION, torch.exp),
+    "log": (FUNCTION, torch.log),
+    "sigmoid": (FUNCTION, torch.sigmoid),
+    "sin": (FUNCTION, torch.sin),
+    "tanh": (SCALAR, torch.tanh),
+    "max_pool2d": (SCALAR, lambda x: F.max_pool2d(x, 2)),
+    "rand_like": (_RANDOM, torch.rand_like),
+    "x > 0.5": (_MASK, lambda x: x > 0.5),
+    "rand_like > 0.5": (_MASK, lambda x: torch.rand_like(x) > 0.5),
+}
+
+
+def _kernels(arguments: argparse.Namespace) -> None:
+    """Seconds for an element: the median of 21 runs over 2**20 in single precision, in the cache."""
+    from dtr_fx.lab.trainee import time_of
+
+    found = {}
+    for name in tracked("kernels", list(_KERNELS)):
+        torch.compiler.reset()
+        compiled, x = torch.compile(_KERNELS[name][1]), torch.rand(64, 16, 32, 32)
+        times = [time_of(partial(compiled, x), x.device, time.process_time) for _ in range(3 + 21)]
+        found[name] = statistics.median(times[3:]) / x.numel()
+    cells = [
+        {
+            "operator": name,
+            "kind": _KERNELS[name][0],
+            "ns per element": f"{1e9 * seconds:.2f}",
+            "above relu": f"{1e9 * (seconds - found['relu']):+.2f}",
+        }
+        for name, seconds in found.items()
+    ]
+    print(json.dumps(found) if arguments.json else table(cells, text=("kind",)))

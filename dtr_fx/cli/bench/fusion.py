@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import random
 import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
 
-from dtr_fx.cli.bench.inductor import bytes_of
-from dtr_fx.cli.bench.targets import Rows
-from dtr_fx.cli.progress import tracked
+from dtr_fx.cli.bench import Rows
+from dtr_fx.cli.bench.steps import bytes_of
+from dtr_fx.cli.output import tracked
 from dtr_fx.cli.targets import load_trainee
 from dtr_fx.costs.kernels import apart, of_kernels
 from dtr_fx.costs.roofline import Cost, roofline
@@ -29,64 +29,61 @@ from dtr_fx.runtime.steps import DROP
 from dtr_fx.torch_private import dynamo_config
 from dtr_fx.units import format_percent
 
-_ACCOUNTS = _KERNELS, _OPERATORS, _COUNT = "kernels", "operators", "count"
+_ACCOUNTS = "kernels", "operators"
 _WARM_UPS = 3
 
 
-Compiled: TypeAlias = "tuple[str, str, Callable[..., object], Report]"
-"""A plan: whose costs it was made under, the budget, the compiled step, the report."""
-
-
-def rows(target: str, settings: Mapping[str, Any], budgets: Sequence[str], rounds: int) -> Rows:
+def rows(target: str, arguments: argparse.Namespace) -> Rows:
     """Plans, whose costs each was made under, the extra compute by either, and the measured time."""
-    trainee = load_trainee(target, **settings)
-    cases = list(itertools.product(budgets, _ACCOUNTS))
+    trainee = load_trainee(target, **dict(arguments.arg))
+    cost = roofline(trainee.device)
+    costs: dict[str, Cost] = {
+        "kernels": of_kernels(cost, trainee.device),
+        "operators": apart(cost),
+        "count": lambda node: 1.0,
+    }
+    cases = list(itertools.product(arguments.budgets, costs))
+    plans: list[tuple[str, str, Report]] = []
     torch.compiler.reset()
     with dynamo_config.patch(recompile_limit=2 * len(cases) + 4):
-        plain = torch.compile(trainee.model)
-        compiled = list(_compile(trainee, tracked(target, cases)))
-        if not compiled:
+        steps = [torch.compile(trainee.model)]
+        _, whole, _ = first_step(trainee, Options(executor="inductor"))
+        for asked, name in tracked(target, cases):
+            budget = bytes_of(asked, whole.constants, whole.budget - whole.constants)
+            try:
+                options = Options(budget=budget, executor="inductor", costs=costs[name])
+                forward, report, _ = first_step(trainee, options)
+            except OverBudgetError as error:
+                print(f"left out: the plan by {name} at {asked}: {error}", file=sys.stderr)
+            else:
+                steps.append(forward)
+                plans.append((name, asked, report))
+        if not plans:
             raise CommandError("no plan is within its budget as Inductor compiles it")
-        steps = [plain, *(forward for _, _, forward, _ in compiled)]
-        ratios = _time_ratios(trainee, steps, tracked(f"{target}, timed", range(_WARM_UPS + rounds)))
-    kernels, operators = (
-        _seconds(report for made_by, _, _, report in compiled if made_by == name) for name in _ACCOUNTS[:2]
-    )
+        rounds = tracked(f"{target}, timed", range(_WARM_UPS + arguments.pairs))
+        ratios = _ratios(trainee, steps, rounds)
+    # Seconds of every operator, by name, as the plans count them that were made under these costs.
+    seconds = {
+        account: {
+            event.origin: event.cost
+            for made_by, _, report in plans
+            for event in report.events
+            if made_by == account and event.kind != DROP
+        }
+        for account in _ACCOUNTS
+    }
     return [
         {
             "made_by": made_by,
             "asked": asked,
-            "by_kernels": _extra(report, kernels),
-            "by_operators": _extra(report, operators),
+            **{f"by_{account}": _extra(report, seconds[account]) for account in _ACCOUNTS},
             "time_ratio": ratio,
         }
-        for (made_by, asked, _, report), ratio in zip(compiled, ratios)
+        for (made_by, asked, report), ratio in zip(plans, ratios)
     ]
 
 
-def _compile(trainee: Trainee, cases: Iterable[tuple[str, str]]) -> Iterator[Compiled]:
-    """Budgets, by whose costs; what is compiled for one stays when the next one is."""
-    cost = roofline(trainee.device)
-    accounts: dict[str, Cost] = {
-        _KERNELS: of_kernels(cost, trainee.device),
-        _OPERATORS: apart(cost),
-        _COUNT: lambda node: 1.0,
-    }
-    _, whole, _ = first_step(trainee, Options(executor="inductor"))
-    for asked, name in cases:
-        budget = bytes_of(asked, whole.constants, whole.budget - whole.constants)
-        options = Options(budget=budget, executor="inductor", costs=accounts[name])
-        try:
-            forward, report, _ = first_step(trainee, options)
-        except OverBudgetError as error:
-            print(f"left out: the plan by {name} at {asked}: {error}", file=sys.stderr)
-        else:
-            yield name, asked, forward, report
-
-
-def _time_ratios(
-    trainee: Trainee, steps: Sequence[Callable[..., object]], rounds: Iterable[int]
-) -> list[float]:
+def _ratios(trainee: Trainee, steps: Sequence[Callable[..., object]], rounds: Iterable[int]) -> list[float]:
     """The median time of each step over that of the first, which is plain; all take turns, in any order."""
     clock = time.process_time if trainee.device.type == "cpu" else time.perf_counter
     shuffled = random.Random(0)
@@ -96,11 +93,6 @@ def _time_ratios(
         times = {which: time_of_step(trainee, steps[which], clock) for which in order}
         found.append([times[which] / times[0] for which in range(1, len(steps))])
     return list(map(statistics.median, zip(*found[_WARM_UPS:])))
-
-
-def _seconds(reports: Iterable[Report]) -> dict[str, float]:
-    """Seconds of every operator, by name, as those plans count them that were made under the same costs."""
-    return {event.origin: event.cost for report in reports for event in report.events if event.kind != DROP}
 
 
 def _extra(report: Report, seconds: Mapping[str, float]) -> float:
@@ -121,30 +113,22 @@ def text(target: str, plans: Rows) -> str:
         }
         for plan in plans
     ]
-    verdicts = (_verdict(name, plans, [plan[f"by_{name}"] for plan in plans]) for name in _ACCOUNTS[:2])
-    return "\n".join([target, table(cells), *verdicts])
+    return "\n".join([target, table(cells), *(_verdict(account, plans) for account in _ACCOUNTS)])
 
 
-def _verdict(account: str, plans: Rows, expected: Sequence[float]) -> str:
+def _verdict(account: str, plans: Rows) -> str:
+    """Whether the expected order of the plans is that of the measured times, in all, and for one budget."""
+    by = f"by_{account}"
+    expected, measured = ([plan[value] for plan in plans] for value in (by, "time_ratio"))
     if len(set(expected)) == 1:
         return f"{account}: all plans are expected to take the same time"
-    ranks = _rank_correlation(expected, [plan["time_ratio"] for plan in plans])
-    return f"{account}: rank correlation {ranks:.2f}, in pairs {_right_pairs(plans, expected)}"
-
-
-def _right_pairs(plans: Rows, expected: Sequence[float]) -> str:
-    """How many pairs of plans for one budget are in the right order, of those that are not expected alike."""
+    ranks = np.corrcoef(_ranks(expected), _ranks(measured)).item(0, 1)
     pairs = [
-        (one_expected - other_expected) * (one["time_ratio"] - other["time_ratio"])
-        for (one, one_expected), (other, other_expected) in itertools.combinations(zip(plans, expected), 2)
-        if one["asked"] == other["asked"] and one_expected != other_expected
+        (one[by] - other[by]) * (one["time_ratio"] - other["time_ratio"]) > 0
+        for one, other in itertools.combinations(plans, 2)
+        if one["asked"] == other["asked"] and one[by] != other[by]
     ]
-    return f"{sum(product > 0 for product in pairs)} of {len(pairs)}"
-
-
-def _rank_correlation(expected: Sequence[float], measured: Sequence[float]) -> float:
-    """Spearman's: 1 if both are in the same order."""
-    return float(np.corrcoef(_ranks(expected), _ranks(measured)).item(0, 1))
+    return f"{account}: rank correlation {ranks:.2f}, in pairs {sum(pairs)} of {len(pairs)}"
 
 
 def _ranks(values: Sequence[float]) -> np.ndarray:

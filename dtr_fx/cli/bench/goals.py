@@ -31,11 +31,7 @@ class Allowance:
     most: float
 
     def __call__(self, nodes: int) -> float:
-        """Seconds allowed for a graph of so many nodes.
-
-        >>> Allowance(2_000, 1.0, 20_000, 8.0)(11_000)
-        4.5
-        """
+        """Seconds allowed for a graph of so many nodes."""
         return self.least + max(0, nodes - self.few) * (self.most - self.least) / (self.many - self.few)
 
     def __str__(self) -> str:

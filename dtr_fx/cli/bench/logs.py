@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from dtr_fx.cli.arguments import read
 from dtr_fx.cli.bench.goals import Goal, no_exception
-from dtr_fx.cli.bench.reference import THRASH, Slowdowns, read_reference
-from dtr_fx.cli.progress import tracked
+from dtr_fx.cli.output import tracked
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
 from dtr_fx.runtime import HEURISTICS
@@ -23,11 +23,16 @@ from dtr_fx.units import format_percent, format_seconds
 
 FOLDER = Path("../shared/dtr_logs")
 REFERENCE = "simrd_slowdown.json"
+# More of its base time no replay takes: the original stops there.
+THRASH = 2.0
+# How the reference calls what a replay comes to.
+VERDICTS = {"out of memory": "OOM", "thrash": "thrash"}
 # How much lower than the original's lowest ratio the plans' is to be.
 _LOWER = 0.05
 # The digits that the reference has; ours are compared as they are shown.
 _DIGITS = 4
 
+Slowdowns: TypeAlias = "dict[str, dict[str, float | str]]"
 Originals: TypeAlias = "Mapping[float, Original | None]"
 
 
@@ -69,15 +74,46 @@ class LogResult:
         return min((plan.ratio for plan in self.ours if plan.slowdown <= THRASH), default=None)
 
 
+def read_reference(path: Path) -> dict[str, Slowdowns]:
+    """Of each log the original's slowdown, "OOM" or "thrash", by heuristic and ratio of the peak."""
+    try:
+        slowdowns = json.loads(path.read_text(encoding="utf-8"))["slowdown"]
+        return {
+            log: {
+                heuristic: {ratio: _expected(ratio, value) for ratio, value in ratios.items()}
+                for heuristic, ratios in heuristics.items()
+            }
+            for log, heuristics in slowdowns.items()
+        }
+    except OSError as error:
+        raise CommandError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise CommandError(
+            f'{path} is no reference: expected {{"slowdown": {{log: {{heuristic: {{ratio: slowdown}}}}}}}}, '
+            'where a slowdown is a number, "OOM" or "thrash"'
+        ) from None
+
+
+def _expected(ratio: str, value: Any) -> float | str:
+    if not 0 < float(ratio) <= 1:
+        raise ValueError
+    if isinstance(value, str):
+        return {verdict.lower(): verdict for verdict in VERDICTS.values()}[value.lower()]
+    if isinstance(value, bool) or not value >= 1:
+        raise ValueError
+    return float(value)
+
+
 def known(given: Sequence[Path], reference: Path | None) -> list[tuple[Program, Originals]]:
     """The logs with what the reference knows of each, the smallest first; none where the default has none."""
     folders = [path for path in given or [FOLDER] if path.is_dir()]
     inside = [log for folder in folders for log in folder.glob("*.log.gz")]
-    paths = sorted([*inside, *(path for path in given if path not in folders)], key=_size)
+    paths = [*inside, *(path for path in given if path not in folders)]
     if not paths and given:
         raise CommandError(f"--logs {given[0]}: there are no logs (*.log.gz)")
     if not paths:
         return []
+    paths.sort(key=lambda path: path.stat().st_size if path.is_file() else 0)
     reference = reference or paths[0].parent / REFERENCE
     slowdowns = read_reference(reference)
     programs = [read(path) for path in paths]
@@ -85,17 +121,6 @@ def known(given: Sequence[Path], reference: Path | None) -> list[tuple[Program, 
         if not slowdowns.get(program.name):
             raise CommandError(f"{reference} knows no log named {program.name}")
     return [(program, _best(slowdowns[program.name])) for program in programs]
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
-
-
-def results(
-    cases: Iterable[tuple[Program, Originals]], ratios: Sequence[float] | None
-) -> Iterator[LogResult]:
-    """Plans for logs at some ratios of the peak, all that the reference has if None."""
-    return (_compare(program, original, ratios) for program, original in cases)
 
 
 def _best(slowdowns: Slowdowns) -> dict[float, Original | None]:
@@ -108,15 +133,18 @@ def _best(slowdowns: Slowdowns) -> dict[float, Original | None]:
     return found
 
 
-def _compare(program: Program, original: Originals, ratios: Sequence[float] | None) -> LogResult:
-    """Plan for a log at some ratios of its peak, at the original's lowest, and below."""
-    ends = (_lowest(original), _lower(original))
-    wanted = {*(original if ratios is None else ratios), *(end for end in ends if end is not None)}
-    bound = lower_bound(program).nbytes
-    tried = tracked(program.name, sorted(wanted, reverse=True))
-    plans = tuple(_planned(program, ratio, bound) for ratio in tried)
-    operators = sum(1 for _ in program.calls())
-    return LogResult(program.name, operators, program.peak, bound, original, plans)
+def results(
+    cases: Iterable[tuple[Program, Originals]], ratios: Sequence[float] | None
+) -> Iterator[LogResult]:
+    """Plans at some ratios of each peak (None: the reference's), at the original's lowest, and below."""
+    for program, original in cases:
+        ends = (_lowest(original), _lower(original))
+        wanted = {*(original if ratios is None else ratios), *(end for end in ends if end is not None)}
+        bound = lower_bound(program).nbytes
+        tried = tracked(program.name, sorted(wanted, reverse=True))
+        plans = tuple(_planned(program, ratio, bound) for ratio in tried)
+        operators = sum(1 for _ in program.calls())
+        yield LogResult(program.name, operators, program.peak, bound, original, plans)
 
 
 def _planned(program: Program, ratio: float, bound: int) -> PlannedRatio:
@@ -150,51 +178,38 @@ def goals(results: Sequence[LogResult]) -> list[Goal]:
     if not results:
         return []
     works = [
-        (result.log, plan, best.slowdown)
+        (f"{result.log} at {format_percent(plan.ratio)}", _is_lower(plan.slowdown, best.slowdown))
         for result in results
         for plan in result.ours
         if (best := result.original.get(plan.ratio))
     ]
     lower = [(result, ratio) for result in results if (ratio := _lower(result.original)) is not None]
     possible = [(result, ratio) for result, ratio in lower if int(result.peak * ratio) >= result.bound]
+    not_lower = [case for case, is_lower in works if not is_lower]
+    do_not = [result.log for result, ratio in possible if result.lowest is None or result.lowest > ratio]
+    overhead = "logs: overhead lower than the original's best at every ratio"
+    lowest = f"logs: works {_LOWER:g} of the peak lower where the bound allows it"
     return [
-        no_exception(
-            "logs: overhead lower than the original's best at every ratio",
-            [
-                f"{log} at {format_percent(plan.ratio)}"
-                for log, plan, best in works
-                if not _is_lower(plan.slowdown, best)
-            ],
-            len(works),
-            "not lower",
-        ),
-        no_exception(
-            f"logs: works {_LOWER:g} of the peak lower where the bound allows it",
-            [result.log for result, ratio in possible if result.lowest is None or result.lowest > ratio],
-            len(possible),
-            "do not",
-        ),
+        no_exception(overhead, not_lower, len(works), "not lower"),
+        no_exception(lowest, do_not, len(possible), "do not"),
     ]
 
 
 def each(result: LogResult) -> str:
-    rows = [
-        {
-            "budget": format_percent(plan.ratio),
-            **_original_cells(result, plan.ratio),
-            "ours": _ours(plan, result.bound),
-            "planning": format_seconds(plan.seconds) if plan.budget >= result.bound else "",
-        }
-        for plan in result.ours
-    ]
+    rows = []
+    for plan in result.ours:
+        best = result.original.get(plan.ratio)
+        none = "none works" if plan.ratio in result.original else "not known"
+        rows.append(
+            {
+                "budget": format_percent(plan.ratio),
+                "original": f"× {best.slowdown:.{_DIGITS}f}" if best else none,
+                "by": best.heuristic if best else "",
+                "ours": _ours(plan, result.bound),
+                "planning": format_seconds(plan.seconds) if plan.budget >= result.bound else "",
+            }
+        )
     return f"{result.log}: {result.operators} operators, future known\n{table(rows)}"
-
-
-def _original_cells(result: LogResult, ratio: float) -> dict[str, str]:
-    best = result.original.get(ratio)
-    if best is None:
-        return {"original": "none works" if ratio in result.original else "not known", "by": ""}
-    return {"original": f"× {best.slowdown:.{_DIGITS}f}", "by": best.heuristic}
 
 
 def _ours(plan: PlannedRatio, bound: int) -> str:
@@ -208,17 +223,16 @@ def _ours(plan: PlannedRatio, bound: int) -> str:
 def summary(results: Sequence[LogResult]) -> str:
     if not results:
         return f"operator logs are left out: {FOLDER} has none"
-    return table(
-        [
-            {
-                "lowest ratio": result.log,
-                "original": _ratio(_lowest(result.original)),
-                "ours": _ratio(result.lowest),
-                "lower bound": format_percent(result.bound / result.peak),
-            }
-            for result in results
-        ]
-    )
+    rows = [
+        {
+            "lowest ratio": result.log,
+            "original": _ratio(_lowest(result.original)),
+            "ours": _ratio(result.lowest),
+            "lower bound": format_percent(result.bound / result.peak),
+        }
+        for result in results
+    ]
+    return table(rows)
 
 
 def _ratio(ratio: float | None) -> str:

@@ -2,15 +2,14 @@
 
 "linear": the network of Theorem 3.1. N unit operators forward and N backward run under a budget of 2⌈√N⌉
 units. This prints how many operators are executed for each of the 2N of the program, which the theorem bounds
-by a constant, and the runtime's time for each. The theorem's proof banishes what the program needs no more.
-With eager eviction, as in the paper's experiments, the time of dtr grows at least with the square of N:
+by a constant, and the runtime's time for each. The theorem's proof banishes what the program needs no more;
+with eager eviction, as in the paper's experiments, the time of dtr grows at least with the square of N:
 
   dtr-fx bench paper --only linear --n 4000 50000 --heuristic dtr dtr-eq --deallocation banish
 
-"adversary": that of Theorem 3.2, who grows a network against a heuristic's own choices. The network has N
-unit operators, the budget is B units. For each heuristic this prints how many operators are executed for each
-of the N that suffice in the best order, beside the (N/B + 1)/2 that the theorem's proof gives for every
-heuristic that does not know the future:
+"adversary": that of Theorem 3.2, who grows a network of N unit operators against a heuristic's own choices
+under a budget of B units. This prints how many operators each heuristic executes for each of the N that
+suffice in the best order, beside (N/B + 1)/2, the proof's bound for all that do not know the future:
 
   dtr-fx bench paper --only adversary --n 500 1000 --budget 8 32 --heuristic dtr-eq lru
 
@@ -28,20 +27,17 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import get_args
 
-from dtr_fx.cli.arguments import budget, positive, read
-from dtr_fx.cli.bench.reference import THRASH, VERDICTS, read_reference
-from dtr_fx.cli.progress import tracked
+from dtr_fx.cli.arguments import add_deallocation, add_heuristic, budget, positive, read
+from dtr_fx.cli.bench.logs import THRASH, VERDICTS, read_reference
+from dtr_fx.cli.output import tracked
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
 from dtr_fx.lab.adversary import LEAST_BUDGET, run_adversary
-from dtr_fx.lab.linear import LinearRun, run_linear
+from dtr_fx.lab.linear import run_linear
 from dtr_fx.lab.replay import replay
-from dtr_fx.runtime import HEURISTICS, Deallocation, Thrash
-from dtr_fx.runtime.program import Program
+from dtr_fx.runtime import HEURISTICS, Thrash
 from dtr_fx.units import format_percent
 
 _REPEATS = 3
@@ -51,55 +47,24 @@ _COMPARED = ("dtr", "dtr-eq", "dtr-local", "msps")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("logs", nargs="*", type=Path, metavar="LOG", help="an operator log, plain or gzip")
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=tuple(_PARTS),
-        metavar="PART",
-        help="linear, adversary, logs (default: logs if there are LOGs, else the two others)",
+    add = parser.add_argument
+    add("logs", nargs="*", type=Path, metavar="LOG", help="an operator log, plain or gzip")
+    about = "linear, adversary, logs (default: logs if there are LOGs, else the two others)"
+    add("--only", nargs="+", choices=tuple(_PARTS), metavar="PART", help=about)
+    about = "operators (default: 4000 50000 of the linear network, 125 250 500 of the adversary's)"
+    add("--n", type=positive, nargs="+", metavar="N", help=about)
+    about = (
+        f"units of the adversary, {LEAST_BUDGET} at least (default: 8 32); of logs shares, or bytes (50%%)"
     )
-    parser.add_argument(
-        "--n",
-        type=positive,
-        nargs="+",
-        metavar="N",
-        help="operators (default: 4000 50000 of the linear network, 125 250 500 of the adversary's)",
-    )
-    parser.add_argument(
-        "--budget",
-        type=budget,
-        nargs="+",
-        metavar="B",
-        help=f"units of the adversary's network, {LEAST_BUDGET} at least (default: 8 32); of logs shares of "
-        "the peak, or bytes (default: 50%%)",
-    )
-    parser.add_argument(
-        "--heuristic",
-        choices=tuple(HEURISTICS),
-        nargs="+",
-        metavar="NAME",
-        help=f"{', '.join(HEURISTICS)} (default: dtr-eq; of the adversary all that do not know the future; "
-        f"with --reference {' '.join(_COMPARED)})",
-    )
-    parser.add_argument(
-        "--deallocation",
-        choices=get_args(Deallocation),
-        default="eager",
-        metavar="POLICY",
-        help="what releasing a storage of the linear network does: eager (evict it), banish (free it for "
-        "good), ignore (nothing) (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--reference",
-        type=Path,
-        metavar="FILE",
-        help='JSON: {"slowdown": {log: {heuristic: {ratio: slowdown}}}}',
-    )
+    add("--budget", type=budget, nargs="+", metavar="B", help=about)
+    usual = f"dtr-eq; of the adversary all online ones; with --reference {' '.join(_COMPARED)}"
+    add_heuristic(parser, usual, nargs="+")
+    add_deallocation(parser, default="eager")
+    about = 'JSON: {"slowdown": {log: {heuristic: {ratio: slowdown}}}}'
+    add("--reference", type=Path, metavar="FILE", help=about)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command."""
     parts = arguments.only or (("logs",) if arguments.logs else ("linear", "adversary"))
     if ("logs" in parts) != bool(arguments.logs):
         raise CommandError("give LOGs for the part logs, and for no other")
@@ -107,31 +72,26 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _linear(arguments: argparse.Namespace) -> str:
-    policy = arguments.deallocation
-    cases = itertools.product(arguments.heuristic or ("dtr-eq",), arguments.n or (4000, 50000))
-    rows = [
-        {
-            "heuristic": heuristic,
-            "N": n,
-            "budget": run.budget,
-            "executed / 2N": f"{run.ratio:.3f}",
-            "µs per executed operator": f"{1e6 * run.seconds_per_operator:.1f}",
-        }
-        for heuristic, n in cases
-        for run in [_fastest(n, heuristic, policy)]
-    ]
+    policy, rows = arguments.deallocation, []
+    for heuristic, n in itertools.product(arguments.heuristic or ("dtr-eq",), arguments.n or (4000, 50000)):
+        limits = {"deallocation": policy, "max_ratio": _MAX_RATIO}
+        try:
+            runs = [run_linear(n, heuristic, **limits) for _ in range(_REPEATS)]
+        except Thrash:
+            many = f"more than {_MAX_RATIO:g} × 2N operators at N = {n}"
+            raise CommandError(f"{heuristic} executes {many}") from None
+        run = min(runs, key=lambda run: run.seconds)
+        rows.append(
+            {
+                "heuristic": heuristic,
+                "N": n,
+                "budget": run.budget,
+                "executed / 2N": f"{run.ratio:.3f}",
+                "µs per executed operator": f"{1e6 * run.seconds_per_operator:.1f}",
+            }
+        )
     title = f"linear network, forward and backward, deallocation {policy}, best of {_REPEATS}"
     return f"{title}\n{table(rows)}"
-
-
-def _fastest(n: int, heuristic: str, policy: Deallocation) -> LinearRun:
-    try:
-        runs = [run_linear(n, heuristic, deallocation=policy, max_ratio=_MAX_RATIO) for _ in range(_REPEATS)]
-    except Thrash:
-        raise CommandError(
-            f"{heuristic} executes more than {_MAX_RATIO:g} × 2N operators at N = {n}"
-        ) from None
-    return min(runs, key=lambda run: run.seconds)
 
 
 def _adversary(arguments: argparse.Namespace) -> str:
@@ -152,38 +112,35 @@ def _adversary(arguments: argparse.Namespace) -> str:
 
 
 def _logs(arguments: argparse.Namespace) -> str:
-    if arguments.reference is None:
-        return _speeds(arguments)
-    if arguments.budget is not None:
-        raise CommandError("--budget: with --reference the budgets are those that it has results for")
-    return _deviations(arguments)
-
-
-def _speeds(arguments: argparse.Namespace) -> str:
+    if arguments.reference is not None:
+        return _deviations(arguments)
     programs = map(read, arguments.logs)
     cases = itertools.product(programs, arguments.heuristic or ("dtr-eq",), arguments.budget or (0.5,))
-    rows = [_speed(*case) for case in cases]
+    rows = []
+    for program, heuristic, asked in cases:
+        times = []
+        for _ in range(_REPEATS):
+            started = time.process_time()
+            result = replay(program, program.budget(asked), heuristic)
+            times.append(time.process_time() - started)
+        executed = result.operators + result.rematerialized
+        rows.append(
+            {
+                "log": program.name,
+                "heuristic": heuristic,
+                "budget": format_percent(result.budget / result.whole),
+                "executed": executed,
+                "slowdown": f"{result.slowdown:.4f}" if result.outcome == "ok" else result.outcome,
+                "µs per executed operator": f"{1e6 * min(times) / executed:.1f}",
+            }
+        )
     return f"CPU time, best of {_REPEATS}\n{table(rows, text=('heuristic',))}"
 
 
-def _speed(program: Program, heuristic: str, asked: float | int) -> dict[str, object]:
-    times = []
-    for _ in range(_REPEATS):
-        started = time.process_time()
-        result = replay(program, program.budget(asked), heuristic)
-        times.append(time.process_time() - started)
-    executed = result.operators + result.rematerialized
-    return {
-        "log": program.name,
-        "heuristic": heuristic,
-        "budget": format_percent(result.budget / result.whole),
-        "executed": executed,
-        "slowdown": f"{result.slowdown:.4f}" if result.outcome == "ok" else result.outcome,
-        "µs per executed operator": f"{1e6 * min(times) / executed:.1f}",
-    }
-
-
 def _deviations(arguments: argparse.Namespace) -> str:
+    """How far our slowdowns are from those of the reference, and the verdicts that differ."""
+    if arguments.budget is not None:
+        raise CommandError("--budget: with --reference the budgets are those that it has results for")
     reference = read_reference(arguments.reference)
     programs = [read(path, simrd=True) for path in arguments.logs]
     tasks = [
@@ -194,27 +151,26 @@ def _deviations(arguments: argparse.Namespace) -> str:
     ]
     if not tasks:
         raise CommandError(f"{arguments.reference} has none of these logs under these heuristics")
-    rows = [_deviation(*task) for task in tracked("replays", tasks)]
+    rows = []
+    for program, heuristic, known in tracked("replays", tasks):
+        deviations, differing = [0.0], []
+        for ratio, expected in known.items():
+            result = replay(program, int(float(ratio) * program.peak), heuristic, max_slowdown=THRASH)
+            found = VERDICTS.get(result.outcome, result.slowdown)
+            if not isinstance(expected, str) and not isinstance(found, str):
+                deviations.append(abs(found - expected))
+            elif found != expected:
+                differing.append(f"{ratio}: {found}, not {expected}")
+        rows.append(
+            {
+                "log": program.name,
+                "heuristic": heuristic,
+                "budgets": len(known),
+                "largest deviation": f"{max(deviations):.4f}",
+                "other verdicts": "; ".join(differing) or "none",
+            }
+        )
     return table(rows, text=("heuristic", "other verdicts"))
-
-
-def _deviation(program: Program, heuristic: str, known: Mapping[str, float | str]) -> dict[str, object]:
-    """How far our slowdowns are from those of the reference, and the verdicts that differ."""
-    deviations, differing = [0.0], []
-    for ratio, expected in known.items():
-        result = replay(program, int(float(ratio) * program.peak), heuristic, max_slowdown=THRASH)
-        found = VERDICTS.get(result.outcome, result.slowdown)
-        if not isinstance(expected, str) and not isinstance(found, str):
-            deviations.append(abs(found - expected))
-        elif found != expected:
-            differing.append(f"{ratio}: {found}, not {expected}")
-    return {
-        "log": program.name,
-        "heuristic": heuristic,
-        "budgets": len(known),
-        "largest deviation": f"{max(deviations):.4f}",
-        "other verdicts": "; ".join(differing) or "none",
-    }
 
 
 _PARTS = {"linear": _linear, "adversary": _adversary, "logs": _logs}

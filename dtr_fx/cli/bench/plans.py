@@ -4,29 +4,26 @@
 tensors and nothing is executed, so they can have any size; by default they are those of the zoo at full size.
 Every baseline is judged by the same rule at the peak that it really reaches (a share of eager's, inputs and
 parameters apart) and at the compute that its graphs really have (extra over eager's). For each model this
-prints, for each activation_memory_budget of PyTorch's partitioner, its peak and its extra compute, and ours
-at a budget of that peak; for torch.utils.checkpoint around every block, our extra compute at its peak, our
-lowest peak at its extra compute; the smallest budget that works, over the lower bound of any plan.
+prints, for each activation_memory_budget of PyTorch's partitioner, its peak, its extra compute, and ours at
+that peak; for torch.utils.checkpoint around every block, our extra compute at its peak, and our lowest peak
+at its extra compute; the smallest budget that works, over the lower bound of any plan.
 
-"optimum": DTR against the optimum, on training steps of 16 to 62 operators: chains, chains of residual
-blocks, U-shaped networks, trees, and random graphs. Checkmate's integer program is tried first, MOCCASIN's
-constraint program where that proves nothing in time. For each network and budget this prints the optimum over
-the cost of the unconstrained program, who proved it, and by how much DTR's plan under each heuristic costs
-more; where no optimum is proved, the cost of the best plan known and of DTR's over that of the program. "None
-in stages" is Checkmate's proof that no plan of its kind fits: one that runs no operator twice between two
-first runs. Budgets that an operator alone exceeds are left out.
+"optimum": DTR against the optimum, on training steps of 16 to 62 operators. Checkmate's integer program is
+tried first, MOCCASIN's constraint program where that proves nothing in time. For each network and budget this
+prints the optimum over the cost of the unconstrained program, who proved it, and by how much DTR's plan under
+each heuristic costs more; where no optimum is proved, the cost of the best plan known and of DTR's over that
+of the program. "None in stages" is Checkmate's proof that no plan of its kind fits: one that runs no operator
+twice between two first runs. Budgets that an operator alone exceeds are left out.
 
-"logs": operator logs with their future known. The original simulator decides online, from the past; a plan is
-made once, from all of a log. At each ratio of a log's peak this prints the lowest slowdown (total over base
-time) that any heuristic of the original reaches, by the reference, and that of the plan that a search finds.
-Then come the lowest ratios that work: of the original, of the plans, which are tried there and at 0.05 below,
-too, and of the lower bound, which is what an operator needs alone, or the results at the end. As in the
-original, more than twice the time is "thrash" and does not work.
+"logs": operator logs with their future known, for one plan of all of a log; the original simulator decides
+online. At each ratio of a log's peak this prints the lowest slowdown (total over base time) that any
+heuristic of the original reaches, by the reference, and that of the plan that a search finds; then the lowest
+ratios that work: of the original, of the plans, which are tried there and at 0.05 below, too, and of the
+lower bound. As in the original, more than twice the time is "thrash" and does not work.
 
-"times": times of planning, by both planners, at one budget, over GPTs of growing depth, or of TARGETs. Nodes
-are all those of the joint graph, inputs and outputs among them; operators are those that are called. "All"
-are the seconds from the graph to the rewritten and verified one, "plan" those of finding the plan alone; of
-the online planner the best of two runs.
+"times": times of planning, by both planners, over GPTs of growing depth, or of TARGETs. Nodes are all those
+of the joint graph; operators are those that are called. "All" are the seconds from the graph to the rewritten
+and verified one, "plan" those of finding the plan alone; of the online planner the best of two runs.
 
 All of them take long; --quick runs a small case of each, too small to judge by:
 
@@ -41,15 +38,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any
 
-from dtr_fx.cli.arguments import positive, seconds, share
-from dtr_fx.cli.bench import logs, optimum
+from dtr_fx.cli.arguments import add_heuristic, positive, seconds, share
+from dtr_fx.cli.bench import add_targets, collect, logs, optimum
 from dtr_fx.cli.bench.goals import Goal, goal_table
-from dtr_fx.cli.bench.targets import add_targets, collect
 from dtr_fx.errors import CommandError
 from dtr_fx.lab.planners.gaps import SEARCH
 from dtr_fx.lab.planners.moccasin import require_ortools
@@ -57,119 +54,66 @@ from dtr_fx.planning.options import Options
 from dtr_fx.runtime import HEURISTICS
 
 _PARTS = ("baselines", "optimum", "logs", "times")
-_QUICK_SECONDS = 0.1
 # Of the GPTs of times: the first has 2,000 nodes, the last 20,000.
 _LAYERS = (16, 24, 50, 100, 164)
-_TIMES_SHARE = 0.7
-
-
-class Part(NamedTuple):
-    """Results to come, a text for each of them, if there is one, and the text and the goals of all."""
-
-    results: Iterator[Any]
-    summary: Callable[[list[Any]], str]
-    goals: Callable[[list[Any]], list[Goal]]
-    each: Callable[[Any], str] | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_targets(parser, nargs="*", default="models at full size, and GPTs for times")
-    parser.add_argument(
-        "--only", nargs="+", choices=_PARTS, default=_PARTS, metavar="PART", help=f"of {', '.join(_PARTS)}"
-    )
-    parser.add_argument("--quick", action="store_true", help="a small case of each part")
-    parser.add_argument(
-        "--shares",
-        nargs="+",
-        type=share,
-        metavar="SHARE",
-        help="budgets, of each peak; of baselines, activation_memory_budget (default: 1.0 0.9 ... 0.0 of "
-        f"baselines, {' '.join(map(str, optimum.SHARES))} of optima, those of the reference of logs, "
-        f"{_TIMES_SHARE:g} of times)",
-    )
-    parser.add_argument(
-        "--heuristic",
-        nargs="+",
-        choices=(*HEURISTICS, SEARCH),
-        default=optimum.DEFAULTS,
-        metavar="NAME",
-        help=f"of optima: {', '.join(HEURISTICS)}, or {SEARCH} (default: {' '.join(optimum.DEFAULTS)})",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=seconds,
-        default=60.0,
-        metavar="S",
-        help="for each exact planner and budget (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--logs",
-        nargs="+",
-        type=Path,
-        metavar="LOG",
-        help=f"operator logs, or a folder with NAME.log.gz and {logs.REFERENCE} (default: {logs.FOLDER})",
-    )
-    parser.add_argument(
-        "--reference",
-        type=Path,
-        metavar="FILE",
-        help='JSON: {"slowdown": {log: {heuristic: {ratio: slowdown, "OOM" or "thrash"}}}} '
-        f"(default: {logs.REFERENCE} beside the logs)",
-    )
-    parser.add_argument(
-        "--layers",
-        nargs="+",
-        type=positive,
-        metavar="N",
-        help=f"depths of the GPT of times (default: {' '.join(map(str, _LAYERS))})",
-    )
+    add_targets(parser, nargs="*", default=" (default: models at full size, and GPTs for times)")
+    add = parser.add_argument
+    add("--only", nargs="+", choices=_PARTS, default=_PARTS, metavar="PART", help=f"of {', '.join(_PARTS)}")
+    add("--quick", action="store_true", help="a small case of each part")
+    about = "budgets, of each peak; of baselines, activation_memory_budget (default: each part has its own)"
+    add("--shares", nargs="+", type=share, metavar="SHARE", help=about)
+    names, usual = (*HEURISTICS, SEARCH), optimum.DEFAULTS
+    add_heuristic(parser, f"{' '.join(usual)}; of optima", nargs="+", choices=names, default=usual)
+    add("--seconds", type=seconds, default=60.0, metavar="S", help="for each exact planner (default: 60)")
+    about = f"operator logs, or a folder with NAME.log.gz and {logs.REFERENCE} (default: {logs.FOLDER})"
+    add("--logs", nargs="+", type=Path, metavar="LOG", help=about)
+    about = 'JSON: {"slowdown": {log: {heuristic: {ratio: slowdown}}}} (default: beside the logs)'
+    add("--reference", type=Path, metavar="FILE", help=about)
+    about = f"depths of the GPT of times (default: {' '.join(map(str, _LAYERS))})"
+    add("--layers", nargs="+", type=positive, metavar="N", help=about)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out the command."""
     if arguments.targets and arguments.layers:
         raise CommandError("give TARGETs, or --layers, the depths of the GPT that is measured without them")
     found: list[Goal] = []
     data: dict[str, Any] = {}
-    for name, part in _parts(arguments).items():
-        results = collect(part.results, part.each, quiet=arguments.json)
-        if not arguments.json and (summary := part.summary(results)):
+    for name, (part, results) in _parts(arguments).items():
+        data[name] = collect(results, getattr(part, "each", None), quiet=arguments.json)
+        if not arguments.json and (summary := part.summary(data[name])):
             print(summary, end="\n\n", flush=True)
-        found += part.goals(results)
-        data[name] = results
+        found += part.goals(data[name])
     if arguments.json:
         print(json.dumps({**data, "goals": found}, indent=1, default=asdict))
     elif found:
         print(goal_table(found))
 
 
-def _parts(arguments: argparse.Namespace) -> dict[str, Part]:
-    """The parts that are asked for; what can be wrong is said before anything runs."""
-    # Compilation machinery takes seconds to import, which --help need not wait for.
+def _parts(arguments: argparse.Namespace) -> dict[str, tuple[ModuleType, Iterator[Any]]]:
+    """The parts that are asked for, and their results to come; what can be wrong is said before."""
     from dtr_fx.cli.bench import baselines, times
 
     quick, targets, shares, only = arguments.quick, arguments.targets, arguments.shares, arguments.only
     settings = dict(arguments.arg)
-    parts: dict[str, Part] = {}
+    parts: dict[str, tuple[ModuleType, Iterator[Any]]] = {}
     if "baselines" in only:
         models = targets or (["zoo:mlp_full"] if quick else baselines.models())
-        options = Options(plan_seconds=_QUICK_SECONDS if quick else None)
+        options = Options(plan_seconds=0.1 if quick else None)
         budgets = shares or ((1.0, 0.5) if quick else baselines.BUDGETS)
-        results = baselines.results(models, settings, options, budgets)
-        parts["baselines"] = Part(results, baselines.summary, baselines.goals, baselines.each)
+        parts["baselines"] = baselines, baselines.results(models, settings, options, budgets)
     if "optimum" in only:
         require_ortools()
         graphs = optimum.small_networks()[: 2 if quick else None]
         wanted = shares or ((0.5,) if quick else optimum.SHARES)
-        gaps = optimum.results(graphs, wanted, arguments.heuristic, arguments.seconds)
-        parts["optimum"] = Part(gaps, optimum.summary, optimum.goals)
+        parts["optimum"] = optimum, optimum.results(graphs, wanted, arguments.heuristic, arguments.seconds)
     if "logs" in only:
         known = logs.known(arguments.logs or [], arguments.reference)[: 1 if quick else None]
-        ratios = shares or ((0.5,) if quick else None)
-        parts["logs"] = Part(logs.results(known, ratios), logs.summary, logs.goals, logs.each)
+        parts["logs"] = logs, logs.results(known, shares or ((0.5,) if quick else None))
     if "times" in only:
         depths = arguments.layers or ((2, 4) if quick else _LAYERS)
         subjects = times.of_targets(targets, settings) if targets else times.gpts(depths)
-        planned = times.results(subjects, shares or (_TIMES_SHARE,))
-        parts["times"] = Part(planned, times.summary, times.goals)
+        parts["times"] = times, times.results(subjects, shares or (0.7,))
     return parts

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from dtr_fx.cli.bench import Rows
 from dtr_fx.cli.bench.goals import ONLINE, ROUNDING, SEARCH, Goal, worst
-from dtr_fx.cli.bench.targets import Rows, name_of
-from dtr_fx.cli.progress import tracked
+from dtr_fx.cli.output import tracked
 from dtr_fx.cli.targets import Inputs, load_target
 from dtr_fx.inspect.table import table
 from dtr_fx.lab.baselines import Joint, plan, trace
@@ -16,14 +16,15 @@ from dtr_fx.planning.options import Options
 from dtr_fx.torch_private import FakeTensorMode
 from dtr_fx.units import format_percent, format_seconds
 
-_RUNS = {"online": 2, "search": 1}
+# How often each planner runs: the first plan in a process imports what later ones find there.
+_RUNS: dict[Literal["online", "search"], int] = {"online": 2, "search": 1}
 _GROWTH = 2.0
 
 Models: TypeAlias = "Mapping[str, Callable[[], tuple[Callable[..., object], Inputs]]]"
 
 
 def of_targets(targets: Sequence[str], settings: Mapping[str, Any]) -> Models:
-    return {name_of(target): partial(load_target, target, **settings) for target in targets}
+    return {target.rpartition(":")[2]: partial(load_target, target, **settings) for target in targets}
 
 
 def gpts(depths: Sequence[int]) -> Models:
@@ -37,8 +38,24 @@ def results(models: Models, shares: Sequence[float]) -> Iterator[dict[str, Any]]
     Of either planner "whole" is from the graph to the verified one, "plan" finding the plan alone.
     """
     for name, make in tracked("times", list(models.items())):
-        joint = _trace(make)
-        yield from (_measure(name, joint, share) for share in shares)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            joint = trace(*make())
+        nodes = list(joint.graph.graph.nodes)
+        operators = sum(node.op.startswith("call") for node in nodes)
+        for share in shares:
+            seconds: dict[str, dict[str, float]] = {
+                planner: _seconds(joint, Options(budget=share, planner=planner), runs)
+                for planner, runs in _RUNS.items()
+            }
+            yield {"name": name, "share": share, "nodes": len(nodes), "operators": operators, **seconds}
+
+
+def _seconds(joint: Joint, options: Options, runs: int) -> dict[str, float]:
+    reports = [plan(joint, options)[1] for _ in range(runs)]
+    return {
+        "whole": min(sum(report.seconds.values()) for report in reports),
+        "plan": min(report.seconds["plan"] for report in reports),
+    }
 
 
 def summary(results: Rows) -> str:
@@ -49,50 +66,25 @@ def summary(results: Rows) -> str:
     )
 
 
-def _trace(make: Callable[[], tuple[Callable[..., object], Inputs]]) -> Joint:
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        return trace(*make())
-
-
-def _measure(name: str, joint: Joint, share: float) -> dict[str, Any]:
-    nodes = list(joint.graph.graph.nodes)
-    return {
-        "name": name,
-        "share": share,
-        "nodes": len(nodes),
-        "operators": sum(node.op.startswith("call") for node in nodes),
-        # First, and best of two: the first plan in a process imports what later ones find there.
-        "online": _seconds(joint, Options(budget=share, planner="online")),
-        "search": _seconds(joint, Options(budget=share, planner="search")),
-    }
-
-
-def _seconds(joint: Joint, options: Options) -> dict[str, float]:
-    reports = [plan(joint, options)[1] for _ in range(_RUNS[options.planner])]
-    return {
-        "whole": min(sum(report.seconds.values()) for report in reports),
-        "plan": min(report.seconds["plan"] for report in reports),
-    }
+def _cells(row: dict[str, Any]) -> dict[str, object]:
+    cells = {"planning": row["name"], "operators": row["operators"], "nodes": row["nodes"]}
+    for planner in _RUNS:
+        seconds = row[planner]
+        cells[f"{planner}: all"] = format_seconds(seconds["whole"])
+        cells[f"{planner}: plan"] = format_seconds(seconds["plan"])
+        cells[f"{planner}: µs per node"] = f"{1e6 * seconds['whole'] / row['nodes']:.0f}"
+    return cells
 
 
 def goals(results: Rows) -> list[Goal]:
     """The goals, over all graphs."""
+    searched = ((row["name"], row["search"]["whole"] / SEARCH(row["nodes"])) for row in results)
+    online = ((row["name"], row["online"]["plan"] / ONLINE(row["nodes"])) for row in results)
+    growth = f"GPTs: time per node grows by less than {_GROWTH:g} times, smallest graph to largest"
     return [
-        worst(
-            f"GPTs, search: of the time allowed, {SEARCH}",
-            ((row["name"], row["search"]["whole"] / SEARCH(row["nodes"])) for row in results),
-            1.0,
-        ),
-        worst(
-            f"GPTs, online, the plan alone: of the time allowed, {ONLINE}",
-            ((row["name"], row["online"]["plan"] / ONLINE(row["nodes"])) for row in results),
-            1.0,
-        ),
-        worst(
-            f"GPTs: time per node grows by less than {_GROWTH:g} times, smallest graph to largest",
-            _growths(results),
-            _GROWTH - ROUNDING,
-        ),
+        worst(f"GPTs, search: of the time allowed, {SEARCH}", searched, 1.0),
+        worst(f"GPTs, online, the plan alone: of the time allowed, {ONLINE}", online, 1.0),
+        worst(growth, _growths(results), _GROWTH - ROUNDING),
     ]
 
 
@@ -104,13 +96,3 @@ def _growths(results: Rows) -> Iterator[tuple[str, float]]:
         few, many = smallest[planner], largest[planner]
         yield planner, many["whole"] / few["whole"] / more_nodes
         yield f"{planner}, plan", many["plan"] / few["plan"] / more_nodes
-
-
-def _cells(row: dict[str, Any]) -> dict[str, object]:
-    cells = {"planning": row["name"], "operators": row["operators"], "nodes": row["nodes"]}
-    for planner in ("online", "search"):
-        seconds = row[planner]
-        cells[f"{planner}: all"] = format_seconds(seconds["whole"])
-        cells[f"{planner}: plan"] = format_seconds(seconds["plan"])
-        cells[f"{planner}: µs per node"] = f"{1e6 * seconds['whole'] / row['nodes']:.0f}"
-    return cells
