@@ -14,17 +14,14 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads = heads
-        self.dropout = dropout
+        self.heads, self.dropout = heads, dropout
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        q, k, v = (
-            part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
-            for part in self.qkv(x).chunk(3, dim=-1)
-        )
+        heads = batch, length, self.heads, width // self.heads
+        q, k, v = (part.view(heads).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         mixed = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
@@ -45,16 +42,13 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm_attention(x))
-        x = x + self.mlp(self.norm_mlp(x))
-        return x
+        return x + self.mlp(self.norm_mlp(x))
 
 
 class GPT(nn.Module):
     """A character-level language model with learned positions."""
 
-    def __init__(
-        self, *, layers: int, width: int, heads: int, length: int, vocab: int, dropout: float
-    ) -> None:
+    def __init__(self, layers: int, width: int, heads: int, length: int, vocab: int, dropout: float) -> None:
         super().__init__()
         self.token = nn.Embedding(vocab, width)
         self.position = nn.Parameter(0.02 * torch.randn(length, width))
@@ -84,6 +78,6 @@ def gpt(
     dropout: float = 0.1,
 ) -> Model:
     """A GPT and a batch of random tokens."""
-    model = GPT(layers=layers, width=width, heads=heads, length=length, vocab=vocab, dropout=dropout)
+    model = GPT(layers, width, heads, length, vocab, dropout)
     tokens = torch.randint(vocab, (batch, length + 1))
     return model, (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())

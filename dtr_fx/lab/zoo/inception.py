@@ -1,8 +1,6 @@
 """Inception-v4: Szegedy et al., Inception-v4, Inception-ResNet and the Impact of Residual Connections on
-Learning, AAAI 2017.
-
-The blocks of Figures 3 to 9 at a fraction of their width.  All convolutions are padded, so that images may be
-smaller than the paper's 299 pixels.
+Learning, AAAI 2017.  The blocks of Figures 3 to 9 at a fraction of their width; all convolutions are padded,
+so that images may be smaller than the paper's 299 pixels.
 """
 
 from __future__ import annotations
@@ -28,8 +26,8 @@ def halve(*layers: nn.Module, inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(*layers, conv(inputs, outputs, 3, 2))
 
 
-def pool() -> nn.Module:
-    return nn.AvgPool2d(3, stride=1, padding=1)
+def pooled(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.AvgPool2d(3, stride=1, padding=1), conv(inputs, outputs, 1))
 
 
 def max_pool() -> nn.Module:
@@ -64,7 +62,7 @@ def stem(u: int) -> nn.Module:
 def block_a(u: int) -> nn.Module:
     """Figure 4: 12 u channels in and out."""
     return Branches(
-        nn.Sequential(pool(), conv(12 * u, 3 * u, 1)),
+        pooled(12 * u, 3 * u),
         conv(12 * u, 3 * u, 1),
         convs(12 * u, (2 * u, 1), (3 * u, 3)),
         convs(12 * u, (2 * u, 1), (3 * u, 3), (3 * u, 3)),
@@ -83,7 +81,7 @@ def reduction_a(u: int) -> nn.Module:
 def block_b(u: int) -> nn.Module:
     """Figure 5: 32 u channels in and out."""
     return Branches(
-        nn.Sequential(pool(), conv(32 * u, 4 * u, 1)),
+        pooled(32 * u, 4 * u),
         conv(32 * u, 12 * u, 1),
         convs(32 * u, (6 * u, 1), (7 * u, (1, 7)), (8 * u, (7, 1))),
         convs(32 * u, (6 * u, 1), (6 * u, (1, 7)), (7 * u, (7, 1)), (7 * u, (1, 7)), (8 * u, (7, 1))),
@@ -107,30 +105,28 @@ def fork(inputs: int, outputs: int) -> nn.Module:
 def block_c(u: int) -> nn.Module:
     """Figure 6: 48 u channels in and out."""
     return Branches(
-        nn.Sequential(pool(), conv(48 * u, 8 * u, 1)),
+        pooled(48 * u, 8 * u),
         conv(48 * u, 8 * u, 1),
         nn.Sequential(conv(48 * u, 12 * u, 1), fork(12 * u, 8 * u)),
         nn.Sequential(convs(48 * u, (12 * u, 1), (14 * u, (1, 3)), (16 * u, (3, 1))), fork(16 * u, 8 * u)),
     )
 
 
-class Inception(ImageClassifier):
+def inception_v4(*, unit: int, classes: int) -> nn.Module:
     """Figure 9: 4 A blocks, 7 B blocks and 3 C blocks; ``unit`` channels stand for 32 of the paper's."""
-
-    def __init__(self, *, unit: int, classes: int) -> None:
-        super().__init__()
-        self.features = nn.Sequential(
-            stem(unit),
-            *(block_a(unit) for _ in range(4)),
-            reduction_a(unit),
-            *(block_b(unit) for _ in range(7)),
-            reduction_b(unit),
-            *(block_c(unit) for _ in range(3)),
-        )
-        self.head = nn.Sequential(nn.Dropout(0.2), nn.Linear(48 * unit, classes))
+    features = nn.Sequential(
+        stem(unit),
+        *(block_a(unit) for _ in range(4)),
+        reduction_a(unit),
+        *(block_b(unit) for _ in range(7)),
+        reduction_b(unit),
+        *(block_c(unit) for _ in range(3)),
+    )
+    return ImageClassifier(
+        features=features, head=nn.Sequential(nn.Dropout(0.2), nn.Linear(48 * unit, classes))
+    )
 
 
 def inception(unit: int = 2, batch: int = 16, size: int = 128) -> Model:
     """Inception-v4 at a sixteenth of its width, and a batch of random images."""
-    model = Inception(unit=unit, classes=10)
-    return model, labelled_images(batch, size, 10)
+    return inception_v4(unit=unit, classes=10), labelled_images(batch, size, 10)

@@ -33,12 +33,8 @@ class UNet(nn.Module):
 
     def convs(self, inputs: int, outputs: int) -> nn.Module:
         """Two unpadded convolutions: the image loses 4 pixels."""
-        return nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(outputs, outputs, 3),
-            nn.ReLU(inplace=True),
-        )
+        first, second = nn.Conv2d(inputs, outputs, 3), nn.Conv2d(outputs, outputs, 3)
+        return nn.Sequential(first, nn.ReLU(inplace=True), second, nn.ReLU(inplace=True))
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         logits = self.logits(images)
