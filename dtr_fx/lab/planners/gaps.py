@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dtr_fx.lab.planners.checkmate import TooLarge, solve_checkmate
-from dtr_fx.lab.planners.dtr import plan_dtr
 from dtr_fx.lab.planners.graph import OperatorGraph
 from dtr_fx.lab.planners.moccasin import require_ortools, solve_moccasin
-from dtr_fx.lab.planners.plan import CannotPlan, check
+from dtr_fx.lab.planners.plan import CannotPlan, check, plan_dtr
 from dtr_fx.lab.planners.solution import Solution
 from dtr_fx.runtime import HEURISTICS
 from dtr_fx.search import Infeasible, Policy, search
@@ -51,19 +50,11 @@ class Gap:
 
 
 def gaps(
-    graphs: Iterable[OperatorGraph],
-    shares: Sequence[float],
-    heuristics: Sequence[str],
-    seconds: float = 60.0,
+    graphs: Iterable[OperatorGraph], shares: Sequence[float], heuristics: Sequence[str], seconds: float = 60.0
 ) -> Iterator[Gap]:
-    """A row for each graph and budget, as soon as it is known.
+    """A row for each graph and budget, as soon as it is known; ``DTRError`` without scipy or ortools.
 
     Checkmate's program is tried first, MOCCASIN's where it proves nothing in time, each for ``seconds``.
-
-    Raises
-    ------
-    DTRError
-        scipy or ortools is not installed.
     """
     require_ortools()
     for graph in graphs:

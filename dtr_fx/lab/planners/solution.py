@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from dtr_fx.lab.planners.graph import Node, OperatorGraph
-from dtr_fx.lab.planners.plan import CannotPlan
+from dtr_fx.lab.planners.plan import CannotPlan, check, plan_order
 from dtr_fx.runtime import Plan
 
 # Costs that are not whole numbers are rounded to this share of what the program costs.
@@ -30,13 +30,7 @@ class Solution:
     seconds: float
 
     def require(self) -> Plan:
-        """The plan.
-
-        Raises
-        ------
-        CannotPlan
-            None was found in time.
-        """
+        """The plan; ``CannotPlan`` if none was found in time."""
         if self.plan is None:
             raise CannotPlan(
                 f"{self.planner}: no plan found in {self.seconds:.0f} s, and none is cheaper than "
@@ -45,24 +39,37 @@ class Solution:
         return self.plan
 
 
+def solution(
+    planner: str,
+    graph: OperatorGraph,
+    budget: float,
+    order: Iterable[int] | None,
+    bound: float,
+    optimal: bool,
+    seconds: float,
+) -> Solution:
+    """From an order of the ``closed`` graph's operators, None if none was found."""
+    bound = max(graph.cost, bound)
+    if order is None:
+        return Solution(planner, None, math.inf, bound, False, seconds)
+    plan = plan_order(graph, [op for op in order if op < len(graph)])
+    cost = check(graph, plan, budget).total
+    return Solution(planner, plan, cost, cost if optimal else min(bound, cost), optimal, seconds)
+
+
 def require_room(graph: OperatorGraph, budget: float, seconds: float, planner: str) -> None:
     """Refuse what no program need be written for.
 
-    Raises
-    ------
-    CannotPlan
-        There are no operators, or one alone does not fit.
-    ValueError
-        The budget or the time is no number, or the time is not positive.
+    Raises ``CannotPlan`` if there are no operators, or one alone does not fit; ``ValueError`` if the budget
+    or the time is no number, or the time is not positive.
     """
     if not seconds > 0 or math.isnan(budget):
         raise ValueError(f"{planner} needs a budget and some seconds, not {budget} and {seconds}")
     if not len(graph):
         raise CannotPlan(f"{graph.name}: there are no operators to plan")
     if graph.floor > budget:
-        raise CannotPlan(
-            f"{graph.name}: {planner} cannot plan {budget} bytes; every plan needs {graph.floor}"
-        )
+        needs = f"every plan needs {graph.floor}"
+        raise CannotPlan(f"{graph.name}: {planner} cannot plan {budget} bytes; {needs}")
 
 
 def closed(graph: OperatorGraph) -> OperatorGraph:
@@ -90,7 +97,7 @@ def whole_sizes(graph: OperatorGraph, budget: float, finest: float = math.inf) -
 
 def whole_costs(graph: OperatorGraph) -> tuple[list[int], float]:
     """Costs as whole numbers and the unit that they are multiples of; exact if they are whole already."""
-    costs: Sequence[float] = [node.cost for node in graph.nodes]
+    costs = [node.cost for node in graph.nodes]
     total = sum(costs) or 1.0
     if all(float(cost).is_integer() for cost in costs):
         unit = math.gcd(*map(int, costs)) or 1
