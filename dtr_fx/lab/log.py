@@ -1,11 +1,6 @@
 """Operator logs: the JSON lines of Appendix C.6, as the original artifact writes and reads them.
 
-    {"INSTRUCTION":"CALL","NAME":"relu","ARGS":["x1"],"RESULT":["x2"],"TIME":"1200"}
-    {"INSTRUCTION":"MEMORY","NAME":"x2","MEMORY":"4096"}
-    {"INSTRUCTION":"ALIAS","NAME":"x2","ALIAS":"-1"}
-
-Sizes are bytes and times nanoseconds, both as strings.  ``read_log`` turns the names of a log, which copies,
-mutations and releases bind anew, into the numbered tensors of a ``Program``.
+{"INSTRUCTION":"CALL","NAME":"relu","ARGS":["x1"],"RESULT":["x2"],"TIME":"1200"}, with bytes and nanoseconds.
 """
 
 from __future__ import annotations
@@ -166,19 +161,12 @@ _AS_TEXT = {"TIME", "MEMORY", "ALIAS"}
 
 
 def parse_line(text: str) -> Line:
-    """One line of a log.
-
-    Raises
-    ------
-    LogError
-        The line is none; the message says what was expected.
-    """
+    """One line of a log; if it is none, ``LogError`` says what was expected."""
     try:
         fields = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise LogError(f"expected a JSON object, found {_shown(text)} ({error.msg})") from None
-    except (ValueError, RecursionError):  # thousands of digits, or of brackets
-        raise LogError(f"expected a JSON object, found {_shown(text)}") from None
+    except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets, have no message
+        reason = f" ({error.msg})" if isinstance(error, json.JSONDecodeError) else ""
+        raise LogError(f"expected a JSON object, found {_shown(text)}{reason}") from None
     if not isinstance(fields, dict) or "INSTRUCTION" not in fields:
         raise LogError(f'expected an object with "INSTRUCTION", found {_shown(text)}')
     kind = fields["INSTRUCTION"]
@@ -230,12 +218,8 @@ def read_log(path: str | Path, *, simrd: bool = False) -> Program:
     The tensors that still have a name at the end are the results: they are rematerialized and stay (the
     output condition of C.6).
 
-    Raises
-    ------
-    LogError
-        The line that cannot be read or has no place there, its number, and what was expected.
-    OSError
-        The file cannot be opened.
+    Raises ``LogError`` with the line that cannot be read or has no place there, its number, and what was
+    expected; ``OSError`` if the file cannot be opened.
     """
     path = Path(path)
     lines = _lines(path)
@@ -267,9 +251,8 @@ def _lines(path: Path) -> list[_Numbered]:
                 if text.strip():
                     lines.append((number, _parsed(text)))
     except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
-        raise LogError(
-            f"{path}: expected a log, plain or gzip: damaged after line {number}: {error}"
-        ) from None
+        damage = f"damaged after line {number}: {error}"
+        raise LogError(f"{path}: expected a log, plain or gzip: {damage}") from None
     return lines
 
 
@@ -309,13 +292,12 @@ class _Reader:
         self._lines = iter(lines)
         self.number = 0
         self.instructions: list[Instruction] = []
-        self._simrd = simrd
-        self._before = before
+        self._simrd, self._before = simrd, before
         self._tensors: dict[str, int] = {}  # the tensor that a name stands for
         self._names: dict[int, int] = {}  # how many names a tensor has
         self._storages: list[int] = []  # of each tensor, its storage: the number of the first tensor there
+        self._sizes: list[int] = []  # of each tensor, but views
         self._named: dict[int, dict[str, None]] = {}  # the names of a storage's tensors
-        self._sizes: dict[int, int] = {}
         self.calls = 0
         self._backward: int | None = None
         self._first_named: int | None = None  # for logs that do not say where their backward pass begins
@@ -353,15 +335,13 @@ class _Reader:
                     self._backward = self.calls
             case ConstantLine(name):
                 size = self._expect(MemoryLine, name).memory
-                self.instructions.append(Constant(self._new(name, size), size))
+                self.instructions.append(Constant(self._claim(name, self._new(size)), size))
             case CallLine():
                 self._call(line)
             case MutateLine():
                 self._mutate(line)
             case CopyLine(dst, src):
-                tensor = self._tensor(src)
-                self._claim(dst)
-                self._bind(dst, tensor)
+                self._claim(dst, self._tensor(src))
             case CopyFromLine(dst, src):
                 tensor = self._tensor(src)
                 self._tensor(dst)
@@ -383,10 +363,9 @@ class _Reader:
             alias = self._expect(AliasLine, name).alias
             if not -1 <= alias < len(inputs):
                 raise LogError(f"expected -1 or the number of an argument below {len(inputs)}, found {alias}")
-            if alias == -1:
-                outputs.append(Output(self._new(name, size), size))
-            else:
-                outputs.append(Output(self._view(name, inputs[alias]), 0, inputs[alias]))
+            base = None if alias == -1 else inputs[alias]
+            tensor = self._claim(name, self._new(size, base))
+            outputs.append(Output(tensor, size if base is None else 0, base))
         self._append(Call(line.name, inputs, tuple(outputs), line.time))
 
     def _mutate(self, line: MutateLine) -> None:
@@ -396,11 +375,8 @@ class _Reader:
             raise LogError(f"expected argument numbers below {len(inputs)}, found {list(line.mutate)}")
         written = [line.args[number] for number in line.mutate]
         stale = {name: [name] if self._simrd else self._others(name) for name in written}
-        outputs = []
-        for name in written:
-            size = self._sizes[self._storages[self._tensor(name)]]
-            tensor = self._number(size)
-            outputs.append(Output(tensor, size))
+        sizes = [self._sizes[self._storages[self._tensor(name)]] for name in written]
+        outputs = [Output(self._new(size), size) for size in sizes]
         self._append(Call(line.name, inputs, tuple(outputs), line.time))
         for name, output in zip(written, outputs):
             self._rebind(name, stale[name], output.tensor)
@@ -416,7 +392,7 @@ class _Reader:
         for name in names:
             old = self._tensors[name]
             if old not in views:
-                views[old] = self._view(None, tensor)
+                views[old] = self._new(0, tensor)
                 self._append(Call("view", (tensor,), (Output(views[old], 0, tensor),), 0))
             self._rename(name, views[old])
 
@@ -433,28 +409,18 @@ class _Reader:
             raise LogError(f"expected the name of a tensor, found {name!r}, which no line before has made")
         return self._tensors[name]
 
-    def _claim(self, name: str) -> None:
+    def _new(self, size: int, base: int | None = None) -> int:
+        """The number of one more tensor, with a storage of its own or that of ``base``."""
+        tensor = len(self._storages)
+        self._storages.append(tensor if base is None else self._storages[base])
+        self._sizes.append(size)
+        return tensor
+
+    def _claim(self, name: str, tensor: int) -> int:
+        """The tensor, under a name that stands for none yet."""
         if name in self._tensors:
             raise LogError(f"expected a new name, found {name!r}, which already stands for a tensor")
-
-    def _new(self, name: str, size: int) -> int:
-        self._claim(name)
-        tensor = self._number(size)
         self._bind(name, tensor)
-        return tensor
-
-    def _number(self, size: int) -> int:
-        tensor = len(self._storages)
-        self._storages.append(tensor)
-        self._sizes[tensor] = size
-        return tensor
-
-    def _view(self, name: str | None, base: int) -> int:
-        tensor = len(self._storages)
-        self._storages.append(self._storages[base])
-        if name is not None:
-            self._claim(name)
-            self._bind(name, tensor)
         return tensor
 
     def _bind(self, name: str, tensor: int) -> None:
@@ -479,8 +445,6 @@ class _Reader:
 
 def _shown(value: Any) -> str:
     """The value for a message, not too long."""
-    if isinstance(value, str):
-        value = value.strip()
-        return repr(value if len(value) <= 60 else value[:59] + "…")
-    text = repr(value)
-    return text if len(text) <= 60 else text[:59] + "…"
+    text = value.strip() if isinstance(value, str) else repr(value)
+    short = text if len(text) <= 60 else text[:59] + "…"
+    return repr(short) if isinstance(value, str) else short

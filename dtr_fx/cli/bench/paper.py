@@ -37,9 +37,8 @@ from dtr_fx.cli.bench.reference import THRASH, VERDICTS, read_reference
 from dtr_fx.cli.progress import tracked
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
-from dtr_fx.lab.adversary import LEAST_BUDGET, run_adversary
-from dtr_fx.lab.linear import LinearRun, run_linear
 from dtr_fx.lab.replay import replay
+from dtr_fx.lab.theorems import LEAST_BUDGET, LinearRun, run_adversary, run_linear
 from dtr_fx.runtime import HEURISTICS, Deallocation, Thrash
 from dtr_fx.runtime.program import Program
 from dtr_fx.units import format_percent

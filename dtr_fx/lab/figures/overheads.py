@@ -13,11 +13,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from dtr_fx.lab.figures.curves import draw_ending, ending_of_legend
-from dtr_fx.lab.figures.slowdowns import MEMORY_RATIO, panel_style
-from dtr_fx.lab.figures.style import Look, heuristic_looks, legend_below, panels, strokes
+from dtr_fx.lab.figures.style import (
+    LIGHT,
+    Look,
+    area_entry,
+    draw_ending,
+    ending_entry,
+    heuristic_looks,
+    legend_below,
+    line_entry,
+    ratio_panels,
+    strokes,
+)
 from dtr_fx.lab.networks import Layer, linear, residual, training_step, unet
-from dtr_fx.lab.parallel import run_tasks
 from dtr_fx.lab.planners import (
     PLANNERS,
     CannotPlan,
@@ -28,6 +36,7 @@ from dtr_fx.lab.planners import (
     solve_checkmate,
     solve_moccasin,
 )
+from dtr_fx.lab.sweep import run_tasks
 from dtr_fx.runtime import Plan
 from dtr_fx.runtime.program import Program
 
@@ -45,14 +54,12 @@ _MOST_SHOWN = 1.6
 Verdict = Literal["optimal", "planned", "no plan", "not tried"]
 Planner = Callable[[OperatorGraph, float], "Plan | Solution"]
 
+_DTR = ("dtr", "dtr-eq", "lru")
 COMPARED: dict[str, Planner] = {
     "Checkmate": partial(solve_checkmate, seconds=SECONDS),
     "MOCCASIN": partial(solve_moccasin, seconds=SECONDS),
-    **{
-        name: partial(plan_dtr, heuristic=name, max_recompute=MAX_RECOMPUTE)
-        for name in ("dtr", "dtr-eq", "lru")
-    },
-    **{name: PLANNERS[name] for name in ("Chen √N", "Chen greedy", "Revolve")},
+    **{name: partial(plan_dtr, heuristic=name, max_recompute=MAX_RECOMPUTE) for name in _DTR},
+    **PLANNERS,
 }
 _EXACT = ("Checkmate", "MOCCASIN")
 
@@ -63,7 +70,7 @@ LARGEST = {"Checkmate": 64, "MOCCASIN": 64, "Chen greedy": 600, "Revolve": 600}
 _LOOKS = {
     "Checkmate": Look("Checkmate", "#000000", "*"),
     "MOCCASIN": Look("MOCCASIN", "#888888", "X"),
-    **heuristic_looks(("dtr", "dtr-eq", "lru")),
+    **heuristic_looks(_DTR),
     "Chen √N": Look("Chen √N", "#332288", "^"),
     "Chen greedy": Look("Chen greedy", "#44AA99", ">"),
     "Revolve": Look("Revolve", "#CC6677", "<"),
@@ -140,10 +147,7 @@ class PlannerComparison:
     def __init__(self, graphs: Sequence[OperatorGraph]) -> None:
         self.graphs = list(graphs)
         self._tasks = [
-            (graph, planner, budget)
-            for graph in self.graphs
-            for planner in COMPARED
-            for budget in budgets(graph)
+            (graph, planner, budget) for graph in graphs for planner in COMPARED for budget in budgets(graph)
         ]
         self.results: list[Planned] = []
 
@@ -154,9 +158,7 @@ class PlannerComparison:
         self, *, processes: int | None = None, advance: Callable[[int], None] = lambda done: None
     ) -> None:
         """Plan; ``processes`` and ``advance`` are as for ``run_tasks``."""
-        self.results = run_tasks(
-            lambda number: _plan(*self._tasks[number]), len(self), processes=processes, advance=advance
-        )
+        self.results = run_tasks(lambda number: _plan(*self._tasks[number]), len(self), processes, advance)
 
 
 def _plan(graph: OperatorGraph, planner: str, budget: int) -> Planned:
@@ -172,13 +174,15 @@ def _plan(graph: OperatorGraph, planner: str, budget: int) -> Planned:
         return replace(about, seconds=time.perf_counter() - start, reason=str(error))
     seconds = time.perf_counter() - start
     cost = check(graph, plan, budget)
-    about = replace(
-        about, outcome="planned", overhead=_over_base(cost.total, graph), peak=cost.peak, seconds=seconds
+    solution = found if isinstance(found, Solution) else None
+    return replace(
+        about,
+        outcome="optimal" if solution and solution.optimal else "planned",
+        overhead=_over_base(cost.total, graph),
+        bound=_over_base(solution.bound, graph) if solution else None,
+        peak=cost.peak,
+        seconds=seconds,
     )
-    if isinstance(found, Solution):
-        outcome: Verdict = "optimal" if found.optimal else "planned"
-        about = replace(about, outcome=outcome, bound=_over_base(found.bound, graph))
-    return about
 
 
 def _over_base(cost: float, graph: OperatorGraph) -> float:
@@ -191,40 +195,34 @@ def plot_overheads(graphs: Sequence[OperatorGraph], results: Sequence[Planned], 
     What a planner found but did not prove optimal in its time has a hollow marker, if it is one that proves.
     Where a curve ends above the smallest budget, a mark tells that there is no plan.
     """
-    figure, axes = panels(len(graphs), title, MEMORY_RATIO, "overhead (total / base cost)")
+    titles = [f"{graph.name} ({len(graph)} operators)" for graph in graphs]
+    figure, axes = ratio_panels(titles, title, "overhead (total / base cost)")
     for graph, panel in zip(graphs, axes):
         floor = graph.floor / graph.peak
-        panel_style(panel, f"{graph.name} ({len(graph)} operators)")
         panel.set(ylim=(0.98, _MOST_SHOWN), xlim=(floor - 0.1 * (1 - floor), 1.01))
-        panel.axvspan(0, floor, facecolor="#D0D0D0", linewidth=0)
+        panel.axvspan(0, floor, facecolor=LIGHT, linewidth=0)
         for planner in COMPARED:
             own = [result for result in results if (result.graph, result.planner) == (graph.name, planner)]
             _draw(panel, planner, own)
-    legend_below(figure, _legend({result.planner for result in results if result.overhead is not None}))
+    drawn = {result.planner for result in results if result.overhead is not None}
+    lines = [line_entry(**_strokes(planner)) for planner in COMPARED if planner in drawn]
+    ends = [ending_entry("x", "no plan"), area_entry("no plan can do with less", LIGHT)]
+    legend_below(figure, [*lines, *ends])
     return figure
 
 
 def _draw(axes: Axes, planner: str, results: Sequence[Planned]) -> None:
-    axes.plot(*_points(results), **_strokes(planner), zorder=3)
-    _draw_end(axes, _LOOKS[planner].color, results)
-    unproved = [result for result in results if planner in _EXACT and result.outcome != "optimal"]
-    axes.plot(
-        *_points(unproved),
-        linestyle="none",
-        marker=_LOOKS[planner].marker,
-        markerfacecolor="#FFFFFF",
-        markeredgecolor=_LOOKS[planner].color,
-        zorder=5,
-    )
-
-
-def _draw_end(axes: Axes, color: str, results: Sequence[Planned]) -> None:
-    """A mark at the budget below the smallest that there is a plan for; ``results`` come by their budget."""
+    """A planner's curve; ``results`` come by their budget."""
+    color, marker = _LOOKS[planner].color, _LOOKS[planner].marker
     ratios, overheads = _points(results)
+    axes.plot(ratios, overheads, **_strokes(planner), zorder=3)
     below = [result.ratio for result in results if ratios and result.ratio < ratios[-1]]
     if below:
         draw_ending(axes, color, (ratios[-1], below[0]), overheads[-1:] * 2)
         axes.plot(below[:1], overheads[-1:], color=color, marker="x", markersize=5.5, zorder=4)
+    unproved = _points([result for result in results if planner in _EXACT and result.outcome != "optimal"])
+    hollow: dict[str, Any] = {"markerfacecolor": "#FFFFFF", "markeredgecolor": color}
+    axes.plot(*unproved, linestyle="none", marker=marker, **hollow, zorder=5)
 
 
 def _points(results: Sequence[Planned]) -> tuple[list[float], list[float]]:
@@ -235,15 +233,3 @@ def _points(results: Sequence[Planned]) -> tuple[list[float], list[float]]:
 def _strokes(planner: str) -> dict[str, Any]:
     rank = list(COMPARED).index(planner)
     return {**strokes(_LOOKS[planner], rank, len(COMPARED)), "linestyle": _DASHES.get(planner, "solid")}
-
-
-def _legend(planners: set[str]) -> list[Any]:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    lines = [Line2D([], [], **_strokes(planner)) for planner in COMPARED if planner in planners]
-    return [
-        *lines,
-        ending_of_legend("x", "no plan"),
-        Patch(facecolor="#D0D0D0", label="no plan can do with less"),
-    ]
