@@ -1,13 +1,7 @@
 """A training step in every form: eager, checkpointed by blocks, split by PyTorch's partitioner, and planned.
 
-    trace(model, inputs) ─► Joint ─┬─► eager(joint)            as autograd runs it
-                                   ├─► min_cut(joint, 0.5)     activation_memory_budget=0.5
-                                   └─► planned(joint, options) the backend dtr
-    checkpointed(model, inputs)                                torch.utils.checkpoint around every block
-
-All start from the joint graph that AOTAutograd hands to the backend ``dtr``, and all end as a forward and a
-backward graph for ``dtr_fx.judge``. Nothing is executed, so models built under ``FakeTensorMode`` can have
-any size.
+All start from the joint graph that AOTAutograd hands to the backend ``dtr``, and end as two graphs for
+``dtr_fx.judge``. Nothing is executed, so models built under ``FakeTensorMode`` can have any size.
 """
 
 from __future__ import annotations
@@ -63,11 +57,7 @@ class Joint:
 
 
 class _Traced(Exception):
-    """Ends a compilation that has come as far as it is wanted."""
-
-    def __init__(self, joint: Joint) -> None:
-        super().__init__("traced")
-        self.joint = joint
+    """Ends a compilation that has come as far as it is wanted, with the joint graph."""
 
 
 def trace(model: Callable[..., Any], inputs: Inputs) -> Joint:
@@ -86,7 +76,8 @@ def trace(model: Callable[..., Any], inputs: Inputs) -> Joint:
             call(compiled, inputs)
     except BackendCompilerFailed as failure:
         if isinstance(failure.inner_exception, _Traced):
-            return failure.inner_exception.joint
+            joint: Joint = failure.inner_exception.args[0]
+            return joint
         raise
     except TorchDynamoException as error:
         raise GraphError(f"the model is not traced as one graph: {error}") from error
@@ -121,10 +112,8 @@ def _mode(joint: Joint) -> contextlib.AbstractContextManager[Any]:
 def checkpointed(model: nn.Module, inputs: Inputs, blocks: Iterable[nn.Module] | None = None) -> Pair:
     """The step with ``torch.utils.checkpoint`` (not reentrant) around each block; see ``blocks_of``.
 
-    The graphs are those that ``default_partition`` makes of checkpointed regions: what enters a region is
-    saved, and of its operators those that the backward pass needs run again, each when something first reads
-    it. Eager checkpointing runs a region again at once, up to the last value that is needed: its cost is no
-    lower.
+    What enters a region is saved, and of its operators those that the backward pass needs run again, each
+    when something first reads it. Eager checkpointing runs a region again at once: its cost is no lower.
     """
     with checkpoints(model, blocks):
         joint = trace(model, inputs)
@@ -173,11 +162,7 @@ def plan(joint: Joint, options: Options) -> tuple[GraphModule, Report]:
 
 
 def _pair(graphs: tuple[GraphModule, GraphModule]) -> Pair:
-    """The pair without random operators that nothing reads.
-
-    Partitioners leave them in the backward graph, and with them all that they read: to dead-code elimination
-    they have an effect. Inductor takes them out.
-    """
-    for gm in graphs:
+    """The pair without the random operators that partitioners leave where nothing reads them, as
+    Inductor's.""" for gm in graphs:
         gm.graph.eliminate_dead_code(is_impure_node=has_effects)
     return Pair(*graphs)

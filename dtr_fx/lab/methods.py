@@ -1,7 +1,4 @@
-"""Training methods that save memory, as their users write them, and how far each gets under a cap.
-
-largest(method, subject, cap) ─► probe at two sizes ─► the size where the cap lies ─► attempt ─► Trial
-"""
+"""Training methods that save memory, as their users write them, and how far each gets under a cap."""
 
 from __future__ import annotations
 

@@ -13,29 +13,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from dtr_fx.lab.figures.style import (
-    LIGHT,
-    Look,
-    area_entry,
-    draw_ending,
-    ending_entry,
-    heuristic_looks,
-    legend_below,
-    line_entry,
-    ratio_panels,
-    strokes,
-)
+from dtr_fx.lab import planners
+from dtr_fx.lab.figures import style
 from dtr_fx.lab.networks import Layer, linear, residual, training_step, unet
-from dtr_fx.lab.planners import (
-    PLANNERS,
-    CannotPlan,
-    OperatorGraph,
-    Solution,
-    check,
-    plan_dtr,
-    solve_checkmate,
-    solve_moccasin,
-)
 from dtr_fx.lab.sweep import run_tasks
 from dtr_fx.runtime import Plan
 from dtr_fx.runtime.program import Program
@@ -52,14 +32,14 @@ BUDGETS = 10
 _MOST_SHOWN = 1.6
 
 Verdict = Literal["optimal", "planned", "no plan", "not tried"]
-Planner = Callable[[OperatorGraph, float], "Plan | Solution"]
+Planner = Callable[[planners.OperatorGraph, float], "Plan | planners.Solution"]
 
 _DTR = ("dtr", "dtr-eq", "lru")
 COMPARED: dict[str, Planner] = {
-    "Checkmate": partial(solve_checkmate, seconds=SECONDS),
-    "MOCCASIN": partial(solve_moccasin, seconds=SECONDS),
-    **{name: partial(plan_dtr, heuristic=name, max_recompute=MAX_RECOMPUTE) for name in _DTR},
-    **PLANNERS,
+    "Checkmate": partial(planners.solve_checkmate, seconds=SECONDS),
+    "MOCCASIN": partial(planners.solve_moccasin, seconds=SECONDS),
+    **{name: partial(planners.plan_dtr, heuristic=name, max_recompute=MAX_RECOMPUTE) for name in _DTR},
+    **planners.PLANNERS,
 }
 _EXACT = ("Checkmate", "MOCCASIN")
 
@@ -68,12 +48,12 @@ _EXACT = ("Checkmate", "MOCCASIN")
 LARGEST = {"Checkmate": 64, "MOCCASIN": 64, "Chen greedy": 600, "Revolve": 600}
 
 _LOOKS = {
-    "Checkmate": Look("Checkmate", "#000000", "*"),
-    "MOCCASIN": Look("MOCCASIN", "#888888", "X"),
-    **heuristic_looks(_DTR),
-    "Chen √N": Look("Chen √N", "#332288", "^"),
-    "Chen greedy": Look("Chen greedy", "#44AA99", ">"),
-    "Revolve": Look("Revolve", "#CC6677", "<"),
+    "Checkmate": style.Look("Checkmate", "#000000", "*"),
+    "MOCCASIN": style.Look("MOCCASIN", "#888888", "X"),
+    **style.heuristic_looks(_DTR),
+    "Chen √N": style.Look("Chen √N", "#332288", "^"),
+    "Chen greedy": style.Look("Chen greedy", "#44AA99", ">"),
+    "Revolve": style.Look("Revolve", "#CC6677", "<"),
 }
 
 # Curves that often lie on those before them.
@@ -102,9 +82,9 @@ class Planned:
     reason: str = ""
 
 
-def networks() -> list[OperatorGraph]:
+def networks() -> list[planners.OperatorGraph]:
     """The networks that the figure is drawn from when no log is at hand."""
-    return [OperatorGraph.of(network) for network in (linear(16), vgg16(), residual(6), unet(3))]
+    return [planners.OperatorGraph.of(network) for network in (linear(16), vgg16(), residual(6), unet(3))]
 
 
 def vgg16() -> Program:
@@ -131,7 +111,7 @@ def vgg16() -> Program:
     return training_step("VGG-16", stack)
 
 
-def budgets(graph: OperatorGraph) -> list[int]:
+def budgets(graph: planners.OperatorGraph) -> list[int]:
     """Evenly from below the graph's own peak down to what no plan can do without."""
     room = graph.peak - graph.floor
     return list(dict.fromkeys(graph.floor + room * step // BUDGETS for step in reversed(range(BUDGETS))))
@@ -144,7 +124,7 @@ class PlannerComparison:
     ``results`` are there when it has run.
     """
 
-    def __init__(self, graphs: Sequence[OperatorGraph]) -> None:
+    def __init__(self, graphs: Sequence[planners.OperatorGraph]) -> None:
         self.graphs = list(graphs)
         self._tasks = [
             (graph, planner, budget) for graph in graphs for planner in COMPARED for budget in budgets(graph)
@@ -161,7 +141,7 @@ class PlannerComparison:
         self.results = run_tasks(lambda number: _plan(*self._tasks[number]), len(self), processes, advance)
 
 
-def _plan(graph: OperatorGraph, planner: str, budget: int) -> Planned:
+def _plan(graph: planners.OperatorGraph, planner: str, budget: int) -> Planned:
     about = Planned(graph.name, len(graph), planner, budget, budget / graph.peak, "no plan")
     if len(graph) > LARGEST.get(planner, len(graph)):
         reason = f"not tried on more than {LARGEST[planner]} operators"
@@ -169,12 +149,12 @@ def _plan(graph: OperatorGraph, planner: str, budget: int) -> Planned:
     start = time.perf_counter()
     try:
         found = COMPARED[planner](graph, budget)
-        plan = found.require() if isinstance(found, Solution) else found
-    except CannotPlan as error:
+        plan = found.require() if isinstance(found, planners.Solution) else found
+    except planners.CannotPlan as error:
         return replace(about, seconds=time.perf_counter() - start, reason=str(error))
     seconds = time.perf_counter() - start
-    cost = check(graph, plan, budget)
-    solution = found if isinstance(found, Solution) else None
+    cost = planners.check(graph, plan, budget)
+    solution = found if isinstance(found, planners.Solution) else None
     return replace(
         about,
         outcome="optimal" if solution and solution.optimal else "planned",
@@ -185,29 +165,31 @@ def _plan(graph: OperatorGraph, planner: str, budget: int) -> Planned:
     )
 
 
-def _over_base(cost: float, graph: OperatorGraph) -> float:
+def _over_base(cost: float, graph: planners.OperatorGraph) -> float:
     return cost / graph.cost if graph.cost else 1.0
 
 
-def plot_overheads(graphs: Sequence[OperatorGraph], results: Sequence[Planned], title: str) -> Figure:
+def plot_overheads(
+    graphs: Sequence[planners.OperatorGraph], results: Sequence[Planned], title: str
+) -> Figure:
     """A panel for each graph, a curve for each planner.
 
     What a planner found but did not prove optimal in its time has a hollow marker, if it is one that proves.
     Where a curve ends above the smallest budget, a mark tells that there is no plan.
     """
     titles = [f"{graph.name} ({len(graph)} operators)" for graph in graphs]
-    figure, axes = ratio_panels(titles, title, "overhead (total / base cost)")
+    figure, axes = style.ratio_panels(titles, title, "overhead (total / base cost)")
     for graph, panel in zip(graphs, axes):
         floor = graph.floor / graph.peak
         panel.set(ylim=(0.98, _MOST_SHOWN), xlim=(floor - 0.1 * (1 - floor), 1.01))
-        panel.axvspan(0, floor, facecolor=LIGHT, linewidth=0)
+        panel.axvspan(0, floor, facecolor=style.LIGHT, linewidth=0)
         for planner in COMPARED:
             own = [result for result in results if (result.graph, result.planner) == (graph.name, planner)]
             _draw(panel, planner, own)
     drawn = {result.planner for result in results if result.overhead is not None}
-    lines = [line_entry(**_strokes(planner)) for planner in COMPARED if planner in drawn]
-    ends = [ending_entry("x", "no plan"), area_entry("no plan can do with less", LIGHT)]
-    legend_below(figure, [*lines, *ends])
+    lines = [style.line_entry(**_strokes(planner)) for planner in COMPARED if planner in drawn]
+    ends = [style.ending_entry("x", "no plan"), style.area_entry("no plan can do with less", style.LIGHT)]
+    style.legend_below(figure, [*lines, *ends])
     return figure
 
 
@@ -218,7 +200,7 @@ def _draw(axes: Axes, planner: str, results: Sequence[Planned]) -> None:
     axes.plot(ratios, overheads, **_strokes(planner), zorder=3)
     below = [result.ratio for result in results if ratios and result.ratio < ratios[-1]]
     if below:
-        draw_ending(axes, color, (ratios[-1], below[0]), overheads[-1:] * 2)
+        style.draw_ending(axes, color, (ratios[-1], below[0]), overheads[-1:] * 2)
         axes.plot(below[:1], overheads[-1:], color=color, marker="x", markersize=5.5, zorder=4)
     unproved = _points([result for result in results if planner in _EXACT and result.outcome != "optimal"])
     hollow: dict[str, Any] = {"markerfacecolor": "#FFFFFF", "markeredgecolor": color}
@@ -232,4 +214,4 @@ def _points(results: Sequence[Planned]) -> tuple[list[float], list[float]]:
 
 def _strokes(planner: str) -> dict[str, Any]:
     rank = list(COMPARED).index(planner)
-    return {**strokes(_LOOKS[planner], rank, len(COMPARED)), "linestyle": _DASHES.get(planner, "solid")}
+    return {**style.strokes(_LOOKS[planner], rank, len(COMPARED)), "linestyle": _DASHES.get(planner, "solid")}

@@ -4,27 +4,14 @@ against it: Figure 12 (Appendix D.3).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dtr_fx.lab.figures.style import (
-    LIGHT,
-    NEUTRAL,
-    POLICY_DASHES,
-    POLICY_LOOKS,
-    Look,
-    area_entry,
-    draw_ending,
-    ending_entry,
-    heuristic_looks,
-    legend_below,
-    line_entry,
-    ratio_panels,
-    strokes,
-)
+from dtr_fx.lab.figures import style
 from dtr_fx.lab.replay import Outcome, Replay
 from dtr_fx.runtime import Deallocation
 from dtr_fx.runtime.program import Call, Program
@@ -33,6 +20,8 @@ from dtr_fx.units import format_bytes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+Kind = tuple[str, Deallocation]  # of curves: a heuristic and a policy
 
 _TICKS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _TOPS = (1.2, 1.5, 2, 3, 5, 10, 20, 50, 100)
@@ -66,7 +55,7 @@ class Curve:
     """
 
     policy: Deallocation
-    look: Look
+    look: style.Look
     dash: str
     points: tuple[ReplayedPoint, ...]
     rank: int
@@ -74,7 +63,7 @@ class Curve:
 
     @property
     def strokes(self) -> dict[str, Any]:
-        return {**strokes(self.look, self.rank, self.of), "linestyle": self.dash}
+        return {**style.strokes(self.look, self.rank, self.of), "linestyle": self.dash}
 
     @property
     def failure(self) -> tuple[ReplayedPoint | None, ReplayedPoint] | None:
@@ -110,8 +99,8 @@ def plot_slowdowns(replays: Sequence[Replay], title: str, programs: Iterable[Pro
             _shade(panel, floors[name])
         for curve in row:
             _draw_curve(panel, curve)
-    areas = [area_entry("inputs and weights", _CONSTANTS), area_entry("largest operator", LIGHT)]
-    legend_below(figure, [*_legend_of(rows), *(areas if floors else ())])
+    areas = {"inputs and weights": _CONSTANTS, "largest operator": style.LIGHT} if floors else {}
+    style.legend_below(figure, [*_legend_of(rows), *itertools.starmap(style.area_entry, areas.items())])
     return figure
 
 
@@ -133,7 +122,8 @@ def plot_accesses(replays: Sequence[Replay], title: str) -> Figure:
                 [point.ratio for point in metadata.points], counted, color=curve.look.color, **_METADATA
             )
             _draw_curve(panel, curve)
-    legend_below(figure, [*_legend_of(rows), line_entry("of which metadata", color=NEUTRAL, **_METADATA)])
+    thin = style.line_entry("of which metadata", color=style.NEUTRAL, **_METADATA)
+    style.legend_below(figure, [*_legend_of(rows), thin])
     return figure
 
 
@@ -170,15 +160,15 @@ def _point(ratio: float, replays: Sequence[Replay], value: Callable[[Replay], fl
     return ReplayedPoint(ratio, "ok", sum(values) / len(values), min(values), max(values))
 
 
-def _looks(kinds: Sequence[tuple[str, Deallocation]]) -> dict[tuple[str, Deallocation], tuple[Look, str]]:
+def _looks(kinds: Sequence[Kind]) -> dict[Kind, tuple[style.Look, str]]:
     """Colours tell heuristics apart and dashes policies; of one heuristic, colours tell policies apart."""
-    heuristics = heuristic_looks(heuristic for heuristic, _ in kinds)
+    heuristics = style.heuristic_looks(heuristic for heuristic, _ in kinds)
     if len({policy for _, policy in kinds}) == 1:
         return {kind: (heuristics[kind[0]], "solid") for kind in kinds}
     if len(heuristics) > 1:
-        return {(name, policy): (heuristics[name], POLICY_DASHES[policy]) for name, policy in kinds}
+        return {(name, policy): (heuristics[name], style.POLICY_DASHES[policy]) for name, policy in kinds}
     [only] = heuristics.values()
-    policies = {policy: POLICY_LOOKS[policy] for _, policy in kinds}
+    policies = {policy: style.POLICY_LOOKS[policy] for _, policy in kinds}
     return {
         (name, policy): (replace(policies[policy], label=f"{only.label}, {policies[policy].label}"), "solid")
         for name, policy in kinds
@@ -187,7 +177,7 @@ def _looks(kinds: Sequence[tuple[str, Deallocation]]) -> dict[tuple[str, Dealloc
 
 def _panels(rows: Rows, replays: Iterable[Replay], title: str, y_label: str) -> tuple[Figure, list[Axes]]:
     wholes = {replay.program: replay.whole for replay in replays}
-    return ratio_panels([f"{name} ({format_bytes(wholes[name])})" for name in rows], title, y_label)
+    return style.ratio_panels([f"{name} ({format_bytes(wholes[name])})" for name in rows], title, y_label)
 
 
 def _flat(rows: Rows) -> list[Curve]:
@@ -206,7 +196,7 @@ def _shade(axes: Axes, program: Program) -> None:
     constants = program.constants / program.peak
     operator = largest_operator(program) / program.peak
     axes.axvspan(0, constants, facecolor=_CONSTANTS, linewidth=0)
-    axes.axvspan(constants, constants + operator, facecolor=LIGHT, linewidth=0)
+    axes.axvspan(constants, constants + operator, facecolor=style.LIGHT, linewidth=0)
 
 
 def largest_operator(program: Program) -> int:
@@ -238,7 +228,7 @@ def _draw_curve(axes: Axes, curve: Curve) -> None:
     end = top if failed.outcome == "thrash" else bottom if before is None else before.value
     color = curve.look.color
     if before is not None:
-        draw_ending(axes, color, (before.ratio, x), (before.value, end))
+        style.draw_ending(axes, color, (before.ratio, x), (before.value, end))
     axes.plot([x], [end], color=color, marker=_ENDS[failed.outcome], markersize=5.5, clip_on=False, zorder=4)
 
 
@@ -246,12 +236,12 @@ def _legend_of(rows: Rows) -> list[Any]:
     """Entries of the heuristics, of the policies that dashes tell apart, and of the ends that occur."""
     first = next(iter(rows.values()))
     looks = {curve.look: {**curve.strokes, "linestyle": "solid"} for curve in reversed(first)}
-    handles = [line_entry(**looks[look]) for look in dict.fromkeys(curve.look for curve in first)]
+    handles = [style.line_entry(**looks[look]) for look in dict.fromkeys(curve.look for curve in first)]
     policies = dict.fromkeys(curve.policy for curve in first)
     if len(policies) > 1 and len(looks) < len(first):
         for policy in policies:
-            label, dash = POLICY_LOOKS[policy].label, POLICY_DASHES[policy]
-            handles.append(line_entry(label, color=NEUTRAL, linestyle=dash))
+            label, dash = style.POLICY_LOOKS[policy].label, style.POLICY_DASHES[policy]
+            handles.append(style.line_entry(label, color=style.NEUTRAL, linestyle=dash))
     failures = [curve.failure for curve in _flat(rows) if curve.failure]
     for outcome, marker in _ENDS.items():
         before = [point for point, failed in failures if failed.outcome == outcome]
@@ -259,5 +249,5 @@ def _legend_of(rows: Rows) -> list[Any]:
             label = "thrashes" if outcome == "thrash" else outcome
             if outcome != "thrash" and None in before:
                 label += " (on the lower edge: at all budgets)"
-            handles.append(ending_entry(marker, label))
+            handles.append(style.ending_entry(marker, label))
     return handles

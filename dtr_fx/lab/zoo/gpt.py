@@ -14,14 +14,17 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.heads = heads
+        self.dropout = dropout
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        heads = batch, length, self.heads, width // self.heads
-        q, k, v = (part.view(heads).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = (
+            part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
+        )
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         mixed = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
@@ -42,13 +45,16 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm_attention(x))
-        return x + self.mlp(self.norm_mlp(x))
+        x = x + self.mlp(self.norm_mlp(x))
+        return x
 
 
 class GPT(nn.Module):
     """A character-level language model with learned positions."""
 
-    def __init__(self, layers: int, width: int, heads: int, length: int, vocab: int, dropout: float) -> None:
+    def __init__(
+        self, *, layers: int, width: int, heads: int, length: int, vocab: int, dropout: float
+    ) -> None:
         super().__init__()
         self.token = nn.Embedding(vocab, width)
         self.position = nn.Parameter(0.02 * torch.randn(length, width))
@@ -78,6 +84,6 @@ def gpt(
     dropout: float = 0.1,
 ) -> Model:
     """A GPT and a batch of random tokens."""
-    model = GPT(layers, width, heads, length, vocab, dropout)
+    model = GPT(layers=layers, width=width, heads=heads, length=length, vocab=vocab, dropout=dropout)
     tokens = torch.randint(vocab, (batch, length + 1))
     return model, (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
