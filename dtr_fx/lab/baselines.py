@@ -162,7 +162,7 @@ def plan(joint: Joint, options: Options) -> tuple[GraphModule, Report]:
 
 
 def _pair(graphs: tuple[GraphModule, GraphModule]) -> Pair:
-    """The pair without the random operators that partitioners leave where nothing reads them, as
-    Inductor's.""" for gm in graphs:
+    """The pair without random operators that nothing reads, which partitioners leave there."""
+    for gm in graphs:
         gm.graph.eliminate_dead_code(is_impure_node=has_effects)
     return Pair(*graphs)

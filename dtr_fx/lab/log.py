@@ -249,7 +249,10 @@ def _lines(path: Path) -> list[_Numbered]:
         with _open(path) as file:
             for number, text in enumerate(file, 1):
                 if text.strip():
-                    lines.append((number, _parsed(text)))
+                    try:
+                        lines.append((number, parse_line(text)))
+                    except LogError as error:
+                        lines.append((number, error))
     except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
         damage = f"damaged after line {number}: {error}"
         raise LogError(f"{path}: expected a log, plain or gzip: {damage}") from None
@@ -263,13 +266,6 @@ def _open(path: Path) -> Iterator[TextIO]:
         source: Any = gzip.GzipFile(fileobj=file) if compressed else file
         with io.TextIOWrapper(source, encoding="utf-8") as text:
             yield text
-
-
-def _parsed(text: str) -> Line | LogError:
-    try:
-        return parse_line(text)
-    except LogError as error:
-        return error
 
 
 def _made_by(line: Line | LogError) -> Iterable[str]:

@@ -37,7 +37,10 @@ class LogPlanning:
         Raises ``OptionError`` if the budget is ``"auto"``: a log runs on no device; ``InfeasibleBudgetError``
         if no plan fits.
         """
-        program, budget = self.program, self._budget()
+        program, spec = self.program, self._options.budget
+        if spec.kind == "auto":
+            raise OptionError("budget='auto': a log runs on no device; write a share of its peak, or bytes")
+        budget = resolve_budget(spec, program.peak, torch.device("cpu"))
         as_it_is = run_policy(program, math.inf, Policy(resolve(self._options.heuristic))).plan
         plan = None if budget >= program.peak else self._plan(budget)
         found = _Steps(program, plan or as_it_is)
@@ -45,7 +48,7 @@ class LogPlanning:
             need=self.planner.need,
             plan=plan,
             budget=budget,
-            asked=self._options.budget.asked,
+            asked=spec.asked,
             base_cost=program.cost * _NANOSECOND,
             constants=program.constants,
             device="the log's device",
@@ -59,12 +62,6 @@ class LogPlanning:
         origins = dict(enumerate(found.origins))
         watched = choices(self.planner, plan, self._options.watch, found.names, origins, report.events)
         return replace(report, choices=watched)
-
-    def _budget(self) -> int:
-        spec = self._options.budget
-        if spec.kind == "auto":
-            raise OptionError("budget='auto': a log runs on no device; write a share of its peak, or bytes")
-        return resolve_budget(spec, self.program.peak, torch.device("cpu"))
 
     def _plan(self, budget: int) -> Plan:
         try:

@@ -96,7 +96,10 @@ def plot_slowdowns(replays: Sequence[Replay], title: str, programs: Iterable[Pro
     for (name, row), panel in zip(rows.items(), axes):
         panel.set(ylim=(1 - 0.03 * (top - 1), top), xlim=(0, right), xticks=_TICKS)
         if name in floors:
-            _shade(panel, floors[name])
+            program = floors[name]
+            constants, operator = program.constants / program.peak, largest_operator(program) / program.peak
+            panel.axvspan(0, constants, facecolor=_CONSTANTS, linewidth=0)
+            panel.axvspan(constants, constants + operator, facecolor=style.LIGHT, linewidth=0)
         for curve in row:
             _draw_curve(panel, curve)
     areas = {"inputs and weights": _CONSTANTS, "largest operator": style.LIGHT} if floors else {}
@@ -149,15 +152,13 @@ def _points(replays: Iterable[Replay], value: Callable[[Replay], float]) -> tupl
     for replay in replays:
         if math.isfinite(replay.budget):
             budgets[replay.budget / replay.whole].append(replay)
-    return tuple(_point(ratio, budgets[ratio], value) for ratio in sorted(budgets, reverse=True))
-
-
-def _point(ratio: float, replays: Sequence[Replay], value: Callable[[Replay], float]) -> ReplayedPoint:
-    failed = [replay.outcome for replay in replays if replay.outcome != "ok"]
-    if failed:
-        return ReplayedPoint(ratio, failed[0])
-    values = [value(replay) for replay in replays]
-    return ReplayedPoint(ratio, "ok", sum(values) / len(values), min(values), max(values))
+    points = []
+    for ratio, own in sorted(budgets.items(), reverse=True):
+        failed = [replay.outcome for replay in own if replay.outcome != "ok"]
+        values = [value(replay) for replay in own]
+        ended = (sum(values) / len(values), min(values), max(values))
+        points.append(ReplayedPoint(ratio, failed[0]) if failed else ReplayedPoint(ratio, "ok", *ended))
+    return tuple(points)
 
 
 def _looks(kinds: Sequence[Kind]) -> dict[Kind, tuple[style.Look, str]]:
@@ -190,13 +191,6 @@ def _limits(rows: Rows) -> tuple[float, float]:
     slowest = max((point.high for point in every if point.outcome == "ok"), default=1.0)
     top = next((top for top in _TOPS if top >= slowest), slowest)
     return top, max(1.0, 1.02 * max(point.ratio for point in every))
-
-
-def _shade(axes: Axes, program: Program) -> None:
-    constants = program.constants / program.peak
-    operator = largest_operator(program) / program.peak
-    axes.axvspan(0, constants, facecolor=_CONSTANTS, linewidth=0)
-    axes.axvspan(constants, constants + operator, facecolor=style.LIGHT, linewidth=0)
 
 
 def largest_operator(program: Program) -> int:

@@ -130,36 +130,27 @@ class _Program:
         return dict.fromkeys((*self._graph.nodes[k].inputs, k))
 
     def _constraints(self) -> Iterator[_Row]:
-        for (t, i), number in self._run.items():
-            yield from self._run_rows(t, i, number)
-        for (t, i), number in self._keep.items():
-            yield from self._keep_rows(t, i, number)
-        for t, k in self._used:
-            yield self._memory_row(t, k)
-
-    def _run_rows(self, t: int, k: int, run: int) -> Iterator[_Row]:
-        """An operator that runs finds its inputs there; a recomputation is read or kept (a cut)."""
-        for source in dict.fromkeys(self._graph.nodes[k].inputs):
-            yield [(run, 1), *self._less_there(t, source, k)], -math.inf, 0
-        if k < t:
-            readers = [(self._run[t, user], -1) for user in self._graph.users[k] if user <= t]
-            yield [(run, 1), *readers, (self._keep[t + 1, k], -1)], -math.inf, 0
-
-    def _keep_rows(self, t: int, i: int, keep: int) -> Iterator[_Row]:
-        """Kept are the results still there when a stage ends; they are not made again (a cut)."""
-        yield [(keep, 1), *self._less_there(t - 1, i, t)], 0, 0
-        if t < len(self._graph):
-            yield [(keep, 1), (self._run[t, i], 1)], -math.inf, 1
-
-    def _memory_row(self, t: int, k: int) -> _Row:
-        """U[t, k] is U[t, k - 1], less what is freed after k - 1, and the result of k."""
-        terms: _Terms = [(self._used[t, k], -1), (self._run[t, k], self._sizes[k])]
-        if k == 0:
-            terms += ((self._keep[t, i], self._sizes[i]) for i in range(t))
-        else:
-            terms.append((self._used[t, k - 1], 1))
-            terms += ((self._free[t, i, k - 1], -self._sizes[i]) for i in self._touched(k - 1))
-        return terms, 0, 0
+        # An operator that runs finds its inputs there; a recomputation is read or kept (a cut).
+        for (t, k), run in self._run.items():
+            for source in dict.fromkeys(self._graph.nodes[k].inputs):
+                yield [(run, 1), *self._less_there(t, source, k)], -math.inf, 0
+            if k < t:
+                readers = [(self._run[t, user], -1) for user in self._graph.users[k] if user <= t]
+                yield [(run, 1), *readers, (self._keep[t + 1, k], -1)], -math.inf, 0
+        # Kept are the results still there when a stage ends; they are not made again (a cut).
+        for (t, i), keep in self._keep.items():
+            yield [(keep, 1), *self._less_there(t - 1, i, t)], 0, 0
+            if t < len(self._graph):
+                yield [(keep, 1), (self._run[t, i], 1)], -math.inf, 1
+        # U[t, k] is U[t, k - 1], less what is freed after k - 1, and the result of k.
+        for (t, k), used in self._used.items():
+            terms: _Terms = [(used, -1), (self._run[t, k], self._sizes[k])]
+            if k == 0:
+                terms += ((self._keep[t, i], self._sizes[i]) for i in range(t))
+            else:
+                terms.append((self._used[t, k - 1], 1))
+                terms += ((self._free[t, i, k - 1], -self._sizes[i]) for i in self._touched(k - 1))
+            yield terms, 0, 0
 
     def _less_there(self, t: int, i: int, before: int) -> _Terms:
         """-1 if i's result is there in stage t at the turn of ``before``: kept or run, and not freed."""

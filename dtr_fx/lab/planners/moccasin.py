@@ -95,7 +95,9 @@ class _Program:
         self._intervals = [self._intervals_of(op, intervals) for op in range(len(graph))]
         self._every = [interval for of_op in self._intervals for interval in of_op]
         for of_op in self._intervals:
-            self._follow(of_op)
+            for interval, after in pairwise(of_op):
+                self.model.add_implication(after.active, interval.active)
+                self.model.add(interval.end < after.start).only_enforce_if(after.active)
             for interval in of_op:
                 self._read(interval)
         self._fit(sizes, capacity)
@@ -108,30 +110,20 @@ class _Program:
 
     def _intervals_of(self, op: int, intervals: int) -> list[_Interval]:
         """The program's own run of an operator, and its recomputations, of which any may be left out."""
-        model = self.model
+        model, users, count = self.model, self._graph.users[op], len(self._graph)
         first = _time(op, op)
-        ends = self._ends(op)
+        # A result is live up to a place of one of its readers, or for its own run alone.
+        places = {_time(stage, user) for user in users for stage in range(user, count)}
+        ends = self._domain.from_values([first, *places])
         found = [_Interval(op, first, model.new_int_var_from_domain(ends, f"e{op}"), 1)]
-        if not self._graph.users[op]:
+        if not users:
             return found
-        starts = self._domain.from_values([_time(stage, op) for stage in range(op + 1, len(self._graph))])
+        starts = self._domain.from_values([_time(stage, op) for stage in range(op + 1, count)])
         for number in range(1, intervals):
             start = model.new_int_var_from_domain(starts, f"s{op}.{number}")
             end = model.new_int_var_from_domain(ends, f"e{op}.{number}")
             found.append(_Interval(op, start, end, model.new_bool_var(f"a{op}.{number}")))
         return found
-
-    def _ends(self, op: int) -> Any:
-        """A result is live up to a place of one of its readers, or for its own run alone."""
-        places = {
-            _time(stage, user) for user in self._graph.users[op] for stage in range(user, len(self._graph))
-        }
-        return self._domain.from_values([_time(op, op), *places])
-
-    def _follow(self, intervals: list[_Interval]) -> None:
-        for interval, after in pairwise(intervals):
-            self.model.add_implication(after.active, interval.active)
-            self.model.add(interval.end < after.start).only_enforce_if(after.active)
 
     def _read(self, reader: _Interval) -> None:
         """Each run lies in an interval of each of its inputs."""
