@@ -11,8 +11,7 @@ from dtr_fx.lab import zoo
 from dtr_fx.lab.log import read_log
 from dtr_fx.lab.record import record_log
 from dtr_fx.lab.replay import replay
-from dtr_fx.lab.zoo.classifiers import densenet
-from dtr_fx.lab.zoo.inception import inception_v4
+from dtr_fx.lab.zoo.classifiers import densenet, inception_v4
 from dtr_fx.lab.zoo.perceptrons import UnrolledGAN
 from dtr_fx.lab.zoo.recurrent import LSTM, TreeLSTM
 from dtr_fx.lab.zoo.transformer import Attention, Transformer

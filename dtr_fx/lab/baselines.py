@@ -90,10 +90,7 @@ def eager(joint: Joint) -> Pair:
 
 
 def min_cut(joint: Joint, budget: float) -> Pair:
-    """PyTorch's partitioner at ``activation_memory_budget=budget``, in [0, 1], all else default.
-
-    It merges common subexpressions first, so that it can cost less than the eager step.
-    """
+    """PyTorch's partitioner at ``activation_memory_budget``, in [0, 1]; it merges common subexpressions."""
     with activation_memory_budget(budget), _mode(joint):
         return _pair(min_cut_rematerialization_partition(joint.copy(), joint.inputs, **joint.facts))
 
@@ -112,8 +109,8 @@ def _mode(joint: Joint) -> contextlib.AbstractContextManager[Any]:
 def checkpointed(model: nn.Module, inputs: Inputs, blocks: Iterable[nn.Module] | None = None) -> Pair:
     """The step with ``torch.utils.checkpoint`` (not reentrant) around each block; see ``blocks_of``.
 
-    What enters a region is saved, and of its operators those that the backward pass needs run again, each
-    when something first reads it. Eager checkpointing runs a region again at once: its cost is no lower.
+    What the backward pass needs of a region runs again, each operator when something first reads it; eager
+    checkpointing runs a region again at once, at no lower cost.
     """
     with checkpoints(model, blocks):
         joint = trace(model, inputs)
@@ -122,10 +119,7 @@ def checkpointed(model: nn.Module, inputs: Inputs, blocks: Iterable[nn.Module] |
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The modules that a user would checkpoint: ``model.blocks_to_checkpoint()`` if there is such a method.
-
-    Else the children of the outermost ``nn.ModuleList`` and ``nn.Sequential`` containers.
-    """
+    """What a user would checkpoint: ``blocks_to_checkpoint()``, or the children of outermost containers."""
     own = getattr(model, "blocks_to_checkpoint", None)
     if own is not None:
         return list(own())

@@ -212,14 +212,11 @@ def read_log(path: str | Path, *, simrd: bool = False) -> Program:
 
     Mutation becomes a pure operator that returns a new storage of the same size (C.6).  Every name of the old
     storage then means the new one; with ``simrd`` only the name that was mutated does, as in the original
-    simulator, so that other names still see the old contents and hold on to their memory.  A program read
-    with ``simrd`` is also replayed by that simulator's rules.
+    simulator, by whose rules such a program is also replayed.  The tensors that still have a name at the end
+    are the results: they are rematerialized and stay.
 
-    The tensors that still have a name at the end are the results: they are rematerialized and stay (the
-    output condition of C.6).
-
-    Raises ``LogError`` with the line that cannot be read or has no place there, its number, and what was
-    expected; ``OSError`` if the file cannot be opened.
+    Raises ``LogError`` with the line that has no place there, its number, and what was expected; ``OSError``
+    if the file cannot be opened.
     """
     path = Path(path)
     lines = _lines(path)
@@ -279,10 +276,7 @@ def _made_by(line: Line | LogError) -> Iterable[str]:
 
 
 class _Reader:
-    """Binds names to tensors, line by line, and writes down the steps; ``number`` is the last line's.
-
-    ``before`` are names from before START, which may still be released.
-    """
+    """Binds names to tensors, line by line; names from ``before`` START may still be released."""
 
     def __init__(self, lines: Iterable[_Numbered], before: set[str], *, simrd: bool) -> None:
         self._lines = iter(lines)

@@ -81,19 +81,14 @@ class LogPlanning:
 
 def _origins(program: Program) -> list[str]:
     """A name for each call, as an FX graph would number them: ``mm``, ``mm_1``."""
-    names = _Names()
-    return [names.numbered(call.name.rpartition("::")[2]) for call in program.calls()]
+    count: Counter[str] = Counter()
+    return [_numbered(call.name.rpartition("::")[2], count) for call in program.calls()]
 
 
-class _Names:
-    """Tells equal names apart by a number."""
-
-    def __init__(self) -> None:
-        self._count: Counter[str] = Counter()
-
-    def numbered(self, name: str) -> str:
-        self._count[name] += 1
-        return f"{name}_{self._count[name] - 1}" if self._count[name] > 1 else name
+def _numbered(name: str, count: Counter[str]) -> str:
+    """The name, told apart by a number from those that ``count`` has."""
+    count[name] += 1
+    return f"{name}_{count[name] - 1}" if count[name] > 1 else name
 
 
 class _Steps:
@@ -112,7 +107,7 @@ class _Steps:
         self._parts = dict.fromkeys(KINDS, 0) | {"parameter": program.constants}
         self._resident: dict[int, str] = {}
         self._maker = {tensor: self.names[tensor] for tensor in self._constants}
-        self._event_names = _Names()
+        self._recomputes: Counter[str] = Counter()
         self._done = 0
         self.events: list[Event] = []
         self.points: list[Point] = []
@@ -129,8 +124,8 @@ class _Steps:
         return "output" if tensor in self._kept else "activation"
 
     def _names(self) -> list[str]:
-        constants = _Names()
-        names = {tensor: constants.numbered("constant") for tensor in self._constants}
+        count: Counter[str] = Counter()
+        names = {tensor: _numbered("constant", count) for tensor in self._constants}
         for call, origin in zip(self._calls, self.origins):
             for number, output in enumerate(call.outputs):
                 names[output.tensor] = origin if len(call.outputs) == 1 else f"{origin}.{number}"
@@ -153,7 +148,7 @@ class _Steps:
     def _run_call(self, step: Step) -> None:
         call, origin = self._calls[step.op], self.origins[step.op]
         is_first = step.kind == kinds.COMPUTE
-        name = origin if is_first else self._event_names.numbered(f"{origin}_recompute")
+        name = origin if is_first else _numbered(f"{origin}_recompute", self._recomputes)
         used = (self._position_of[self._program.storages[tensor]] for tensor in call.inputs)
         fresh = [output for output in call.outputs if output.alias is None]
         for output in fresh:

@@ -32,9 +32,6 @@ def training_step(name: str, layers: Sequence[Layer], *, backward_cost: float = 
     them nor a gradient of them.  The gradient operator of an operator without inputs returns the gradient of
     its parameters, which is kept from then on.
 
-    Raises ``ValueError`` if there are no layers, a layer reads one that does not come before it, or a cost or
-    a size is negative.
-
     >>> step = training_step("pair", [Layer("f", ()), Layer("g", (0,))])
     >>> [(call.name, call.inputs, call.outputs[0].tensor) for call in step.calls()]
     [('f', (), 0), ('g', (0,), 1), ('g backward', (0,), 2), ('f backward', (2,), 3)]
@@ -124,9 +121,7 @@ def residual(n: int) -> Program:
 def unet(depth: int) -> Program:
     """A U-shaped network: ``depth`` levels down and up again, each joined by a skip to its other side.
 
-    A level down has a quarter of the pixels and twice the channels: its tensors are half as large, and its
-    convolutions cost as much as those above.  Tensors of the lowest level have 1 byte, convolutions cost 4,
-    resampling costs 1.
+    A level down halves tensors, to 1 byte at the bottom; convolutions cost 4, resampling costs 1.
     """
     _at_least(1, depth=depth)
     layers = [Layer("input", (), size=2**depth)]
@@ -147,10 +142,7 @@ def unet(depth: int) -> Program:
 
 
 def tree(depth: int) -> Program:
-    """A binary tree over 2^``depth`` leaves, reduced to its root from left to right as a TreeLSTM does.
-
-    All operators cost 1 and all tensors have 1 byte.
-    """
+    """A binary tree over 2^``depth`` leaves, reduced from left to right; costs and sizes are 1."""
     _at_least(0, depth=depth)
     layers: list[Layer] = []
 
@@ -164,11 +156,7 @@ def tree(depth: int) -> Program:
 
 
 def random_dag(n: int, seed: int = 0, *, fan_in: int = 3) -> Program:
-    """A network of ``n`` operators that read up to ``fan_in`` of those before them.
-
-    Costs and sizes are whole numbers from 1 to 10.  An operator may read nothing; the same arguments give the
-    same network.
-    """
+    """``n`` operators that read up to ``fan_in`` of those before them, with costs and sizes from 1 to 10."""
     _at_least(1, n=n, fan_in=fan_in)
     dice = random.Random(seed)
     layers = [

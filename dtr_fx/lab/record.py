@@ -46,23 +46,15 @@ def record_log(model: Callable[..., Any], inputs: Inputs, path: str | Path) -> N
     The step runs once to warm up and then three times, each from the same start; an operator's time is the
     median of its three, in nanoseconds, with the few microseconds of calling it from Python.  Parameters,
     buffers, inputs, other tensors that operators read, the gradients of all these, and random generators are
-    left as they were; what a module keeps in attributes that are no tensors is its own affair.
+    left as they were.  What a kernel allocates and frees while it runs is not seen.
 
     The step is ``model(*inputs)``, or ``model(**inputs)`` of a mapping.  The loss is its output if that is a
-    scalar, else the sum of its floating-point outputs.  The file ``path`` is overwritten if it is there, and
-    compressed if its name ends in ``.gz``.  At the end of the log the parameters, buffers, inputs, gradients
-    and outputs are live.
+    scalar, else the sum of its floating-point outputs.  The file ``path`` is overwritten, and compressed if
+    its name ends in ``.gz``.  At its end the parameters, buffers, inputs, gradients and outputs are live.
 
     Raises ``RecordError`` if nothing that the model returns requires a gradient, its loss is complex, an
     operator has to do with a tensor that has no storage (a sparse one) or nothing in it (on the meta device),
     the inputs are neither, or the file cannot be written.
-
-    >>> import tempfile, torch
-    >>> from dtr_fx.lab.log import read_log
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     record_log(torch.nn.Linear(4, 2), (torch.ones(3, 4),), f"{folder}/linear.log")
-    ...     [call.name for call in read_log(f"{folder}/linear.log").calls()]
-    ['t', 'addmm', 'sum', 'ones_like', 'expand', 't', 'mm', 't', 'sum', 'view', 't']
     """
     path = Path(path)
     if not isinstance(inputs, (tuple, list, Mapping)):
@@ -111,10 +103,7 @@ def _record_step(model: Callable[..., Any], inputs: Inputs) -> tuple[list[log.Li
 
 @contextmanager
 def _as_before(state: Sequence[Tensor]) -> Iterator[Callable[[Tensor], None]]:
-    """Start without gradients, and put tensors, gradients and generators back in the end.
-
-    Yields what saves a tensor that is met on the way; none lives longer for that.
-    """
+    """Put tensors, gradients and generators back in the end; yields what saves a tensor met on the way."""
     saved: list[tuple[weakref.ref[Tensor], Tensor, Tensor | None]] = []
 
     def save(tensor: Tensor) -> None:
@@ -205,15 +194,13 @@ def _written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> l
 class _Recorder(TorchDispatchMode):
     """Writes down the operators that run under it, and the ends of their tensors' storages.
 
-    Exact are the operators, tensors, aliases and bytes, and where a storage dies: a name lives as long as its
-    *storage*, as what autograd saves comes back as other objects on it.  A later view with the same shape,
-    strides and type takes the place of a name.  A write leaves the name that was written; whoever uses
-    another view afterwards uses one that is made anew, by a call ``alias`` of no cost.
+    A name lives as long as its *storage*, as what autograd saves comes back as other objects on it.  A later
+    view with the same shape, strides and type takes the place of a name.  A write leaves the name that was
+    written; whoever uses another view afterwards uses one that is made anew, by a call ``alias`` of no cost.
 
     Under a dispatch mode autograd adds gradients up out of place, and calls ``aten.detach``, which is left
     out, for what it saves.  An operator that returns no tensor and writes none (``item``) has a result of 0
-    bytes, released at once: the original simulator reads no call without results.  Memory that a kernel
-    allocates and frees while it runs is not seen.
+    bytes.
     """
 
     def __init__(self, device: torch.device | None, save: Callable[[Tensor], None]) -> None:

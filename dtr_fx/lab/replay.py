@@ -63,11 +63,11 @@ def replay(
     ``program.simrd``.
 
     ``budget`` are bytes, constants included; ``program.peak`` is the whole of which the paper takes shares.
-    ``heuristic`` and ``deallocation`` are as for ``Runtime``; heuristics that look at the next use are told
-    it. ``max_slowdown`` is total over base cost above which the run counts as thrashing and stops.
+    ``heuristic`` and ``deallocation`` are as for ``Runtime``.  ``max_slowdown`` is total over base cost above
+    which the run counts as thrashing and stops.
 
     Raises ``ValueError`` for a budget that is negative or no number, a policy that is unknown, a slowdown
-    below 1; for ``simrd`` with another deallocation than eager: the rules are those of eager eviction.
+    below 1; for ``simrd`` with another deallocation than eager.
 
     >>> from dtr_fx.lab import networks
     >>> replay(networks.linear(100), budget=20).slowdown
@@ -121,17 +121,13 @@ def check_limits(program: Program, deallocation: Deallocation, max_slowdown: flo
 
 
 class SimrdRuntime(Runtime):
-    """``Runtime`` with eager eviction as the original artifact's simulator has it, to compare results with.
+    """Eager eviction as the original artifact's simulator has it, to compare results with.
 
-    Source: uwsampl/dtr-prototype, folder simrd, runtime ``V2EagerOptimized``.  Three of its rules are not
-    ours:
-
-    1. A storage that nothing can ask for again stays evicted, and goes on counting in its neighbours' scores.
-    2. Inputs of operators that wait for a rematerialization stay locked, if need be until nothing is left to
-       evict.  A U-Net at 40% of its peak runs out of memory that way, with most of its bytes locked.
-    3. A mutation renews the name that was written and no other: ``read_log(..., simrd=True)``.
-
-    A fourth is in no switch: among equal scores the original evicts the last of the pool, dtr_fx the first.
+    Source: uwsampl/dtr-prototype, folder simrd, runtime ``V2EagerOptimized``.  A storage that nothing can ask
+    for again stays evicted, and goes on counting in its neighbours' scores; inputs of operators that wait for
+    a rematerialization stay locked, if need be until nothing is left to evict.  ``read_log(..., simrd=True)``
+    has its third rule.  In no switch is a fourth: of equal scores it evicts the last of the pool, dtr_fx the
+    first.
     """
 
     def _retire(self, storage: Storage) -> None:

@@ -102,10 +102,7 @@ def as_csv(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
 def run_tasks(
     task: Callable[[int], _Result], count: int, processes: int | None, advance: Callable[[int], None]
 ) -> list[_Result]:
-    """The results of ``task`` for 0, 1, … ``count - 1``; ``advance`` is called with how many are done.
-
-    Of ``processes`` there is one per core if None is given.
-    """
+    """``task(0)`` … ``task(count - 1)``, on all cores if ``processes`` is None; ``advance`` counts them."""
     if processes is not None and processes < 1:
         raise ValueError(f"processes is {processes}; it is at least 1, or None for one per core")
     processes = min(processes or _cores(), count)

@@ -17,11 +17,7 @@ LEAST_BUDGET = 3  # the adversary's t_0, and an operator's input and output
 
 @dataclass(frozen=True)
 class LinearRun:
-    """One run of the linear network, forward and backward.
-
-    ``executed`` counts the operators that ran, of which 2N are the program's own; ``seconds`` is the wall
-    time that the runtime took for them.
-    """
+    """One run of the linear network both ways: ``executed`` operators, 2N its own, in ``seconds``."""
 
     n: int
     budget: int
@@ -55,9 +51,6 @@ def run_linear(
 
     Appendix A banishes what the program needs no more; the paper's experiments evict it eagerly, and then the
     time of the runtime under exact e* grows at least with the square of N.
-
-    >>> run_linear(100).ratio
-    1.4
     """
     program = linear(n)
     budget = root_budget(n) if budget is None else budget
@@ -71,11 +64,7 @@ def run_linear(
 
 @dataclass(frozen=True)
 class AdversaryRun:
-    """The network that the adversary revealed to a heuristic, and its cost.
-
-    Of the ``n`` operators of one unit of cost and memory, path j has ``paths[j]``.  ``executed`` counts all
-    that ran.
-    """
+    """The network that the adversary revealed: ``n`` operators in ``paths``; how many were ``executed``."""
 
     n: int
     budget: int
@@ -99,10 +88,8 @@ def run_adversary(n: int, budget: int, heuristic: str | Heuristic | Score = "dtr
 
     A constant t_0 has B children, and a path grows from each (Appendix B).  Beside t_0 there is room for B -
     1 tensors, so one path at least is evicted as a whole.  The adversary, who sees what is resident, lets the
-    program extend that one, and the runtime has to rematerialize it from its beginning: Ω(N²/B) operators.
-
-    The theorem is about heuristics that know the past alone: one that scores by the next use is refused, as
-    nothing is known here of a next use before the heuristic has chosen.
+    program extend that one, and the runtime has to rematerialize it from its beginning: Ω(N²/B) operators. A
+    heuristic that scores by the next use is refused, as nothing is known here of a next use.
 
     >>> run = run_adversary(64, 8, "msps")
     >>> run.least_ratio, run.ratio

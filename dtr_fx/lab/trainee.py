@@ -99,8 +99,8 @@ class Trainee:
 class Measurement:
     """Two training steps in a row under one plan, and the second's peak in bytes above what was there before.
 
-    ``results`` has what each of the two left behind (see ``Trainee.results``). ``seconds`` is the median time
-    of a step, 0 if none was timed. ``forward`` is the compiled model, for more steps.
+    ``results`` has what each of the two left behind. ``seconds`` is the median time of a step, 0 if none was
+    timed.
     """
 
     forward: Callable[..., Any]
@@ -126,10 +126,7 @@ class Measurement:
 
 
 def compile_step(trainee: Trainee, options: Options) -> tuple[Callable[..., Any], list[Report]]:
-    """The model, compiled at its first call, and the list that its reports come to.
-
-    Forgets all that was compiled before, so that Dynamo's limit of recompilations is never reached.
-    """
+    """The model, compiled at its first call, and its reports; what was compiled before is forgotten."""
     torch.compiler.reset()
     return _compiled(trainee, options)
 

@@ -1,8 +1,8 @@
 """DTR against static planners: Figure 3, overhead against memory.
 
-The networks are small enough to be planned optimally, and of the paper's kinds: chains, one of them with the
-costs and sizes of VGG-16, a residual network and a U-shaped one, an operator for each layer and direction.
-Operator graphs of logs come beside them, for the planners that are quick enough on their size.
+The networks are small enough to be planned optimally, and of the paper's kinds, an operator for each layer
+and direction.  Operator graphs of logs come beside them, for the planners that are quick enough on their
+size.
 """
 
 from __future__ import annotations
@@ -62,11 +62,10 @@ _DASHES = {"MOCCASIN": "dotted", "dtr-eq": "dashed"}
 
 @dataclass(frozen=True)
 class Planned:
-    """The outcome of a planner on a graph of ``operators`` under a budget.
+    """The outcome of a planner on a graph of ``operators`` under a budget; what is not known is None.
 
-    ``budget`` and ``peak`` are bytes, constants aside, and ``ratio`` is the budget over the graph's own peak.
-    ``overhead`` is total over base cost; no plan of the planner's kind is below ``bound``.  What is not known
-    is None.  ``seconds`` is wall time, and ``reason`` why there is no plan, or why none was tried to find.
+    ``budget`` and ``peak`` are bytes, constants aside, ``ratio`` is the budget over the graph's own peak,
+    ``overhead`` total over base cost.  No plan of the planner's kind is below ``bound``.
     """
 
     graph: str
@@ -88,10 +87,7 @@ def networks() -> list[planners.OperatorGraph]:
 
 
 def vgg16() -> Program:
-    """VGG-16 on one image of 224 × 224: sizes in bytes of float32, costs in megaflops.
-
-    Simonyan and Zisserman, "Very deep convolutional networks" (2015), table 1, column D.
-    """
+    """VGG-16 on an image of 224 × 224, in bytes and megaflops (Simonyan and Zisserman, 2015, table 1, D)."""
     stack: list[Layer] = []
 
     def add(name: str, cost: float, values: int) -> None:
@@ -118,11 +114,7 @@ def budgets(graph: planners.OperatorGraph) -> list[int]:
 
 
 class PlannerComparison:
-    """Every planner on every graph under every budget, ``len(comparison)`` tasks.
-
-    A planner is not tried on graphs of more operators than ``LARGEST`` has for it; its results say so.
-    ``results`` are there when it has run.
-    """
+    """Every planner on every graph under every budget, ``len(comparison)`` tasks, and their ``results``."""
 
     def __init__(self, graphs: Sequence[planners.OperatorGraph]) -> None:
         self.graphs = list(graphs)
@@ -172,11 +164,7 @@ def _over_base(cost: float, graph: planners.OperatorGraph) -> float:
 def plot_overheads(
     graphs: Sequence[planners.OperatorGraph], results: Sequence[Planned], title: str
 ) -> Figure:
-    """A panel for each graph, a curve for each planner.
-
-    What a planner found but did not prove optimal in its time has a hollow marker, if it is one that proves.
-    Where a curve ends above the smallest budget, a mark tells that there is no plan.
-    """
+    """A panel for each graph, a curve for each planner, hollow where an exact one proves no optimum."""
     titles = [f"{graph.name} ({len(graph)} operators)" for graph in graphs]
     figure, axes = style.ratio_panels(titles, title, "overhead (total / base cost)")
     for graph, panel in zip(graphs, axes):

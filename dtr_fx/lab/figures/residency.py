@@ -63,11 +63,7 @@ class LinearTrace:
 def trace_linear(
     n: int = 200, heuristic: str | Heuristic = COMPUTE_MEMORY, budget: int | None = None
 ) -> LinearTrace:
-    """Run the network under a budget, ``root_budget(n)`` if none is given.
-
-    >>> trace_linear(100, "dtr-eq").steps
-    280
-    """
+    """Run the network under a budget, ``root_budget(n)`` if none is given."""
     budget = root_budget(n) if budget is None else budget
     runtime = Runtime(budget, heuristic)
     drive(runtime, linear(n))

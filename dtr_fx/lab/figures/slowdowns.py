@@ -35,10 +35,7 @@ _STEP, _SPREAD = 0.012, 0.08
 
 @dataclass(frozen=True)
 class ReplayedPoint:
-    """The replays of one budget: several if the heuristic is random.
-
-    ``value`` is their mean, ``low`` and ``high`` the least and the most; NaN unless all of them ended.
-    """
+    """The replays of one budget: mean, least and most; NaN unless all of them ended."""
 
     ratio: float
     outcome: Outcome
@@ -49,10 +46,7 @@ class ReplayedPoint:
 
 @dataclass(frozen=True)
 class Curve:
-    """One heuristic and deallocation policy on one program, from the largest budget to the smallest.
-
-    ``rank`` is its place among the ``of`` curves of a panel.
-    """
+    """One heuristic and policy on one program, budgets falling; the ``rank``-th ``of`` a panel's curves."""
 
     policy: Deallocation
     look: style.Look
@@ -79,12 +73,12 @@ def plot_slowdowns(replays: Sequence[Replay], title: str, programs: Iterable[Pro
     """A panel for each program, a curve for each heuristic and deallocation policy.
 
     A curve ends where the replay runs out of memory or thrashes; a marker at that budget tells which, and
-    smaller budgets that do again are points of their own.  Several replays of one heuristic, policy and
-    budget, as of a random one, are shown as their mean, and a band from the least to the most.
+    smaller budgets that do again are points of their own.  Several replays of one budget, as of a random
+    heuristic, are shown as their mean, and a band from the least to the most.  Those without a limit are left
+    out.
 
-    ``replays`` are as ``Sweep.run`` returns them; those without a limit are left out.  ``programs`` are those
-    that were replayed, for the two areas of Figure 2: budgets that do not even hold the constants, and those
-    that do not hold the largest operator beside them.
+    ``programs`` are those that were replayed, for the two areas of Figure 2: budgets that do not even hold
+    the constants, and those that do not hold the largest operator beside them.
     """
     replays = [replay for replay in replays if math.isfinite(replay.budget)]
     if not replays:
@@ -205,10 +199,7 @@ def largest_operator(program: Program) -> int:
 
 
 def _draw_curve(axes: Axes, curve: Curve) -> None:
-    """The curve, a band from the least to the most where they differ, and its end.
-
-    The axes' limits must be set: a curve that thrashes leaves them at the top.
-    """
+    """The curve, a band where replays differ, and its end; the axes' limits must be set."""
     ratios = [point.ratio for point in curve.points]
     axes.plot(ratios, [point.value for point in curve.points], **curve.strokes, zorder=3)
     if any(point.low < point.high for point in curve.points):

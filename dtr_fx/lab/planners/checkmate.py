@@ -35,9 +35,9 @@ def solve_checkmate(graph: OperatorGraph, budget: float, seconds: float = 60.0) 
     ``optimal`` is meant up to rounding: costs that are not whole numbers are rounded to 1e-7 of the
     program's, and sizes without a common divisor are rounded up to 1e-5 of the budget.
 
-    Raises ``CannotPlan`` if no plan in stages fits the budget, the program would have more than
-    ``MAX_VARIABLES`` variables, or there is nothing to plan; ``ValueError`` if the budget or the seconds are
-    no number, or there are no seconds; ``DTRError`` if scipy is not installed.
+    Raises ``CannotPlan`` if no plan in stages fits, the program would have more than ``MAX_VARIABLES``
+    variables, or there is nothing to plan; ``ValueError`` if the budget or the seconds are no number, or not
+    positive.
     """
     require_room(graph, budget, seconds, "Checkmate")
     start = time.perf_counter()

@@ -20,10 +20,7 @@ THRESHOLDS = 64
 
 
 def plan_chen_sqrt(graph: OperatorGraph, budget: float = math.inf) -> Plan:
-    """Segments of ⌈√N⌉ operators, N in the forward pass (Chen, section 3.1); the budget changes nothing.
-
-    Raises ``CannotPlan`` if the graph has no backward pass, or the plan does not fit the budget.
-    """
+    """Segments of ⌈√N⌉ operators, N in the forward pass (Chen, section 3.1); the budget changes nothing."""
     forward, _ = forward_and_backward(graph, "Chen √N")
     length = math.isqrt(max(len(forward) - 1, 0)) + 1
     boundaries = tuple(range(length, len(forward), length))
@@ -31,11 +28,7 @@ def plan_chen_sqrt(graph: OperatorGraph, budget: float = math.inf) -> Plan:
 
 
 def plan_chen_greedy(graph: OperatorGraph, budget: float) -> Plan:
-    """Segments that are closed when their bytes pass a threshold b (Algorithm 3), the best b for the budget.
-
-    Raises ``CannotPlan`` if the graph has no backward pass, or the budget is too small for every threshold
-    that was tried.
-    """
+    """Segments that end when their bytes pass a threshold b (Algorithm 3), the best b for the budget."""
     forward_and_backward(graph, "Chen greedy")
     cuts = dict.fromkeys(boundaries(graph, threshold) for threshold in _thresholds(graph))
     return cheapest(graph, (segment_order(graph, cut) for cut in cuts), budget, "Chen greedy")
@@ -65,9 +58,8 @@ def _thresholds(graph: OperatorGraph) -> Iterator[float]:
 def segment_order(graph: OperatorGraph, starts: Sequence[int]) -> list[int]:
     """The operators to compute, in order, when the segments after the first start at these operators.
 
-    A value that a later segment of the forward pass reads is a checkpoint and is kept; the others are freed
-    when their segment is done, and the whole segment is recomputed when the backward pass first asks for one
-    of them.  The last segment is not freed.
+    What a later segment of the forward pass reads is kept; the rest is freed when its segment is done, and
+    the whole segment is recomputed when the backward pass first asks for it.  The last segment is not freed.
     """
     forward, backward = forward_and_backward(graph, "checkpointing")
     bounds = [0, *starts, len(forward)]
@@ -92,9 +84,8 @@ def segment_order(graph: OperatorGraph, starts: Sequence[int]) -> list[int]:
 def plan_revolve(graph: OperatorGraph, budget: float) -> Plan:
     """The plan with the most snapshots that fits the budget.
 
-    On chains the peak grows with the number of snapshots; on other graphs it need not.  So numbers are tried
-    from the largest down, each about four fifths of the one before, and those in between by bisection.
-    Raises ``CannotPlan`` if the graph has no backward pass, or no number of snapshots that was tried fits.
+    On graphs that are no chains the peak need not grow with the snapshots.  So numbers are tried from the
+    largest down, each about four fifths of the one before, and those in between by bisection.
     """
     forward, _ = forward_and_backward(graph, "Revolve")
     snapshots = too_many = max(len(forward) - 1, 0)
@@ -121,10 +112,9 @@ def _fits(graph: OperatorGraph, snapshots: int, budget: float) -> Plan | None:
 def revolve_order(graph: OperatorGraph, snapshots: int) -> list[int]:
     """The operators to compute, in order, with a number of snapshots beside the input.
 
-    The values of a chain are visited from the last to the first: a snapshot is put at the place that
-    minimizes the forward steps, the part behind it is visited with one snapshot less, then the part before
-    it.  On other graphs the operators of the forward pass are the steps, and a snapshot is all values that
-    cross its place.
+    Values are visited from the last to the first: a snapshot is put at the place that minimizes the forward
+    steps, the part behind it is visited with one snapshot less, then the part before it.  On graphs that are
+    no chains a snapshot is all values that cross its place.
     """
     forward, backward = forward_and_backward(graph, "Revolve")
     visits = _visits(len(forward), snapshots)
@@ -163,10 +153,7 @@ def _visits(steps: int, snapshots: int) -> Iterator[list[int]]:
 
 @cache
 def _snapshot(steps: int, snapshots: int) -> int:
-    """How many of a part's steps to advance to its first snapshot; at least one is left behind it.
-
-    Neither the part behind the snapshot nor the one before it may need more runs than the whole.
-    """
+    """How far to advance to a part's first snapshot; neither side of it may need more runs than the whole."""
     runs = 0
     while _reach(runs, snapshots) < steps:
         runs += 1

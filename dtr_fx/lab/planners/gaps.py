@@ -22,13 +22,11 @@ SEARCH = "search"
 class Gap:
     """A graph under a budget: the optimum, and what DTR costs under each heuristic.
 
-    ``share`` is the budget's share of the graph's own peak, constants in both; ``budget`` are bytes without
-    constants.  ``floor`` are the bytes that an operator alone needs, or the results: no plan of any kind has
-    less.  ``cost`` is what the program costs unconstrained.  ``best`` is the cheapest plan that ``solver``
-    found, and no plan costs less than ``bound``; the two are equal where ``optimal``.  They speak of the
-    solver's own kind of plans: Checkmate's run an operator once in a stage, MOCCASIN's a few times
-    altogether.  DTR is not bound to either, and may be cheaper where memory is tightest.  A cost is infinite
-    where there is no plan, and ``bound`` where that is proved.
+    ``share`` is the budget's share of the graph's own peak, constants in both; ``budget`` and ``floor``, what
+    no plan can do without, are bytes without constants.  ``cost`` is what the program costs unconstrained.
+    ``best`` is the cheapest plan that ``solver`` found, and no plan of its kind costs less than ``bound``;
+    the two are equal where ``optimal``.  DTR is not bound to that kind, and may be cheaper where memory is
+    tightest.  A cost is infinite where there is no plan, and ``bound`` where that is proved.
     """
 
     graph: str

@@ -1,7 +1,6 @@
 """The operator graph that every static planner works on, made from a program as for the paper's Figure 3.
 
-Checkmate and its relatives know neither views nor operators with several outputs.  As in the comparison of
-Kirisame et al. (section 4.3), a view is part of its base and the outputs of an operator are one result.
+Checkmate and its relatives know neither views nor operators with several outputs (section 4.3).
 """
 
 from __future__ import annotations
@@ -72,12 +71,9 @@ class OperatorGraph:
         """The graph of a program: views are their base, outputs are merged, constants are taken out.
 
         An operator that returns results of the program beside other values becomes two: one of the same cost
-        that returns the others, and one that reads it and returns the results at no cost.  Merged, the
-        gradient of a parameter would hold that of an activation until the end.
-
-        An operator that returns views alone adds its cost to the operator that makes their base, as in the
-        runtime's own metadata (C.2); what it reads beside the base is not counted as read again.  Views of
-        constants are constants, and cost nothing here.
+        that returns the others, and one that reads it and returns the results at no cost.  One that returns
+        views alone adds its cost to the operator that makes their base (C.2); what else it reads is not
+        counted as read again.
         """
         storages = program.storages
         kept = {storages[step.tensor] for step in program.instructions if isinstance(step, Keep)}
@@ -155,8 +151,7 @@ def training_chain(layers: int) -> OperatorGraph:
     """A chain of layers f_0 … f_{N-1} and its gradients b_{N-1} … b_0, 2N operators of one byte each.
 
     A layer costs 1.  A gradient reads its layer's result, the result of the layer behind it and the gradient
-    of that one, and costs 2; the first, b_{N-1}, reads its layer's result alone and costs 1.  The peak is
-    N + 2, every plan needs 4, and the cost is 3N - 1, for two layers or more.
+    of that one, and costs 2; the first, b_{N-1}, reads its layer's result alone and costs 1.
 
     >>> chain = training_chain(12)
     >>> len(chain), chain.peak, chain.floor, chain.cost

@@ -21,10 +21,7 @@ def solve_moccasin(
     """The cheapest plan within the budget that runs no operator more than ``intervals`` times.
 
     ``bound`` and ``optimal`` speak of such plans.  Costs that are not whole numbers are rounded to 1e-7 of
-    the program's.
-
-    Raises ``CannotPlan`` if no such plan fits the budget, or there is nothing to plan; ``ValueError`` if the
-    budget or the seconds are no number, or there are no seconds; ``DTRError`` if ortools is not installed.
+    the program's.  Raises what ``solve_checkmate`` does.
     """
     require_room(graph, budget, seconds, "MOCCASIN")
     start = time.perf_counter()

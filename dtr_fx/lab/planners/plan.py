@@ -35,16 +35,9 @@ class Cost:
 def check(graph: OperatorGraph, plan: Plan, budget: float = math.inf) -> Cost:
     """Verify a plan step by step, and say what it costs.
 
-    The peak is the most bytes live while an operator runs, its inputs and its result among them, as in the
-    runtime and in Checkmate's memory accounting.
-
-    Raises ``PlanError`` if an operator's input is not live, or its result is already; a value is freed that
-    is not live; an operator never runs; a result is missing at the end; the peak is over the budget.
-
-    >>> from dtr_fx.lab.planners.graph import Node, OperatorGraph
-    >>> graph = OperatorGraph("two", (Node("a", 1, 4), Node("b", 2, 1, (0,))))
-    >>> check(graph, plan_order(graph, [0, 1]))
-    Cost(total=3, peak=5, computes=(1, 1))
+    The peak is the most bytes live while an operator runs, its inputs and its result among them.  Raises
+    ``PlanError`` if an operator's input is not live, or its result is already; a value is freed that is not
+    live; an operator never runs; a result is missing at the end; the peak is over the budget.
     """
     live: set[int] = set()
     used = peak = 0
@@ -81,8 +74,7 @@ def check(graph: OperatorGraph, plan: Plan, budget: float = math.inf) -> Cost:
 def plan_order(graph: OperatorGraph, order: Sequence[int]) -> Plan:
     """The plan that computes operators in this order and frees each value as early as that allows.
 
-    No other placement of the frees needs less memory at any time.  Operators may repeat; each must come after
-    its inputs.
+    Operators may repeat; each must come after its inputs.
     """
     operators = Operators.of(graph.program)
     lives = Lifetimes(operators, enumerate(order), len(order))
@@ -146,13 +138,8 @@ def plan_dtr(
 ) -> Plan:
     """Drive the runtime through the program; a value is released after its last use.
 
-    The results are rematerialized at the end (the output condition of C.6).  Raises ``CannotPlan`` if the
-    runtime finds nothing left to evict, or recomputes more than ``max_recompute`` times the program.
-
-    >>> from dtr_fx.lab.planners.graph import Node, OperatorGraph
-    >>> graph = OperatorGraph("two", (Node("a", 1, 4), Node("b", 2, 1, (0,))))
-    >>> print(plan_dtr(graph, 5))
-    C f0, C f1, B t0, B t1
+    The results are rematerialized at the end (C.6).  Raises ``CannotPlan`` if the runtime finds nothing left
+    to evict, or recomputes more than ``max_recompute`` times the program.
     """
     runtime = Runtime(budget, heuristic, max_recompute=max_recompute * graph.cost)
     try:

@@ -58,11 +58,7 @@ def solution(
 
 
 def require_room(graph: OperatorGraph, budget: float, seconds: float, planner: str) -> None:
-    """Refuse what no program need be written for.
-
-    Raises ``CannotPlan`` if there are no operators, or one alone does not fit; ``ValueError`` if the budget
-    or the time is no number, or the time is not positive.
-    """
+    """Refuse what no program need be written for."""
     if not seconds > 0 or math.isnan(budget):
         raise ValueError(f"{planner} needs a budget and some seconds, not {budget} and {seconds}")
     if not len(graph):
@@ -73,10 +69,7 @@ def require_room(graph: OperatorGraph, budget: float, seconds: float, planner: s
 
 
 def closed(graph: OperatorGraph) -> OperatorGraph:
-    """The graph with one more operator, which reads the results and takes neither time nor memory.
-
-    The results need not be kept then: what was freed can be run once more before the end, as under DTR.
-    """
+    """The graph with one more operator, which reads the results: they can be run once more before the end."""
     if graph.results <= {len(graph) - 1}:
         return replace(graph, results=frozenset())
     end = Node("end", 0, 0, tuple(sorted(graph.results)))
@@ -84,11 +77,7 @@ def closed(graph: OperatorGraph) -> OperatorGraph:
 
 
 def whole_sizes(graph: OperatorGraph, budget: float, finest: float = math.inf) -> tuple[list[int], int]:
-    """Sizes and budget in units, of which the budget has ``finest`` at most.
-
-    The unit is the sizes' greatest common divisor if that will do.  Else it is larger, and sizes are
-    rounded up.  A budget above the sum of all sizes is taken to be that sum.
-    """
+    """Sizes, rounded up if need be, and budget in units, of which the budget has ``finest`` at most."""
     sizes = [node.size for node in graph.nodes]
     capacity = math.floor(min(budget, sum(sizes)))
     unit = max(math.gcd(*sizes), math.ceil(capacity / finest), 1)

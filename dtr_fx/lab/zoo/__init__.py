@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from dtr_fx.lab.zoo.classifiers import densenet121, resnet32, resnet50, shufflenet
+from dtr_fx.lab.zoo.classifiers import densenet121, inception, resnet32, resnet50, shufflenet
 from dtr_fx.lab.zoo.gpt import gpt
-from dtr_fx.lab.zoo.inception import inception
 from dtr_fx.lab.zoo.layers import Model
 from dtr_fx.lab.zoo.perceptrons import mlp, mlp_full, unrolled_gan
 from dtr_fx.lab.zoo.recurrent import lstm, lstm_cell, lstm_full, treelstm

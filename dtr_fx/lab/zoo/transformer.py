@@ -110,10 +110,7 @@ def transformer(width: int = 64, heads: int = 8, batch: int = 8, length: int = 6
 
 
 class ViT(nn.Module):
-    """Dosovitskiy et al., An Image is Worth 16x16 Words, ICLR 2021, with the layers of ``torch.nn``.
-
-    Attention with dropout is not fused on a CPU.
-    """
+    """Dosovitskiy et al., An Image is Worth 16x16 Words, ICLR 2021; on a CPU its attention is not fused."""
 
     def __init__(self, layers: int, width: int, size: int, patch: int, classes: int) -> None:
         super().__init__()
