@@ -284,7 +284,6 @@ class _Reader:
         self.instructions: list[Instruction] = []
         self._simrd, self._before = simrd, before
         self._tensors: dict[str, int] = {}  # the tensor that a name stands for
-        self._names: dict[int, int] = {}  # how many names a tensor has
         self._storages: list[int] = []  # of each tensor, its storage: the number of the first tensor there
         self._sizes: list[int] = []  # of each tensor, but views
         self._named: dict[int, dict[str, None]] = {}  # the names of a storage's tensors
@@ -293,14 +292,40 @@ class _Reader:
         self._first_named: int | None = None  # for logs that do not say where their backward pass begins
 
     def program(self, name: str) -> Program:
-        kept = dict.fromkeys(tensor for tensor in self._tensors.values() if self._names[tensor])
+        kept = dict.fromkeys(self._tensors.values())
         backward = self._first_named if self._backward is None else self._backward
         steps = (*self.instructions, *(Keep(tensor) for tensor in kept))
         return Program(name, steps, backward, simrd=self._simrd)
 
     def read(self) -> None:
         while (line := self._next()) is not None:
-            self._read(line)
+            match line:
+                case AnnotateLine(annotation):
+                    if annotation == BACKWARD:
+                        self._backward = self.calls
+                case ConstantLine(name):
+                    size = self._expect(MemoryLine, name).memory
+                    self.instructions.append(Constant(self._claim(name, self._new(size)), size))
+                case CallLine():
+                    self._call(line)
+                case MutateLine():
+                    self._mutate(line)
+                case CopyLine(dst, src):
+                    self._claim(dst, self._tensor(src))
+                case CopyFromLine(dst, src):
+                    tensor = self._tensor(src)
+                    self._tensor(dst)
+                    self._rename(dst, tensor)
+                case ReleaseLine(name) if name not in self._tensors and name in self._before:
+                    self._before.remove(name)
+                case ReleaseLine(name):
+                    tensor = self._tensor(name)
+                    del self._tensors[name]
+                    self._unbind(name, tensor)
+                case MemoryLine(name=name) | AliasLine(name=name):
+                    raise LogError(
+                        f"expected {_KINDS[type(line)]} of {name} only after the line that makes it"
+                    )
 
     def _next(self) -> Line | None:
         self.number, line = next(self._lines, (self.number, None))
@@ -317,33 +342,6 @@ class _Reader:
         if type(line) is not kind or getattr(line, "name", None) != name:
             raise LogError(f"expected {expected}, found {format_line(line)}")
         return line
-
-    def _read(self, line: Line) -> None:
-        match line:
-            case AnnotateLine(annotation):
-                if annotation == BACKWARD:
-                    self._backward = self.calls
-            case ConstantLine(name):
-                size = self._expect(MemoryLine, name).memory
-                self.instructions.append(Constant(self._claim(name, self._new(size)), size))
-            case CallLine():
-                self._call(line)
-            case MutateLine():
-                self._mutate(line)
-            case CopyLine(dst, src):
-                self._claim(dst, self._tensor(src))
-            case CopyFromLine(dst, src):
-                tensor = self._tensor(src)
-                self._tensor(dst)
-                self._rename(dst, tensor)
-            case ReleaseLine(name) if name not in self._tensors and name in self._before:
-                self._before.remove(name)
-            case ReleaseLine(name):
-                tensor = self._tensor(name)
-                del self._tensors[name]
-                self._unbind(name, tensor)
-            case MemoryLine(name=name) | AliasLine(name=name):
-                raise LogError(f"expected {_KINDS[type(line)]} of {name} only after the line that makes it")
 
     def _call(self, line: CallLine) -> None:
         inputs = tuple(self._tensor(name) for name in line.args)
@@ -415,7 +413,6 @@ class _Reader:
 
     def _bind(self, name: str, tensor: int) -> None:
         self._tensors[name] = tensor
-        self._names[tensor] = self._names.get(tensor, 0) + 1
         self._named.setdefault(self._storages[tensor], {})[name] = None
 
     def _rename(self, name: str, tensor: int) -> None:
@@ -424,12 +421,11 @@ class _Reader:
         self._unbind(name, before)
 
     def _unbind(self, name: str, tensor: int) -> None:
-        storage = self._storages[tensor]
+        names = self._named[self._storages[tensor]]
         now = self._tensors.get(name)
-        if now is None or self._storages[now] != storage:
-            del self._named[storage][name]
-        self._names[tensor] -= 1
-        if not self._names[tensor]:
+        if now is None or self._storages[now] != self._storages[tensor]:
+            del names[name]
+        if all(self._tensors[other] != tensor for other in names):
             self.instructions.append(Release(tensor))
 
 

@@ -9,8 +9,7 @@ from .checkpointing import plan_chen_greedy, plan_chen_sqrt, plan_revolve
 from .gaps import Gap, gaps
 from .graph import Node, OperatorGraph, training_chain
 from .moccasin import solve_moccasin
-from .plan import CannotPlan, Cost, PlanError, check, plan_dtr, plan_order
-from .solution import Solution
+from .plan import CannotPlan, PlanError, Solution, check, plan_dtr, plan_order
 
 PLANNERS: Mapping[str, Callable[[OperatorGraph, float], Plan]] = {
     "Chen √N": plan_chen_sqrt,
@@ -22,7 +21,6 @@ PLANNERS: Mapping[str, Callable[[OperatorGraph, float], Plan]] = {
 __all__ = [
     "PLANNERS",
     "CannotPlan",
-    "Cost",
     "Gap",
     "Node",
     "OperatorGraph",

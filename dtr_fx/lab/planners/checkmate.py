@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 
 from dtr_fx.errors import DTRError
 from dtr_fx.lab.planners.graph import OperatorGraph
-from dtr_fx.lab.planners.plan import CannotPlan
-from dtr_fx.lab.planners.solution import Solution, closed, require_room, solution, whole_costs, whole_sizes
+from dtr_fx.lab.planners.plan import CannotPlan, Solution, solution, solvable, whole_costs, whole_sizes
 
 # A program of more variables does not get anywhere in hours, and takes gigabytes to write down.
 MAX_VARIABLES = 500_000
@@ -39,9 +38,9 @@ def solve_checkmate(graph: OperatorGraph, budget: float, seconds: float = 60.0) 
     variables, or there is nothing to plan; ``ValueError`` if the budget or the seconds are no number, or not
     positive.
     """
-    require_room(graph, budget, seconds, "Checkmate")
+    closed = solvable(graph, budget, seconds, "Checkmate")
     start = time.perf_counter()
-    program = _Program(closed(graph), budget)
+    program = _Program(closed, budget)
     result = program.solve(max(seconds - (time.perf_counter() - start), 0.01))
     elapsed = time.perf_counter() - start
     if result.status == 2:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from dtr_fx.lab.planners.checkmate import TooLarge, solve_checkmate
 from dtr_fx.lab.planners.graph import OperatorGraph
 from dtr_fx.lab.planners.moccasin import require_ortools, solve_moccasin
-from dtr_fx.lab.planners.plan import CannotPlan, check, plan_dtr
-from dtr_fx.lab.planners.solution import Solution
+from dtr_fx.lab.planners.plan import CannotPlan, Solution, check, plan_dtr
 from dtr_fx.runtime import HEURISTICS
 from dtr_fx.search import Infeasible, Policy, search
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from dtr_fx.errors import DTRError
 from dtr_fx.lab.planners.graph import OperatorGraph
-from dtr_fx.lab.planners.plan import CannotPlan
-from dtr_fx.lab.planners.solution import Solution, closed, require_room, solution, whole_costs, whole_sizes
+from dtr_fx.lab.planners.plan import CannotPlan, Solution, solution, solvable, whole_costs, whole_sizes
 
 
 def solve_moccasin(
@@ -23,10 +22,10 @@ def solve_moccasin(
     ``bound`` and ``optimal`` speak of such plans.  Costs that are not whole numbers are rounded to 1e-7 of
     the program's.  Raises what ``solve_checkmate`` does.
     """
-    require_room(graph, budget, seconds, "MOCCASIN")
+    closed = solvable(graph, budget, seconds, "MOCCASIN")
     start = time.perf_counter()
     cp_model = require_ortools()
-    program = _Program(closed(graph), budget, intervals, cp_model)
+    program = _Program(closed, budget, intervals, cp_model)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1  # with more, the plan depends on chance
     solver.parameters.random_seed = 0

@@ -85,11 +85,6 @@ def convs(inputs: int, *specs: tuple[int, Kernel]) -> nn.Sequential:
     return nn.Sequential(*(conv(width, *spec) for width, spec in zip(widths, specs)))
 
 
-def halve(*layers: nn.Module, inputs: int, outputs: int) -> nn.Sequential:
-    """Layers and a strided convolution."""
-    return nn.Sequential(*layers, conv(inputs, outputs, 3, 2))
-
-
 def pooled(inputs: int, outputs: int) -> nn.Module:
     return nn.Sequential(nn.AvgPool2d(3, stride=1, padding=1), conv(inputs, outputs, 1))
 
@@ -138,7 +133,7 @@ def reduction_a(u: int) -> nn.Module:
     return Branches(
         max_pool(),
         conv(12 * u, 12 * u, 3, 2),
-        halve(convs(12 * u, (6 * u, 1), (7 * u, 3)), inputs=7 * u, outputs=8 * u),
+        nn.Sequential(convs(12 * u, (6 * u, 1), (7 * u, 3)), conv(7 * u, 8 * u, 3, 2)),
     )
 
 
@@ -156,8 +151,10 @@ def reduction_b(u: int) -> nn.Module:
     """Figure 8: from 32 u to 48 u channels, half the size."""
     return Branches(
         max_pool(),
-        halve(conv(32 * u, 6 * u, 1), inputs=6 * u, outputs=6 * u),
-        halve(convs(32 * u, (8 * u, 1), (8 * u, (1, 7)), (10 * u, (7, 1))), inputs=10 * u, outputs=10 * u),
+        nn.Sequential(conv(32 * u, 6 * u, 1), conv(6 * u, 6 * u, 3, 2)),
+        nn.Sequential(
+            convs(32 * u, (8 * u, 1), (8 * u, (1, 7)), (10 * u, (7, 1))), conv(10 * u, 10 * u, 3, 2)
+        ),
     )
 
 
