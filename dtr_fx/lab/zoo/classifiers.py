@@ -32,15 +32,14 @@ class DenseBlock(nn.Module):
 
     def __init__(self, inputs: int, layers: int, growth: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(self.layer(inputs + growth * number, growth) for number in range(layers))
-
-    @staticmethod
-    def layer(inputs: int, growth: int) -> nn.Module:
-        return nn.Sequential(
-            *norm_relu(inputs),
-            nn.Conv2d(inputs, 4 * growth, 1, bias=False),
-            *norm_relu(4 * growth),
-            nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False),
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                *norm_relu(width),
+                nn.Conv2d(width, 4 * growth, 1, bias=False),
+                *norm_relu(4 * growth),
+                nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False),
+            )
+            for width in range(inputs, inputs + growth * layers, growth)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -104,36 +103,13 @@ class Branches(nn.Module):
         return torch.cat([branch(x) for branch in self.branches], 1)
 
 
-def inception_stem(u: int) -> nn.Module:
-    """Figure 3; ``u`` is a 32nd of the paper's width (1 there is 32 channels). 12 u channels."""
-    return nn.Sequential(
-        conv(3, u, 3, 2),
-        convs(u, (u, 3), (2 * u, 3)),
-        Branches(max_pool(), conv(2 * u, 3 * u, 3, 2)),
-        Branches(
-            convs(5 * u, (2 * u, 1), (3 * u, 3)),
-            convs(5 * u, (2 * u, 1), (2 * u, (7, 1)), (2 * u, (1, 7)), (3 * u, 3)),
-        ),
-        Branches(conv(6 * u, 6 * u, 3, 2), max_pool()),
-    )
-
-
 def block_a(u: int) -> nn.Module:
-    """Figure 4: 12 u channels in and out."""
+    """Figure 4: 12 u channels in and out; ``u`` is a 32nd of the paper's width."""
     return Branches(
         pooled(12 * u, 3 * u),
         conv(12 * u, 3 * u, 1),
         convs(12 * u, (2 * u, 1), (3 * u, 3)),
         convs(12 * u, (2 * u, 1), (3 * u, 3), (3 * u, 3)),
-    )
-
-
-def reduction_a(u: int) -> nn.Module:
-    """Figure 7: from 12 u to 32 u channels, half the size."""
-    return Branches(
-        max_pool(),
-        conv(12 * u, 12 * u, 3, 2),
-        nn.Sequential(convs(12 * u, (6 * u, 1), (7 * u, 3)), conv(7 * u, 8 * u, 3, 2)),
     )
 
 
@@ -144,17 +120,6 @@ def block_b(u: int) -> nn.Module:
         conv(32 * u, 12 * u, 1),
         convs(32 * u, (6 * u, 1), (7 * u, (1, 7)), (8 * u, (7, 1))),
         convs(32 * u, (6 * u, 1), (6 * u, (1, 7)), (7 * u, (7, 1)), (7 * u, (1, 7)), (8 * u, (7, 1))),
-    )
-
-
-def reduction_b(u: int) -> nn.Module:
-    """Figure 8: from 32 u to 48 u channels, half the size."""
-    return Branches(
-        max_pool(),
-        nn.Sequential(conv(32 * u, 6 * u, 1), conv(6 * u, 6 * u, 3, 2)),
-        nn.Sequential(
-            convs(32 * u, (8 * u, 1), (8 * u, (1, 7)), (10 * u, (7, 1))), conv(10 * u, 10 * u, 3, 2)
-        ),
     )
 
 
@@ -174,18 +139,37 @@ def block_c(u: int) -> nn.Module:
 
 
 def inception_v4(*, unit: int, classes: int) -> nn.Module:
-    """Figure 9: 4 A blocks, 7 B blocks and 3 C blocks; ``unit`` channels stand for 32 of the paper's."""
+    """Figure 9: a stem, 4 A, 7 B and 3 C blocks; ``unit`` channels stand for 32 of the paper's."""
+    u = unit
     features = nn.Sequential(
-        inception_stem(unit),
-        *(block_a(unit) for _ in range(4)),
-        reduction_a(unit),
-        *(block_b(unit) for _ in range(7)),
-        reduction_b(unit),
-        *(block_c(unit) for _ in range(3)),
+        nn.Sequential(  # Figure 3, to 12 u channels
+            conv(3, u, 3, 2),
+            convs(u, (u, 3), (2 * u, 3)),
+            Branches(max_pool(), conv(2 * u, 3 * u, 3, 2)),
+            Branches(
+                convs(5 * u, (2 * u, 1), (3 * u, 3)),
+                convs(5 * u, (2 * u, 1), (2 * u, (7, 1)), (2 * u, (1, 7)), (3 * u, 3)),
+            ),
+            Branches(conv(6 * u, 6 * u, 3, 2), max_pool()),
+        ),
+        *(block_a(u) for _ in range(4)),
+        Branches(  # Figure 7, to 32 u channels and half the size
+            max_pool(),
+            conv(12 * u, 12 * u, 3, 2),
+            nn.Sequential(convs(12 * u, (6 * u, 1), (7 * u, 3)), conv(7 * u, 8 * u, 3, 2)),
+        ),
+        *(block_b(u) for _ in range(7)),
+        Branches(  # Figure 8, to 48 u channels and half the size
+            max_pool(),
+            nn.Sequential(conv(32 * u, 6 * u, 1), conv(6 * u, 6 * u, 3, 2)),
+            nn.Sequential(
+                convs(32 * u, (8 * u, 1), (8 * u, (1, 7)), (10 * u, (7, 1))), conv(10 * u, 10 * u, 3, 2)
+            ),
+        ),
+        *(block_c(u) for _ in range(3)),
     )
-    return ImageClassifier(
-        features=features, head=nn.Sequential(nn.Dropout(0.2), nn.Linear(48 * unit, classes))
-    )
+    head = nn.Sequential(nn.Dropout(0.2), nn.Linear(48 * u, classes))
+    return ImageClassifier(features=features, head=head)
 
 
 def inception(unit: int = 2, batch: int = 16, size: int = 128) -> Model:
