@@ -141,15 +141,14 @@ def _curves(replays: Sequence[Replay], value: Callable[[Replay], float]) -> Rows
 
 
 def _points(replays: Iterable[Replay], value: Callable[[Replay], float]) -> tuple[ReplayedPoint, ...]:
-    """A point for each budget that is a limit, the largest first."""
+    """A point for each budget, the largest first."""
     budgets: defaultdict[float, list[Replay]] = defaultdict(list)
     for replay in replays:
-        if math.isfinite(replay.budget):
-            budgets[replay.budget / replay.whole].append(replay)
+        budgets[replay.budget / replay.whole].append(replay)
     points = []
-    for ratio, own in sorted(budgets.items(), reverse=True):
-        failed = [replay.outcome for replay in own if replay.outcome != "ok"]
-        values = [value(replay) for replay in own]
+    for ratio in sorted(budgets, reverse=True):
+        failed = [replay.outcome for replay in budgets[ratio] if replay.outcome != "ok"]
+        values = [value(replay) for replay in budgets[ratio]]
         ended = (sum(values) / len(values), min(values), max(values))
         points.append(ReplayedPoint(ratio, failed[0]) if failed else ReplayedPoint(ratio, "ok", *ended))
     return tuple(points)

@@ -124,15 +124,14 @@ class _Program:
     def _read(self, reader: _Interval) -> None:
         """Each run lies in an interval of each of its inputs."""
         for source in dict.fromkeys(self._graph.nodes[reader.op].inputs):
-            within = [self._within(reader, interval) for interval in self._intervals[source]]
+            within = []
+            for interval in self._intervals[source]:
+                literal = self.model.new_bool_var("")
+                self.model.add_implication(literal, interval.active)
+                self.model.add(interval.start < reader.start).only_enforce_if(literal)
+                self.model.add(reader.start <= interval.end).only_enforce_if(literal)
+                within.append(literal)
             self.model.add(sum(within) == 1).only_enforce_if(reader.active)
-
-    def _within(self, reader: _Interval, interval: _Interval) -> Any:
-        literal = self.model.new_bool_var("")
-        self.model.add_implication(literal, interval.active)
-        self.model.add(interval.start < reader.start).only_enforce_if(literal)
-        self.model.add(reader.start <= interval.end).only_enforce_if(literal)
-        return literal
 
     def _fit(self, sizes: list[int], capacity: int) -> None:
         every = [interval for interval in self._every if sizes[interval.op]]
