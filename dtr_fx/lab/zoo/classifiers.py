@@ -8,17 +8,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dtr_fx.lab.zoo.layers import (
-    BlockClassifier,
-    ImageClassifier,
-    Kernel,
-    Model,
-    conv_norm,
-    conv_norm_relu,
-    labelled_images,
-)
+from dtr_fx.lab.zoo.layers import Kernel, Model, conv_norm, conv_norm_relu, labelled_images
 
 _EXPANSION = 4
+
+
+class ImageClassifier(nn.Module):
+    """Modules in a row, the mean over the pixels, the last module, called ``head``, and the loss."""
+
+    head: nn.Module
+
+    def __init__(self, **row: nn.Module) -> None:
+        super().__init__()
+        for name, module in row.items():
+            self.add_module(name, module)
+        *self.body, _ = row
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = images
+        for name in self.body:
+            x = getattr(self, name)(x)
+        return F.cross_entropy(self.head(x.mean((2, 3))), labels)
+
+
+class BlockClassifier(ImageClassifier):
+    """The blocks are in the second module of the row."""
+
+    def blocks_to_checkpoint(self) -> list[nn.Module]:
+        return list(getattr(self, self.body[1]))
+
 
 # DenseNet: Huang et al., Densely Connected Convolutional Networks, CVPR 2017 (DenseNet-BC, Table 1)
 

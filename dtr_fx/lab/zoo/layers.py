@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 Model = tuple[nn.Module, tuple[Tensor, ...]]
@@ -20,31 +19,6 @@ def conv_norm(inputs: int, outputs: int, kernel: Kernel, stride: int = 1, groups
 
 def conv_norm_relu(inputs: int, outputs: int, kernel: Kernel, stride: int = 1) -> list[nn.Module]:
     return [*conv_norm(inputs, outputs, kernel, stride), nn.ReLU(inplace=True)]
-
-
-class ImageClassifier(nn.Module):
-    """Modules in a row, the mean over the pixels, the last module, called ``head``, and the loss."""
-
-    head: nn.Module
-
-    def __init__(self, **row: nn.Module) -> None:
-        super().__init__()
-        for name, module in row.items():
-            self.add_module(name, module)
-        *self.body, _ = row
-
-    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        x = images
-        for name in self.body:
-            x = getattr(self, name)(x)
-        return F.cross_entropy(self.head(x.mean((2, 3))), labels)
-
-
-class BlockClassifier(ImageClassifier):
-    """The blocks are in the second module of the row."""
-
-    def blocks_to_checkpoint(self) -> list[nn.Module]:
-        return list(getattr(self, self.body[1]))
 
 
 def labelled_images(batch: int, size: int, classes: int) -> tuple[Tensor, Tensor]:
