@@ -57,7 +57,11 @@ class Joint:
 
 
 class _Traced(Exception):
-    """Ends a compilation that has come as far as it is wanted, with the joint graph."""
+    """Ends a compilation that has come as far as it is wanted."""
+
+    def __init__(self, joint: Joint) -> None:
+        super().__init__("traced")
+        self.joint = joint
 
 
 def trace(model: Callable[..., Any], inputs: Inputs) -> Joint:
@@ -76,8 +80,7 @@ def trace(model: Callable[..., Any], inputs: Inputs) -> Joint:
             call(compiled, inputs)
     except BackendCompilerFailed as failure:
         if isinstance(failure.inner_exception, _Traced):
-            joint: Joint = failure.inner_exception.args[0]
-            return joint
+            return failure.inner_exception.joint
         raise
     except TorchDynamoException as error:
         raise GraphError(f"the model is not traced as one graph: {error}") from error
