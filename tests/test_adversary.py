@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtr_fx.cli import main
-from dtr_fx.lab.adversary import run_adversary
+from dtr_fx.lab.theorems import run_adversary
 from dtr_fx.runtime import HEURISTICS, Runtime, parameterized, random
 
 ONLINE = [name for name, heuristic in HEURISTICS.items() if heuristic.time == "staleness"]

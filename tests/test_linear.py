@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 
 from dtr_fx.cli import main
-from dtr_fx.lab.linear import root_budget, run_linear
 from dtr_fx.lab.networks import linear
 from dtr_fx.lab.replay import replay
+from dtr_fx.lab.theorems import root_budget, run_linear
 from dtr_fx.runtime import OutOfBudget, Runtime, Step, Thrash, parameterized, trace
 from dtr_fx.runtime.driver import drive
 from dtr_fx.runtime.steps import BUDGET, COMPUTE, RECOMPUTE

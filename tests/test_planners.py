@@ -26,7 +26,7 @@ from dtr_fx.lab.planners import (
     plan_revolve,
     training_chain,
 )
-from dtr_fx.lab.planners.revolve import revolve_order
+from dtr_fx.lab.planners.checkpointing import revolve_order
 from dtr_fx.lab.replay import replay
 from dtr_fx.runtime import Plan, Step
 from dtr_fx.runtime.program import Call, Constant, Keep, Output, Program, Release

@@ -11,13 +11,11 @@ from dtr_fx.lab import zoo
 from dtr_fx.lab.log import read_log
 from dtr_fx.lab.record import record_log
 from dtr_fx.lab.replay import replay
-from dtr_fx.lab.zoo.densenet import DenseNet
-from dtr_fx.lab.zoo.inception import Inception
-from dtr_fx.lab.zoo.lstm import LSTM
+from dtr_fx.lab.zoo.classifiers import densenet, inception_v4
+from dtr_fx.lab.zoo.perceptrons import UnrolledGAN
+from dtr_fx.lab.zoo.recurrent import LSTM, TreeLSTM
 from dtr_fx.lab.zoo.transformer import Attention, Transformer
-from dtr_fx.lab.zoo.treelstm import TreeLSTM
 from dtr_fx.lab.zoo.unet import UNet
-from dtr_fx.lab.zoo.unrolled_gan import UnrolledGAN
 
 # Small enough to record all of them in a second or two.
 SMALL = {
@@ -100,7 +98,7 @@ def test_resnet32():
 def test_densenet121():
     """7,978,856 parameters at full width, for ImageNet, as everybody's; 121 layers."""
     with torch.device("meta"):
-        model = DenseNet(blocks=(6, 12, 24, 16), growth=32, classes=1000)
+        model = densenet(blocks=(6, 12, 24, 16), growth=32, classes=1000)
     assert parameters(model) == 7_978_856
     assert sum(isinstance(module, (nn.Conv2d, nn.Linear)) for module in model.modules()) == 121
 
@@ -108,7 +106,7 @@ def test_densenet121():
 def test_inception():
     """42,679,816 parameters at full width, for ImageNet, as in the authors' released model."""
     with torch.device("meta"):
-        model = Inception(unit=32, classes=1000)
+        model = inception_v4(unit=32, classes=1000)
     assert parameters(model) == 42_679_816
 
 

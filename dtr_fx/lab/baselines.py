@@ -1,13 +1,7 @@
 """A training step in every form: eager, checkpointed by blocks, split by PyTorch's partitioner, and planned.
 
-    trace(model, inputs) ─► Joint ─┬─► eager(joint)            as autograd runs it
-                                   ├─► min_cut(joint, 0.5)     activation_memory_budget=0.5
-                                   └─► planned(joint, options) the backend dtr
-    checkpointed(model, inputs)                                torch.utils.checkpoint around every block
-
-All start from the joint graph that AOTAutograd hands to the backend ``dtr``, and all end as a forward and a
-backward graph for ``dtr_fx.judge``. Nothing is executed, so models built under ``FakeTensorMode`` can have
-any size.
+All start from the joint graph that AOTAutograd hands to the backend ``dtr``, and end as two graphs for
+``dtr_fx.judge``. Nothing is executed, so models built under ``FakeTensorMode`` can have any size.
 """
 
 from __future__ import annotations
@@ -99,10 +93,7 @@ def eager(joint: Joint) -> Pair:
 
 
 def min_cut(joint: Joint, budget: float) -> Pair:
-    """PyTorch's partitioner at ``activation_memory_budget=budget``, in [0, 1], all else default.
-
-    It merges common subexpressions first, so that it can cost less than the eager step.
-    """
+    """PyTorch's partitioner at ``activation_memory_budget``, in [0, 1]; it merges common subexpressions."""
     with activation_memory_budget(budget), _mode(joint):
         return _pair(min_cut_rematerialization_partition(joint.copy(), joint.inputs, **joint.facts))
 
@@ -121,10 +112,8 @@ def _mode(joint: Joint) -> contextlib.AbstractContextManager[Any]:
 def checkpointed(model: nn.Module, inputs: Inputs, blocks: Iterable[nn.Module] | None = None) -> Pair:
     """The step with ``torch.utils.checkpoint`` (not reentrant) around each block; see ``blocks_of``.
 
-    The graphs are those that ``default_partition`` makes of checkpointed regions: what enters a region is
-    saved, and of its operators those that the backward pass needs run again, each when something first reads
-    it. Eager checkpointing runs a region again at once, up to the last value that is needed: its cost is no
-    lower.
+    What the backward pass needs of a region runs again, each operator when something first reads it; eager
+    checkpointing runs a region again at once, at no lower cost.
     """
     with checkpoints(model, blocks):
         joint = trace(model, inputs)
@@ -133,10 +122,7 @@ def checkpointed(model: nn.Module, inputs: Inputs, blocks: Iterable[nn.Module] |
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The modules that a user would checkpoint: ``model.blocks_to_checkpoint()`` if there is such a method.
-
-    Else the children of the outermost ``nn.ModuleList`` and ``nn.Sequential`` containers.
-    """
+    """What a user would checkpoint: ``blocks_to_checkpoint()``, or the children of outermost containers."""
     own = getattr(model, "blocks_to_checkpoint", None)
     if own is not None:
         return list(own())
@@ -173,11 +159,7 @@ def plan(joint: Joint, options: Options) -> tuple[GraphModule, Report]:
 
 
 def _pair(graphs: tuple[GraphModule, GraphModule]) -> Pair:
-    """The pair without random operators that nothing reads.
-
-    Partitioners leave them in the backward graph, and with them all that they read: to dead-code elimination
-    they have an effect. Inductor takes them out.
-    """
+    """The pair without random operators that nothing reads, which partitioners leave there."""
     for gm in graphs:
         gm.graph.eliminate_dead_code(is_impure_node=has_effects)
     return Pair(*graphs)

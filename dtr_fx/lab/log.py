@@ -1,11 +1,6 @@
 """Operator logs: the JSON lines of Appendix C.6, as the original artifact writes and reads them.
 
-    {"INSTRUCTION":"CALL","NAME":"relu","ARGS":["x1"],"RESULT":["x2"],"TIME":"1200"}
-    {"INSTRUCTION":"MEMORY","NAME":"x2","MEMORY":"4096"}
-    {"INSTRUCTION":"ALIAS","NAME":"x2","ALIAS":"-1"}
-
-Sizes are bytes and times nanoseconds, both as strings.  ``read_log`` turns the names of a log, which copies,
-mutations and releases bind anew, into the numbered tensors of a ``Program``.
+{"INSTRUCTION":"CALL","NAME":"relu","ARGS":["x1"],"RESULT":["x2"],"TIME":"1200"}, with bytes and nanoseconds.
 """
 
 from __future__ import annotations
@@ -166,19 +161,12 @@ _AS_TEXT = {"TIME", "MEMORY", "ALIAS"}
 
 
 def parse_line(text: str) -> Line:
-    """One line of a log.
-
-    Raises
-    ------
-    LogError
-        The line is none; the message says what was expected.
-    """
+    """One line of a log; if it is none, ``LogError`` says what was expected."""
     try:
         fields = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise LogError(f"expected a JSON object, found {_shown(text)} ({error.msg})") from None
-    except (ValueError, RecursionError):  # thousands of digits, or of brackets
-        raise LogError(f"expected a JSON object, found {_shown(text)}") from None
+    except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets, have no message
+        reason = f" ({error.msg})" if isinstance(error, json.JSONDecodeError) else ""
+        raise LogError(f"expected a JSON object, found {_shown(text)}{reason}") from None
     if not isinstance(fields, dict) or "INSTRUCTION" not in fields:
         raise LogError(f'expected an object with "INSTRUCTION", found {_shown(text)}')
     kind = fields["INSTRUCTION"]
@@ -224,18 +212,11 @@ def read_log(path: str | Path, *, simrd: bool = False) -> Program:
 
     Mutation becomes a pure operator that returns a new storage of the same size (C.6).  Every name of the old
     storage then means the new one; with ``simrd`` only the name that was mutated does, as in the original
-    simulator, so that other names still see the old contents and hold on to their memory.  A program read
-    with ``simrd`` is also replayed by that simulator's rules.
+    simulator, by whose rules such a program is also replayed.  The tensors that still have a name at the end
+    are the results: they are rematerialized and stay.
 
-    The tensors that still have a name at the end are the results: they are rematerialized and stay (the
-    output condition of C.6).
-
-    Raises
-    ------
-    LogError
-        The line that cannot be read or has no place there, its number, and what was expected.
-    OSError
-        The file cannot be opened.
+    Raises ``LogError`` with the line that has no place there, its number, and what was expected; ``OSError``
+    if the file cannot be opened.
     """
     path = Path(path)
     lines = _lines(path)
@@ -265,11 +246,13 @@ def _lines(path: Path) -> list[_Numbered]:
         with _open(path) as file:
             for number, text in enumerate(file, 1):
                 if text.strip():
-                    lines.append((number, _parsed(text)))
+                    try:
+                        lines.append((number, parse_line(text)))
+                    except LogError as error:
+                        lines.append((number, error))
     except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
-        raise LogError(
-            f"{path}: expected a log, plain or gzip: damaged after line {number}: {error}"
-        ) from None
+        damage = f"damaged after line {number}: {error}"
+        raise LogError(f"{path}: expected a log, plain or gzip: {damage}") from None
     return lines
 
 
@@ -280,13 +263,6 @@ def _open(path: Path) -> Iterator[TextIO]:
         source: Any = gzip.GzipFile(fileobj=file) if compressed else file
         with io.TextIOWrapper(source, encoding="utf-8") as text:
             yield text
-
-
-def _parsed(text: str) -> Line | LogError:
-    try:
-        return parse_line(text)
-    except LogError as error:
-        return error
 
 
 def _made_by(line: Line | LogError) -> Iterable[str]:
@@ -300,35 +276,56 @@ def _made_by(line: Line | LogError) -> Iterable[str]:
 
 
 class _Reader:
-    """Binds names to tensors, line by line, and writes down the steps; ``number`` is the last line's.
-
-    ``before`` are names from before START, which may still be released.
-    """
+    """Binds names to tensors, line by line; names from ``before`` START may still be released."""
 
     def __init__(self, lines: Iterable[_Numbered], before: set[str], *, simrd: bool) -> None:
         self._lines = iter(lines)
         self.number = 0
         self.instructions: list[Instruction] = []
-        self._simrd = simrd
-        self._before = before
+        self._simrd, self._before = simrd, before
         self._tensors: dict[str, int] = {}  # the tensor that a name stands for
-        self._names: dict[int, int] = {}  # how many names a tensor has
         self._storages: list[int] = []  # of each tensor, its storage: the number of the first tensor there
+        self._sizes: list[int] = []  # of each tensor, but views
         self._named: dict[int, dict[str, None]] = {}  # the names of a storage's tensors
-        self._sizes: dict[int, int] = {}
         self.calls = 0
         self._backward: int | None = None
         self._first_named: int | None = None  # for logs that do not say where their backward pass begins
 
     def program(self, name: str) -> Program:
-        kept = dict.fromkeys(tensor for tensor in self._tensors.values() if self._names[tensor])
+        kept = dict.fromkeys(self._tensors.values())
         backward = self._first_named if self._backward is None else self._backward
         steps = (*self.instructions, *(Keep(tensor) for tensor in kept))
         return Program(name, steps, backward, simrd=self._simrd)
 
     def read(self) -> None:
         while (line := self._next()) is not None:
-            self._read(line)
+            match line:
+                case AnnotateLine(annotation):
+                    if annotation == BACKWARD:
+                        self._backward = self.calls
+                case ConstantLine(name):
+                    size = self._expect(MemoryLine, name).memory
+                    self.instructions.append(Constant(self._claim(name, self._new(size)), size))
+                case CallLine():
+                    self._call(line)
+                case MutateLine():
+                    self._mutate(line)
+                case CopyLine(dst, src):
+                    self._claim(dst, self._tensor(src))
+                case CopyFromLine(dst, src):
+                    tensor = self._tensor(src)
+                    self._tensor(dst)
+                    self._rename(dst, tensor)
+                case ReleaseLine(name) if name not in self._tensors and name in self._before:
+                    self._before.remove(name)
+                case ReleaseLine(name):
+                    tensor = self._tensor(name)
+                    del self._tensors[name]
+                    self._unbind(name, tensor)
+                case MemoryLine(name=name) | AliasLine(name=name):
+                    raise LogError(
+                        f"expected {_KINDS[type(line)]} of {name} only after the line that makes it"
+                    )
 
     def _next(self) -> Line | None:
         self.number, line = next(self._lines, (self.number, None))
@@ -346,35 +343,6 @@ class _Reader:
             raise LogError(f"expected {expected}, found {format_line(line)}")
         return line
 
-    def _read(self, line: Line) -> None:
-        match line:
-            case AnnotateLine(annotation):
-                if annotation == BACKWARD:
-                    self._backward = self.calls
-            case ConstantLine(name):
-                size = self._expect(MemoryLine, name).memory
-                self.instructions.append(Constant(self._new(name, size), size))
-            case CallLine():
-                self._call(line)
-            case MutateLine():
-                self._mutate(line)
-            case CopyLine(dst, src):
-                tensor = self._tensor(src)
-                self._claim(dst)
-                self._bind(dst, tensor)
-            case CopyFromLine(dst, src):
-                tensor = self._tensor(src)
-                self._tensor(dst)
-                self._rename(dst, tensor)
-            case ReleaseLine(name) if name not in self._tensors and name in self._before:
-                self._before.remove(name)
-            case ReleaseLine(name):
-                tensor = self._tensor(name)
-                del self._tensors[name]
-                self._unbind(name, tensor)
-            case MemoryLine(name=name) | AliasLine(name=name):
-                raise LogError(f"expected {_KINDS[type(line)]} of {name} only after the line that makes it")
-
     def _call(self, line: CallLine) -> None:
         inputs = tuple(self._tensor(name) for name in line.args)
         outputs = []
@@ -383,10 +351,9 @@ class _Reader:
             alias = self._expect(AliasLine, name).alias
             if not -1 <= alias < len(inputs):
                 raise LogError(f"expected -1 or the number of an argument below {len(inputs)}, found {alias}")
-            if alias == -1:
-                outputs.append(Output(self._new(name, size), size))
-            else:
-                outputs.append(Output(self._view(name, inputs[alias]), 0, inputs[alias]))
+            base = None if alias == -1 else inputs[alias]
+            tensor = self._claim(name, self._new(size, base))
+            outputs.append(Output(tensor, size if base is None else 0, base))
         self._append(Call(line.name, inputs, tuple(outputs), line.time))
 
     def _mutate(self, line: MutateLine) -> None:
@@ -396,11 +363,8 @@ class _Reader:
             raise LogError(f"expected argument numbers below {len(inputs)}, found {list(line.mutate)}")
         written = [line.args[number] for number in line.mutate]
         stale = {name: [name] if self._simrd else self._others(name) for name in written}
-        outputs = []
-        for name in written:
-            size = self._sizes[self._storages[self._tensor(name)]]
-            tensor = self._number(size)
-            outputs.append(Output(tensor, size))
+        sizes = [self._sizes[self._storages[self._tensor(name)]] for name in written]
+        outputs = [Output(self._new(size), size) for size in sizes]
         self._append(Call(line.name, inputs, tuple(outputs), line.time))
         for name, output in zip(written, outputs):
             self._rebind(name, stale[name], output.tensor)
@@ -416,7 +380,7 @@ class _Reader:
         for name in names:
             old = self._tensors[name]
             if old not in views:
-                views[old] = self._view(None, tensor)
+                views[old] = self._new(0, tensor)
                 self._append(Call("view", (tensor,), (Output(views[old], 0, tensor),), 0))
             self._rename(name, views[old])
 
@@ -433,33 +397,22 @@ class _Reader:
             raise LogError(f"expected the name of a tensor, found {name!r}, which no line before has made")
         return self._tensors[name]
 
-    def _claim(self, name: str) -> None:
+    def _new(self, size: int, base: int | None = None) -> int:
+        """The number of one more tensor, with a storage of its own or that of ``base``."""
+        tensor = len(self._storages)
+        self._storages.append(tensor if base is None else self._storages[base])
+        self._sizes.append(size)
+        return tensor
+
+    def _claim(self, name: str, tensor: int) -> int:
+        """The tensor, under a name that stands for none yet."""
         if name in self._tensors:
             raise LogError(f"expected a new name, found {name!r}, which already stands for a tensor")
-
-    def _new(self, name: str, size: int) -> int:
-        self._claim(name)
-        tensor = self._number(size)
         self._bind(name, tensor)
-        return tensor
-
-    def _number(self, size: int) -> int:
-        tensor = len(self._storages)
-        self._storages.append(tensor)
-        self._sizes[tensor] = size
-        return tensor
-
-    def _view(self, name: str | None, base: int) -> int:
-        tensor = len(self._storages)
-        self._storages.append(self._storages[base])
-        if name is not None:
-            self._claim(name)
-            self._bind(name, tensor)
         return tensor
 
     def _bind(self, name: str, tensor: int) -> None:
         self._tensors[name] = tensor
-        self._names[tensor] = self._names.get(tensor, 0) + 1
         self._named.setdefault(self._storages[tensor], {})[name] = None
 
     def _rename(self, name: str, tensor: int) -> None:
@@ -468,19 +421,16 @@ class _Reader:
         self._unbind(name, before)
 
     def _unbind(self, name: str, tensor: int) -> None:
-        storage = self._storages[tensor]
+        names = self._named[self._storages[tensor]]
         now = self._tensors.get(name)
-        if now is None or self._storages[now] != storage:
-            del self._named[storage][name]
-        self._names[tensor] -= 1
-        if not self._names[tensor]:
+        if now is None or self._storages[now] != self._storages[tensor]:
+            del names[name]
+        if all(self._tensors[other] != tensor for other in names):
             self.instructions.append(Release(tensor))
 
 
 def _shown(value: Any) -> str:
     """The value for a message, not too long."""
-    if isinstance(value, str):
-        value = value.strip()
-        return repr(value if len(value) <= 60 else value[:59] + "…")
-    text = repr(value)
-    return text if len(text) <= 60 else text[:59] + "…"
+    text = value.strip() if isinstance(value, str) else repr(value)
+    short = text if len(text) <= 60 else text[:59] + "…"
+    return repr(short) if isinstance(value, str) else short

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -34,14 +33,13 @@ class LogPlanning:
     def report(self) -> Report:
         """The plan for the budget of the options.
 
-        Raises
-        ------
-        OptionError
-            The budget is ``"auto"``: a log runs on no device.
-        InfeasibleBudgetError
-            No plan fits.
+        Raises ``OptionError`` if the budget is ``"auto"``: a log runs on no device; ``InfeasibleBudgetError``
+        if no plan fits.
         """
-        program, budget = self.program, self._budget()
+        program, spec = self.program, self._options.budget
+        if spec.kind == "auto":
+            raise OptionError("budget='auto': a log runs on no device; write a share of its peak, or bytes")
+        budget = resolve_budget(spec, program.peak, torch.device("cpu"))
         as_it_is = run_policy(program, math.inf, Policy(resolve(self._options.heuristic))).plan
         plan = None if budget >= program.peak else self._plan(budget)
         found = _Steps(program, plan or as_it_is)
@@ -49,7 +47,7 @@ class LogPlanning:
             need=self.planner.need,
             plan=plan,
             budget=budget,
-            asked=self._options.budget.asked,
+            asked=spec.asked,
             base_cost=program.cost * _NANOSECOND,
             constants=program.constants,
             device="the log's device",
@@ -63,12 +61,6 @@ class LogPlanning:
         origins = dict(enumerate(found.origins))
         watched = choices(self.planner, plan, self._options.watch, found.names, origins, report.events)
         return replace(report, choices=watched)
-
-    def _budget(self) -> int:
-        spec = self._options.budget
-        if spec.kind == "auto":
-            raise OptionError("budget='auto': a log runs on no device; write a share of its peak, or bytes")
-        return resolve_budget(spec, self.program.peak, torch.device("cpu"))
 
     def _plan(self, budget: int) -> Plan:
         try:
@@ -88,14 +80,14 @@ class LogPlanning:
 
 def _origins(program: Program) -> list[str]:
     """A name for each call, as an FX graph would number them: ``mm``, ``mm_1``."""
-    return list(_numbered(call.name.rpartition("::")[2] for call in program.calls()))
-
-
-def _numbered(names: Iterable[str]) -> Iterator[str]:
     count: Counter[str] = Counter()
-    for name in names:
-        yield f"{name}_{count[name]}" if count[name] else name
-        count[name] += 1
+    return [_numbered(call.name.rpartition("::")[2], count) for call in program.calls()]
+
+
+def _numbered(name: str, count: Counter[str]) -> str:
+    """The name, told apart by a number from those that ``count`` has."""
+    count[name] += 1
+    return f"{name}_{count[name] - 1}" if count[name] > 1 else name
 
 
 class _Steps:
@@ -104,9 +96,8 @@ class _Steps:
     def __init__(self, program: Program, plan: Plan) -> None:
         self._program = program
         self._calls = list(program.calls())
-        self._kept = {
-            program.storages[step.tensor] for step in program.instructions if isinstance(step, Keep)
-        }
+        kept = (step.tensor for step in program.instructions if isinstance(step, Keep))
+        self._kept = {program.storages[tensor] for tensor in kept}
         self._constants = [step.tensor for step in program.instructions if isinstance(step, Constant)]
         self._position_of = {tensor: position for position, tensor in enumerate(program.sizes)}
         self._made_by = {output.tensor: op for op, call in enumerate(self._calls) for output in call.outputs}
@@ -115,7 +106,7 @@ class _Steps:
         self._parts = dict.fromkeys(KINDS, 0) | {"parameter": program.constants}
         self._resident: dict[int, str] = {}
         self._maker = {tensor: self.names[tensor] for tensor in self._constants}
-        self._event_names: Counter[str] = Counter()
+        self._recomputes: Counter[str] = Counter()
         self._done = 0
         self.events: list[Event] = []
         self.points: list[Point] = []
@@ -123,18 +114,17 @@ class _Steps:
 
     def storages(self) -> tuple[StorageStats, ...]:
         described = (
-            (self.names[tensor], self._kind_of_storage(tensor), size)
+            (self.names[tensor], self._lasting(tensor) if tensor in self._made_by else "parameter", size)
             for tensor, size in self._program.sizes.items()
         )
         return storage_stats(described, self.events)
 
-    def _kind_of_storage(self, tensor: int) -> str:
-        if tensor not in self._made_by:
-            return "parameter"
+    def _lasting(self, tensor: int) -> str:
         return "output" if tensor in self._kept else "activation"
 
     def _names(self) -> list[str]:
-        names = dict(zip(self._constants, _numbered("constant" for _ in self._constants)))
+        count: Counter[str] = Counter()
+        names = {tensor: _numbered("constant", count) for tensor in self._constants}
         for call, origin in zip(self._calls, self.origins):
             for number, output in enumerate(call.outputs):
                 names[output.tensor] = origin if len(call.outputs) == 1 else f"{origin}.{number}"
@@ -157,13 +147,14 @@ class _Steps:
     def _run_call(self, step: Step) -> None:
         call, origin = self._calls[step.op], self.origins[step.op]
         is_first = step.kind == kinds.COMPUTE
-        name = origin if is_first else self._again(origin)
-        reads = dict.fromkeys(self._maker[tensor] for tensor in call.inputs)
-        used = [self._program.storages[tensor] for tensor in call.inputs]
+        name = origin if is_first else _numbered(f"{origin}_recompute", self._recomputes)
+        used = (self._position_of[self._program.storages[tensor]] for tensor in call.inputs)
         fresh = [output for output in call.outputs if output.alias is None]
         for output in fresh:
             if output.tensor not in self._resident:
-                self._add(output.tensor, self._kind(output.tensor, is_first=is_first))
+                kind = self._kind(output.tensor) if is_first else "recomputed"
+                self._resident[output.tensor] = kind
+                self._parts[kind] += self._program.sizes[output.tensor]
         self._parts["temporary"] = step.live - sum(self._parts.values())
         self.points.append(Point(step.live, name, tuple(self._parts.values())))
         self._parts["temporary"] = 0
@@ -177,8 +168,8 @@ class _Steps:
                 cost=call.cost * _NANOSECOND,
                 live=step.live,
                 storages=tuple(self._position_of[output.tensor] for output in fresh),
-                uses=tuple(dict.fromkeys(self._position_of[tensor] for tensor in used)),
-                reads=tuple(reads),
+                uses=tuple(dict.fromkeys(used)),
+                reads=tuple(dict.fromkeys(self._maker[tensor] for tensor in call.inputs)),
                 target=call.name,
             )
         )
@@ -211,24 +202,9 @@ class _Steps:
             )
         )
 
-    def _again(self, origin: str) -> str:
-        self._event_names[origin] += 1
-        count = self._event_names[origin]
-        return f"{origin}_recompute" + (f"_{count - 1}" if count > 1 else "")
-
-    def _add(self, tensor: int, kind: str) -> None:
-        self._resident[tensor] = kind
-        self._parts[kind] += self._program.sizes[tensor]
-
-    def _kind(self, tensor: int, *, is_first: bool) -> str:
-        if not is_first:
-            return "recomputed"
-        if self._phase() == "backward":
-            return "gradient"
-        return "output" if tensor in self._kept else "activation"
+    def _kind(self, tensor: int) -> str:
+        return "gradient" if self._phase() == "backward" else self._lasting(tensor)
 
     def _phase(self) -> str:
         backward = self._program.backward
-        if backward is None:
-            return ""
-        return "forward" if self._done < backward else "backward"
+        return "" if backward is None else "forward" if self._done < backward else "backward"

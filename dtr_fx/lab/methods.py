@@ -1,7 +1,4 @@
-"""Training methods that save memory, as their users write them, and how far each gets under a cap.
-
-largest(method, subject, cap) ─► probe at two sizes ─► the size where the cap lies ─► attempt ─► Trial
-"""
+"""Training methods that save memory, as their users write them, and how far each gets under a cap."""
 
 from __future__ import annotations
 
@@ -83,10 +80,7 @@ BUDGET_OF = {DTR: CHECKPOINT, DTR_INDUCTOR: KEEPING}
 
 
 def largest(method: Method, subject: Subject, device: torch.device, cap: int) -> Trial | None:
-    """The largest size that trains under ``cap`` bytes, to some per cent; None if the start does not.
-
-    The bytes of a step grow in proportion to its size, so that two small ones show where the cap is reached.
-    """
+    """The largest size that trains under ``cap`` bytes, to some per cent; None if the start does not."""
     first, second = (
         attempt(method, subject, size, device, cap) for size in (subject.start, 2 * subject.start)
     )

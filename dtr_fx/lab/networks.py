@@ -1,9 +1,4 @@
-"""Synthetic networks: training steps, forward and backward, of known shape.
-
-A network is a list of forward operators; ``training_step`` adds the rest.  The gradient operator of f reads
-what f read and the gradient of f's output, and returns a gradient for each input of f.  Where a value has
-several readers, their gradients are added up as they come.  Every tensor is released after its last use.
-"""
+"""Synthetic networks: training steps, forward and backward, of known shape."""
 
 from __future__ import annotations
 
@@ -27,51 +22,33 @@ class Layer(NamedTuple):
 
 
 def training_step(name: str, layers: Sequence[Layer], *, backward_cost: float = 2.0) -> Program:
-    """The forward pass over ``layers`` and the backward pass of them all.
+    """The forward pass over ``layers``, in which parents come first, and the backward pass of them all.
+
+    The gradient operator of f reads what f read and the gradient of f's output, and returns a gradient for
+    each input of f, at ``backward_cost`` times its cost.  Where a value has several readers, their gradients
+    are added up as they come, a sum for 1.  Every tensor is released after its last use.
 
     Outputs that no operator reads are the network's own: the backward pass starts from them and reads neither
     them nor a gradient of them.  The gradient operator of an operator without inputs returns the gradient of
     its parameters, which is kept from then on.
 
-    Parameters
-    ----------
-    layers:
-        In an order in which parents come first.
-    backward_cost:
-        The cost of a gradient operator, relative to its forward operator.  A sum of two gradients costs 1.
-
-    Raises
-    ------
-    ValueError
-        There are no layers; a layer reads one that does not come before it; a cost or a size is negative.
-
-    Examples
-    --------
     >>> step = training_step("pair", [Layer("f", ()), Layer("g", (0,))])
     >>> [(call.name, call.inputs, call.outputs[0].tensor) for call in step.calls()]
     [('f', (), 0), ('g', (0,), 1), ('g backward', (0,), 2), ('f backward', (2,), 3)]
     """
-    _check(layers, backward_cost)
-    forward = [
-        Call(layer.name, layer.parents, (Output(number, layer.size),), float(layer.cost))
-        for number, layer in enumerate(layers)
-    ]
-    backward, results = _backward(layers, backward_cost)
-    return Program(name, tuple(_released([*forward, *backward], results)), backward=len(forward))
-
-
-def _check(layers: Sequence[Layer], backward_cost: float) -> None:
     if not layers:
         raise ValueError("a network needs at least one layer")
     if backward_cost < 0:
         raise ValueError(f"backward_cost is {backward_cost}; it must not be negative")
-    for number, layer in enumerate(layers):
-        if not all(0 <= parent < number for parent in layer.parents):
-            raise ValueError(f"layer {number} reads {layer.parents}; parents must come before it")
-        if layer.cost < 0 or layer.size < 0:
-            raise ValueError(
-                f"layer {number} has cost {layer.cost} and size {layer.size}; neither may be negative"
-            )
+    forward = []
+    for number, (operator, parents, cost, size) in enumerate(layers):
+        if not all(0 <= parent < number for parent in parents):
+            raise ValueError(f"layer {number} reads {parents}; parents must come before it")
+        if cost < 0 or size < 0:
+            raise ValueError(f"layer {number} has cost {cost} and size {size}; neither may be negative")
+        forward.append(Call(operator, parents, (Output(number, size),), float(cost)))
+    backward, results = _backward(layers, backward_cost)
+    return Program(name, tuple(_released([*forward, *backward], results)), backward=len(forward))
 
 
 def _backward(layers: Sequence[Layer], backward_cost: float) -> tuple[list[Call], set[int]]:
@@ -124,8 +101,6 @@ def linear(n: int) -> Program:
         t_1 = f_1()          t̂_N = f̂_N(t_{N-1})
         t_i = f_i(t_{i-1})   t̂_i = f̂_i(t_{i-1}, t̂_{i+1})   t̂_1 = f̂_1(t̂_2)
 
-    Examples
-    --------
     >>> linear(100).cost, linear(100).peak
     (200.0, 100)
     """
@@ -146,31 +121,28 @@ def residual(n: int) -> Program:
 def unet(depth: int) -> Program:
     """A U-shaped network: ``depth`` levels down and up again, each joined by a skip to its other side.
 
-    A level down has a quarter of the pixels and twice the channels: its tensors are half as large, and its
-    convolutions cost as much as those above.  Tensors of the lowest level have 1 byte, convolutions cost 4,
-    resampling costs 1.
+    A level down halves tensors, to 1 byte at the bottom; convolutions cost 4, resampling costs 1.
     """
     _at_least(1, depth=depth)
     layers = [Layer("input", (), size=2**depth)]
-    skips: list[int] = []
+
+    def add(name: str, *skip: int, cost: float = 1.0, size: int = 1) -> None:
+        layers.append(Layer(name, (len(layers) - 1, *skip), cost, size))
+
     for level in range(depth):
         size = 2 ** (depth - level)
-        layers.append(Layer(f"down{level}", (len(layers) - 1,), cost=4, size=size))
-        skips.append(len(layers) - 1)
-        layers.append(Layer(f"pool{level}", (len(layers) - 1,), size=size // 2))
-    layers.append(Layer("bottom", (len(layers) - 1,), cost=4))
+        add(f"down{level}", cost=4, size=size)  # number 2 · level + 1
+        add(f"pool{level}", size=size // 2)
+    add("bottom", cost=4)
     for level in reversed(range(depth)):
         size = 2 ** (depth - level)
-        layers.append(Layer(f"upsample{level}", (len(layers) - 1,), size=size))
-        layers.append(Layer(f"up{level}", (len(layers) - 1, skips.pop()), cost=4, size=size))
+        add(f"upsample{level}", size=size)
+        add(f"up{level}", 2 * level + 1, cost=4, size=size)
     return training_step(f"unet({depth})", layers)
 
 
 def tree(depth: int) -> Program:
-    """A binary tree over 2^``depth`` leaves, reduced to its root from left to right as a TreeLSTM does.
-
-    All operators cost 1 and all tensors have 1 byte.
-    """
+    """A binary tree over 2^``depth`` leaves, reduced from left to right; costs and sizes are 1."""
     _at_least(0, depth=depth)
     layers: list[Layer] = []
 
@@ -184,11 +156,7 @@ def tree(depth: int) -> Program:
 
 
 def random_dag(n: int, seed: int = 0, *, fan_in: int = 3) -> Program:
-    """A network of ``n`` operators that read up to ``fan_in`` of those before them.
-
-    Costs and sizes are whole numbers from 1 to 10.  An operator may read nothing; the same arguments give the
-    same network.
-    """
+    """``n`` operators that read up to ``fan_in`` of those before them, with costs and sizes from 1 to 10."""
     _at_least(1, n=n, fan_in=fan_in)
     dice = random.Random(seed)
     layers = [

@@ -1,27 +1,7 @@
 """Operator logs of real models (Appendix C.6 of Kirisame et al., ICLR 2021).
 
-    dtr_fx.record_log(model, inputs, "model.log.gz")
-
 One eager training step, forward, loss and backward, runs under a ``TorchDispatchMode``, which sees every
 operator that autograd and the model call.
-
-What is exact: which operators run, on which tensors, in which order; what aliases what; the bytes of each
-storage; the place between two operators where a storage dies.  A name lives as long as its *storage*, whoever
-holds on to that, because the tensors that autograd saves come back as other objects on the same storage.  Two
-events end a name earlier.  A later view of the same storage with the same shape, strides and type takes its
-place.  A write into the storage leaves the name that was written; whoever uses another view of it afterwards
-uses one that is made anew, by a call ``alias`` of no cost.
-
-What is not:
-
-- Under a dispatch mode autograd adds up the gradients of a tensor out of place, where it would otherwise have
-  done so in place.  The log has what is run then.
-- ``aten.detach`` is left out: autograd calls it under a dispatch mode for what it saves, and it computes
-  nothing.
-- An operator that returns no tensor and writes none (``item``) has a result of 0 bytes, released at once: the
-  original simulator reads no call without results.
-- Memory that a kernel allocates and frees while it runs is not seen.
-- The times hold the overhead of calling an operator from Python, a few microseconds.
 """
 
 from __future__ import annotations
@@ -34,27 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from dtr_fx.errors import DTRError
-from dtr_fx.lab.log import (
-    BACKWARD,
-    START,
-    AliasLine,
-    AnnotateLine,
-    CallLine,
-    ConstantLine,
-    CopyFromLine,
-    Line,
-    MemoryLine,
-    MutateLine,
-    ReleaseLine,
-    write_log,
-)
-from dtr_fx.planning.step import loss_of
+from dtr_fx.lab import log
+from dtr_fx.planning.step import call, loss_of
 from dtr_fx.torch_private import TorchDispatchMode, pytree, schema_of, storage_key
 
 __all__ = ["RecordError", "record_log"]
@@ -65,7 +32,7 @@ _TIMED_STEPS = 3  # after one to warm up
 _BATCH_NORMS = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
 _TRAINING = 5
 
-Inputs: TypeAlias = "Sequence[Any] | Mapping[str, Any]"
+Inputs: TypeAlias = "tuple[Any, ...] | list[Any] | Mapping[str, Any]"
 
 
 class RecordError(DTRError, ValueError):
@@ -76,64 +43,47 @@ def record_log(model: Callable[..., Any], inputs: Inputs, path: str | Path) -> N
     """Run a training step and write its operator log.
 
     The step runs once to warm up and then three times, each from the same start; an operator's time is the
-    median of its three, in nanoseconds.  Parameters, buffers, inputs, other tensors that operators read, the
-    gradients of all these, and random generators are left as they were; what a module keeps in attributes
-    that are no tensors is its own affair.
+    median of its three, in nanoseconds, with the few microseconds of calling it from Python.  Parameters,
+    buffers, inputs, other tensors that operators read, the gradients of all these, and random generators are
+    left as they were.  What a kernel allocates and frees while it runs is not seen.
 
-    Parameters
-    ----------
-    model, inputs:
-        ``model(*inputs)``, or ``model(**inputs)`` of a mapping.  The loss is its output if that is a scalar,
-        else the sum of its floating-point outputs.
-    path:
-        The file, overwritten if it is there, compressed if its name ends in ``.gz``.  At the end of the log
-        the parameters, buffers, inputs, gradients and outputs are live.
+    The step is ``model(*inputs)``, or ``model(**inputs)`` of a mapping.  The loss is its output if that is a
+    scalar, else the sum of its floating-point outputs.  The file ``path`` is overwritten, and compressed if
+    its name ends in ``.gz``.  At its end the parameters, buffers, inputs, gradients and outputs are live.
 
-    Raises
-    ------
-    RecordError
-        Nothing that the model returns requires a gradient, its loss is complex, an operator has to do with a
-        tensor that has no storage (a sparse one) or nothing in it (on the meta device), the inputs are
-        neither, or the file cannot be written.
-
-    Examples
-    --------
-    >>> import tempfile, torch
-    >>> from dtr_fx.lab.log import read_log
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     record_log(torch.nn.Linear(4, 2), (torch.ones(3, 4),), f"{folder}/linear.log")
-    ...     [call.name for call in read_log(f"{folder}/linear.log").calls()]
-    ['t', 'addmm', 'sum', 'ones_like', 'expand', 't', 'mm', 't', 'sum', 'view', 't']
+    Raises ``RecordError`` if nothing that the model returns requires a gradient, its loss is complex, an
+    operator has to do with a tensor that has no storage (a sparse one) or nothing in it (on the meta device),
+    the inputs are neither, or the file cannot be written.
     """
     path = Path(path)
     if not isinstance(inputs, (tuple, list, Mapping)):
-        raise RecordError(
-            f"expected the inputs as a tuple of arguments or a mapping of keyword arguments, "
-            f"not {type(inputs).__name__}"
-        )
+        kinds = "a tuple of arguments or a mapping of keyword arguments"
+        raise RecordError(f"expected the inputs as {kinds}, not {type(inputs).__name__}")
     if not path.parent.is_dir():
         raise RecordError(f"cannot write {path}: there is no folder {path.parent}")
     recordings = [_record_step(model, inputs) for _ in range(1 + _TIMED_STEPS)]
     lines, _ = recordings[-1]
     # A model that draws from Python's random module may do something else in each step.
     columns = zip(*(times for other, times in recordings[1:] if other == lines))
+    medians = (int(statistics.median(column)) for column in columns)
+    timed = (
+        replace(line, time=next(medians)) if isinstance(line, (log.CallLine, log.MutateLine)) else line
+        for line in lines
+    )
     try:
-        write_log(path, _with_times(lines, (int(statistics.median(column)) for column in columns)))
+        log.write_log(path, timed)
     except OSError as error:
         raise RecordError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _with_times(lines: Iterable[Line], times: Iterator[int]) -> Iterator[Line]:
-    for line in lines:
-        yield replace(line, time=next(times)) if isinstance(line, (CallLine, MutateLine)) else line
-
-
-def _record_step(model: Callable[..., Any], inputs: Inputs) -> tuple[list[Line], list[int]]:
+def _record_step(model: Callable[..., Any], inputs: Inputs) -> tuple[list[log.Line], list[int]]:
     """The lines of a step, and the times that belong into its operators' lines."""
-    state = _state(model, inputs)
-    with _as_before(state) as saved, torch.enable_grad(), _Recorder(_Clock(state), saved) as recorder:
+    own = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
+    state = [*own, *_tensors(inputs)]
+    device = next((tensor.device for tensor in state if tensor.is_cuda), None)
+    with _as_before(state) as save, torch.enable_grad(), _Recorder(device, save) as recorder:
         recorder.start(state)
-        output = model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
+        output = call(model, inputs)
         loss = loss_of(output)
         if loss is None:
             raise RecordError(
@@ -142,104 +92,47 @@ def _record_step(model: Callable[..., Any], inputs: Inputs) -> tuple[list[Line],
             )
         if loss.is_complex():
             raise RecordError("the loss is complex, and has no gradient: return its absolute value")
-        recorder.lines.append(AnnotateLine(BACKWARD))
+        recorder.lines.append(log.AnnotateLine(log.BACKWARD))
         loss.backward()
         del loss
         gradients = [tensor.grad for tensor in state if tensor.grad is not None]
         recorder.end([*state, *gradients, *_tensors(output)])
-        return list(recorder.lines), recorder.clock.times()
+        return list(recorder.lines), recorder.times()
 
 
-def _state(model: Callable[..., Any], inputs: Inputs) -> list[Tensor]:
-    """Parameters, buffers and inputs."""
-    own = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
-    return [*own, *_tensors(inputs)]
+@contextmanager
+def _as_before(state: Sequence[Tensor]) -> Iterator[Callable[[Tensor], None]]:
+    """Put tensors, gradients and generators back in the end; yields what saves a tensor met on the way."""
+    saved: list[tuple[weakref.ref[Tensor], Tensor, Tensor | None]] = []
 
-
-class _Saved:
-    """Tensors with their contents and gradients, to be put back; none lives longer for that."""
-
-    def __init__(self) -> None:
-        self._before: list[tuple[weakref.ref[Tensor], Tensor, Tensor | None]] = []
-
-    def save(self, tensor: Tensor) -> None:
-        """Remember a tensor, and let it start without a gradient."""
+    def save(tensor: Tensor) -> None:
         if tensor.is_meta:
             raise RecordError(
                 "a tensor is on the meta device, where nothing runs: move the model and its inputs"
             )
         gradient = tensor.grad if tensor.is_leaf else None
-        self._before.append((weakref.ref(tensor), tensor.detach().clone(), gradient))
+        saved.append((weakref.ref(tensor), tensor.detach().clone(), gradient))
         if gradient is not None:
             tensor.grad = None
 
-    def restore(self) -> None:
-        for reference, content, gradient in reversed(self._before):
-            tensor = reference()
-            if tensor is None:
-                continue
-            if tensor.is_leaf:
-                tensor.grad = gradient
-            if not torch.equal(tensor, content):
-                with torch.no_grad():
-                    tensor.copy_(content)
-
-
-@contextmanager
-def _as_before(state: Sequence[Tensor]) -> Iterator[_Saved]:
-    """Start without gradients, and put tensors, gradients and generators back in the end.
-
-    Yields where to save what is met on the way.
-    """
-    saved = _Saved()
     try:
         for tensor in state:
-            saved.save(tensor)
+            save(tensor)
         with torch.random.fork_rng(devices={tensor.get_device() for tensor in state if tensor.is_cuda}):
-            yield saved
+            yield save
     finally:
-        saved.restore()
+        for reference, content, gradient in reversed(saved):
+            living = reference()
+            if living is None:
+                continue
+            if living.is_leaf:
+                living.grad = gradient
+            if not torch.equal(living, content):
+                with torch.no_grad():
+                    living.copy_(content)
 
 
-# Times
-
-
-class _Clock:
-    """Times operators; on a CUDA device by events on its stream, so that nothing has to wait."""
-
-    def __init__(self, state: Iterable[Tensor]) -> None:
-        self._device = next((tensor.device for tensor in state if tensor.is_cuda), None)
-        self._spans: list[tuple[Any, Any] | None] = []
-
-    def skip(self) -> None:
-        """An operator that takes no time."""
-        self._spans.append(None)
-
-    def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        start = self._now()
-        result = function(*args, **kwargs)
-        self._spans.append((start, self._now()))
-        return result
-
-    def times(self) -> list[int]:
-        """Nanoseconds of each operator."""
-        if self._device is None:
-            return [span[1] - span[0] if span else 0 for span in self._spans]
-        torch.cuda.synchronize(self._device)
-        return [round(1e6 * span[0].elapsed_time(span[1])) if span else 0 for span in self._spans]
-
-    def _now(self) -> Any:
-        if self._device is None:
-            return time.perf_counter_ns()
-        return torch.cuda.current_stream(self._device).record_event(torch.cuda.Event(enable_timing=True))
-
-
-# Names
-
-
-_Geometry: TypeAlias = "tuple[Any, ...]"
-
-
+_Geometry: TypeAlias = "tuple[Any, ...]"  # the type, place and shape of one of a storage's tensors
 _Result: TypeAlias = tuple[str, int, int]  # name, bytes, and the number of the argument that it is a view of
 
 
@@ -252,17 +145,15 @@ class _Storage:
     names: dict[_Geometry, str] = field(default_factory=dict)
 
 
-class _Argument:
+class _Argument(NamedTuple):
     """A tensor that an operator takes, with its name and storage before the operator runs."""
 
-    def __init__(self, name: str, tensor: Tensor) -> None:
-        self.name = name
-        self.tensor = tensor
-        self.storage = _key(tensor)
+    name: str
+    tensor: Tensor
+    storage: int
 
 
 def _geometry(tensor: Tensor) -> _Geometry:
-    """The type, place and shape that tell two tensors of one storage apart."""
     where = (tensor.shape, tensor.stride(), tensor.storage_offset())
     return (tensor.dtype, *where, tensor.is_conj(), tensor.is_neg())
 
@@ -271,10 +162,8 @@ def _storage_of(tensor: Tensor) -> torch.UntypedStorage:
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
-        raise RecordError(
-            f"a {tensor.layout} tensor of shape {tuple(tensor.shape)} has no storage: only strided tensors "
-            "can be recorded"
-        ) from None
+        what = f"a {tensor.layout} tensor of shape {tuple(tensor.shape)}"
+        raise RecordError(f"{what} has no storage: only strided tensors can be recorded") from None
 
 
 def _key(tensor: Tensor) -> int:
@@ -302,18 +191,28 @@ def _written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> l
 
 
 class _Recorder(TorchDispatchMode):
-    """Writes down the operators that run under it, and the ends of their tensors' storages."""
+    """Writes down the operators that run under it, and the ends of their tensors' storages.
 
-    def __init__(self, clock: _Clock, saved: _Saved) -> None:
+    A name lives as long as its *storage*, as what autograd saves comes back as other objects on it.  A later
+    view with the same shape, strides and type takes the place of a name.  A write leaves the name that was
+    written; whoever uses another view afterwards uses one that is made anew, by a call ``alias`` of no cost.
+
+    Under a dispatch mode autograd adds gradients up out of place, and calls ``aten.detach``, which is left
+    out, for what it saves.  An operator that returns no tensor and writes none (``item``) has a result of 0
+    bytes.
+    """
+
+    def __init__(self, device: torch.device | None, save: Callable[[Tensor], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.clock = clock
-        self._saved = saved
-        self.lines: list[Line] = []
+        self._device = device  # a CUDA device times by events on its stream, so that nothing has to wait
+        self._save = save
+        self._spans: list[tuple[Any, Any] | None] = []
+        self.lines: list[log.Line] = []
         self._storages: dict[int, _Storage] = {}
         self._count = 0
 
     def start(self, state: Iterable[Tensor]) -> None:
-        self.lines.append(AnnotateLine(START))
+        self.lines.append(log.AnnotateLine(log.START))
         for tensor in state:
             self._name(tensor)
 
@@ -325,27 +224,41 @@ class _Recorder(TorchDispatchMode):
             keeps = kept.intersection(names) or names[:1]
             self._release(name for name in names if name not in keeps)
 
+    def times(self) -> list[int]:
+        """Nanoseconds of each operator."""
+        if self._device is None:
+            return [span[1] - span[0] if span else 0 for span in self._spans]
+        torch.cuda.synchronize(self._device)
+        return [round(1e6 * span[0].elapsed_time(span[1])) if span else 0 for span in self._spans]
+
+    def _now(self) -> Any:
+        if self._device is None:
+            return time.perf_counter_ns()
+        return torch.cuda.current_stream(self._device).record_event(torch.cuda.Event(enable_timing=True))
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten.detach.default or func.namespace == "profiler":
             return func(*args, **kwargs)
-        for tensor in _tensors((args, kwargs)):
+        given = _tensors((args, kwargs))
+        for tensor in given:
             if _key(tensor) not in self._storages:
-                self._saved.save(tensor)
-        inputs = [_Argument(self._name(tensor), tensor) for tensor in _tensors((args, kwargs))]
-        writes = [_Argument(self._name(tensor), tensor) for tensor in _written(func, args, kwargs)]
-        result = self.clock.run(func, args, kwargs)
+                self._save(tensor)
+        inputs = list(map(self._argument, given))
+        writes = list(map(self._argument, _written(func, args, kwargs)))
+        start = self._now()
+        result = func(*args, **kwargs)
+        self._spans.append((start, self._now()))
         self._log(func.overloadpacket.__name__, inputs, writes, _tensors(result))
         return result
 
+    def _argument(self, tensor: Tensor) -> _Argument:
+        return _Argument(self._name(tensor), tensor, _key(tensor))
+
     def _log(
-        self,
-        operator: str,
-        inputs: Sequence[_Argument],
-        writes: Sequence[_Argument],
-        results: Sequence[Tensor],
+        self, operator: str, inputs: list[_Argument], writes: list[_Argument], results: list[Tensor]
     ) -> None:
         """The lines of an operator that ran.
 
@@ -364,10 +277,10 @@ class _Recorder(TorchDispatchMode):
             made += [(name, _nbytes(write.tensor), -1) for name, write in copies.items()]
             self._call(operator, names, made)
             for copy, write in copies.items():
-                self.lines += (CopyFromLine(write.name, copy), ReleaseLine(copy))
+                self.lines += (log.CopyFromLine(write.name, copy), log.ReleaseLine(copy))
         else:
             positions = tuple(names.index(write.name) for write in writes)
-            self.lines.append(MutateLine(names, positions, operator, 0))
+            self.lines.append(log.MutateLine(names, positions, operator, 0))
         self._release(replaced)
         for write in writes:
             self._leave_only(write)
@@ -395,9 +308,9 @@ class _Recorder(TorchDispatchMode):
         return made, replaced
 
     def _call(self, operator: str, names: tuple[str, ...], made: Sequence[_Result]) -> None:
-        self.lines.append(CallLine(names, operator, tuple(name for name, _, _ in made), 0))
+        self.lines.append(log.CallLine(names, operator, tuple(name for name, _, _ in made), 0))
         for name, size, alias in made:
-            self.lines += (MemoryLine(size, name), AliasLine(alias, name))
+            self.lines += (log.MemoryLine(size, name), log.AliasLine(alias, name))
 
     def _name(self, tensor: Tensor) -> str:
         """The name of a tensor; one that no operator made is a constant, or a view made anew."""
@@ -406,10 +319,10 @@ class _Recorder(TorchDispatchMode):
             return storage.names[_geometry(tensor)]
         name = self._new_name()
         if storage is None:
-            self.lines += (ConstantLine(name), MemoryLine(_nbytes(tensor), name))
+            self.lines += (log.ConstantLine(name), log.MemoryLine(_nbytes(tensor), name))
         else:
             self._call("alias", (next(iter(storage.names.values())),), [(name, 0, 0)])
-            self.clock.skip()
+            self._spans.append(None)
         self._bind(name, tensor)
         return name
 
@@ -440,4 +353,4 @@ class _Recorder(TorchDispatchMode):
         self._release(self._storages.pop(key).names.values())
 
     def _release(self, names: Iterable[str]) -> None:
-        self.lines += (ReleaseLine(name) for name in names)
+        self.lines += (log.ReleaseLine(name) for name in names)

@@ -6,20 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from dtr_fx.lab.simrd import SimrdRuntime
-from dtr_fx.runtime import (
-    Deallocation,
-    Heuristic,
-    OutOfBudget,
-    Runtime,
-    Thrash,
-    collector_paused,
-    resolve,
-)
+from dtr_fx.runtime import Deallocation, Heuristic, OutOfBudget, Runtime, Thrash, collector_paused, resolve
 from dtr_fx.runtime.driver import drive
+from dtr_fx.runtime.graph import Operator, Storage
 from dtr_fx.runtime.heuristics import Score
 from dtr_fx.runtime.program import Program
-from dtr_fx.runtime.steps import RECOMPUTE
+from dtr_fx.runtime.steps import RECOMPUTE, RELEASED
 
 Outcome: TypeAlias = Literal["ok", "out of memory", "thrash"]
 
@@ -67,28 +59,16 @@ def replay(
     deallocation: Deallocation = "eager",
     max_slowdown: float = math.inf,
 ) -> Replay:
-    """Run a program on the runtime.
+    """Run a program of ``read_log`` or ``networks`` on the runtime; see ``SimrdRuntime`` for
+    ``program.simrd``.
 
-    Parameters
-    ----------
-    program:
-        From ``read_log`` or ``networks``.  One that says ``simrd`` is run by the rules of the original
-        simulator (see the module of that name).
-    budget:
-        Bytes, constants included; ``program.peak`` is the whole of which the paper takes shares.
-    heuristic, deallocation:
-        As for ``Runtime``.  Heuristics that look at the next use are told it.
-    max_slowdown:
-        Total over base cost above which the run counts as thrashing and stops.
+    ``budget`` are bytes, constants included; ``program.peak`` is the whole of which the paper takes shares.
+    ``heuristic`` and ``deallocation`` are as for ``Runtime``.  ``max_slowdown`` is total over base cost above
+    which the run counts as thrashing and stops.
 
-    Raises
-    ------
-    ValueError
-        A budget that is negative or no number, a policy that is unknown, a slowdown below 1; ``simrd`` with
-        another deallocation than eager: the rules are those of eager eviction.
+    Raises ``ValueError`` for a budget that is negative or no number, a policy that is unknown, a slowdown
+    below 1; for ``simrd`` with another deallocation than eager.
 
-    Examples
-    --------
     >>> from dtr_fx.lab import networks
     >>> replay(networks.linear(100), budget=20).slowdown
     1.4
@@ -130,13 +110,7 @@ def replay(
 
 
 def check_limits(program: Program, deallocation: Deallocation, max_slowdown: float) -> None:
-    """Refuse what a replay of the program cannot do.
-
-    Raises
-    ------
-    ValueError
-        See ``replay``.
-    """
+    """Refuse, with a ``ValueError``, what a replay of the program cannot do."""
     if deallocation not in get_args(Deallocation):
         known = ", ".join(map(repr, get_args(Deallocation)))
         raise ValueError(f"unknown deallocation {deallocation!r}; choose one of {known}")
@@ -144,3 +118,21 @@ def check_limits(program: Program, deallocation: Deallocation, max_slowdown: flo
         raise ValueError(f"the original simulator's rules are for eager eviction, not {deallocation!r}")
     if not max_slowdown >= 1:
         raise ValueError(f"max_slowdown is {max_slowdown}; it is at least 1, the program's own time")
+
+
+class SimrdRuntime(Runtime):
+    """Eager eviction as the original artifact's simulator has it, to compare results with.
+
+    Source: uwsampl/dtr-prototype, folder simrd, runtime ``V2EagerOptimized``.  A storage that nothing can ask
+    for again stays evicted, and goes on counting in its neighbours' scores; inputs of operators that wait for
+    a rematerialization stay locked, if need be until nothing is left to evict.  ``read_log(..., simrd=True)``
+    has its third rule.  In no switch is a fourth: of equal scores it evicts the last of the pool, dtr_fx the
+    first.
+    """
+
+    def _retire(self, storage: Storage) -> None:
+        if storage.slot >= 0 and storage.root.op is not None:
+            self.perform_eviction(storage, storage.root.op, RELEASED)
+
+    def _borrow(self, op: Operator) -> None:
+        return None

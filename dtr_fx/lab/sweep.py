@@ -8,16 +8,21 @@ import io
 import itertools
 import json
 import math
+import multiprocessing
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
-from dtr_fx.lab.parallel import run_tasks
 from dtr_fx.lab.replay import Replay, check_limits, replay
 from dtr_fx.runtime import Deallocation, Heuristic, resolve
 from dtr_fx.runtime.program import Program
 
 RATIOS = tuple(tenths / 10 for tenths in range(9, 0, -1))
+
+Case: TypeAlias = tuple[Program, str | Heuristic, Deallocation, float | int]
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -41,22 +46,30 @@ class Sweep:
             resolve(heuristic)
 
     @functools.cached_property
-    def _cases(self) -> list[tuple[Program, str | Heuristic, Deallocation, float | int]]:
+    def _cases(self) -> list[Case]:
         return list(itertools.product(self.programs, self.heuristics, self.deallocations, self.budgets))
 
     def __len__(self) -> int:
         return len(self._cases)
 
-    def replay(self, number: int) -> Replay:
-        program, heuristic, deallocation, asked = self._cases[number]
-        nbytes = program.budget(asked)
-        return replay(program, nbytes, heuristic, deallocation=deallocation, max_slowdown=self.max_slowdown)
-
     def run(
         self, *, processes: int | None = None, advance: Callable[[int], None] = lambda done: None
     ) -> list[Replay]:
         """All replays; the arguments are those of ``run_tasks``."""
-        return run_tasks(self.replay, len(self), processes=processes, advance=advance)
+        return run_cases(self._cases, self.max_slowdown, processes, advance)
+
+
+def run_cases(
+    cases: Sequence[Case], max_slowdown: float, processes: int | None, advance: Callable[[int], None]
+) -> list[Replay]:
+    """The replay of each case; a budget is as in ``Sweep``."""
+
+    def run(number: int) -> Replay:
+        program, heuristic, deallocation, asked = cases[number]
+        budget = program.budget(asked)
+        return replay(program, budget, heuristic, deallocation=deallocation, max_slowdown=max_slowdown)
+
+    return run_tasks(run, len(cases), processes, advance)
 
 
 def as_rows(replays: Sequence[Replay]) -> list[dict[str, Any]]:
@@ -84,3 +97,42 @@ def as_csv(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def run_tasks(
+    task: Callable[[int], _Result], count: int, processes: int | None, advance: Callable[[int], None]
+) -> list[_Result]:
+    """``task(0)`` … ``task(count - 1)``, on all cores if ``processes`` is None; ``advance`` counts them."""
+    if processes is not None and processes < 1:
+        raise ValueError(f"processes is {processes}; it is at least 1, or None for one per core")
+    processes = min(processes or _cores(), count)
+    if processes > 1 and "fork" in multiprocessing.get_all_start_methods():
+        # Forked processes share what the task works on; sending it would take longer than most tasks.
+        context = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(processes, context, initializer=_adopt, initargs=(task,)) as pool:
+            return _collect(pool.map(_run_adopted, range(count)), advance)
+    return _collect(map(task, range(count)), advance)
+
+
+def _collect(coming: Iterable[_Result], advance: Callable[[int], None]) -> list[_Result]:
+    results: list[_Result] = []
+    for result in coming:
+        results.append(result)
+        advance(len(results))
+    return results
+
+
+_adopted: Callable[[int], Any]
+
+
+def _adopt(task: Callable[[int], Any]) -> None:
+    global _adopted
+    _adopted = task
+
+
+def _run_adopted(number: int) -> Any:
+    return _adopted(number)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,8 +1,6 @@
 """Hold a plan against what a training step really does: its results, its allocator peak, its time.
 
-trainee = Trainee(model, inputs)
-whole, ours = (measure(trainee, Options(budget=budget)) for budget in (1.0, "60%"))
-print(ours.deviation, ours.report.overhead, differing(ours.results, whole.results))
+ours = measure(Trainee(model, inputs), Options(budget="60%")); print(ours.deviation, ours.report.overhead)
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +20,11 @@ from dtr_fx.costs.measure import measure_peak
 from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
-from dtr_fx.planning.step import loss_of
+from dtr_fx.planning.step import call, loss_of
 from dtr_fx.torch_private import pytree
+
+Results: TypeAlias = Mapping[str, Tensor]
+Clock: TypeAlias = Callable[[], float]
 
 SMALLEST = "smallest"
 """Among budgets: the smallest that works."""
@@ -32,21 +33,13 @@ SMALLEST = "smallest"
 class Trainee:
     """A model and its inputs, whose training step can be run again and again from the same start.
 
-    Parameters
-    ----------
-    model, inputs:
-        ``model(*inputs)``, or ``model(**inputs)`` of a mapping. The loss is its output if that is a scalar,
-        else the sum of its floating-point outputs.
-    seed:
-        Of every device's generator, at each start.
+    A step is ``model(*inputs)``, or ``model(**inputs)`` of a mapping. The loss is its output if that is a
+    scalar, else the sum of its floating-point outputs.
     """
 
-    def __init__(
-        self, model: nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any], *, seed: int = 0
-    ) -> None:
+    def __init__(self, model: nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any]) -> None:
         self.model = model
         self.inputs = inputs
-        self._seed = seed
         self._start = {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
 
     @property
@@ -68,7 +61,7 @@ class Trainee:
             for name, tensor in self.tensors().items():
                 tensor.copy_(self._start[name])
         self.clear_gradients()
-        torch.manual_seed(self._seed)
+        torch.manual_seed(0)
 
     def clear_gradients(self) -> None:
         for tensor in self.tensors().values():
@@ -76,7 +69,7 @@ class Trainee:
 
     def step(self, forward: Callable[..., Any]) -> list[Tensor]:
         """One forward and backward pass; gradients are added to those that are there. The outputs."""
-        output = forward(**self.inputs) if isinstance(self.inputs, Mapping) else forward(*self.inputs)
+        output = call(forward, self.inputs)
         leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
         loss = loss_of(leaves)
         if loss is not None:
@@ -105,13 +98,13 @@ class Trainee:
 class Measurement:
     """Two training steps in a row under one plan, and the second's peak in bytes above what was there before.
 
-    ``results`` has what each of the two left behind (see ``Trainee.results``). ``seconds`` is the median time
-    of a step, 0 if none was timed. ``forward`` is the compiled model, for more steps.
+    ``results`` has what each of the two left behind. ``seconds`` is the median time of a step, 0 if none was
+    timed.
     """
 
     forward: Callable[..., Any]
     report: Report
-    results: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
+    results: tuple[Results, Results]
     peak: int
     seconds: float
 
@@ -132,15 +125,12 @@ class Measurement:
 
 
 def compile_step(trainee: Trainee, options: Options) -> tuple[Callable[..., Any], list[Report]]:
-    """The model, compiled at its first call, and the list that its reports come to.
-
-    Forgets all that was compiled before, so that Dynamo's limit of recompilations is never reached.
-    """
+    """The model, compiled at its first call, and its reports; what was compiled before is forgotten."""
     torch.compiler.reset()
     return _compiled(trainee, options)
 
 
-def first_step(trainee: Trainee, options: Options) -> tuple[Callable[..., Any], Report, Mapping[str, Tensor]]:
+def first_step(trainee: Trainee, options: Options) -> tuple[Callable[..., Any], Report, Results]:
     """The model, compiled by a step from the start; the report of its one plan; what the step left behind."""
     forward, reports = _compiled(trainee, options)
     results = trainee.fresh_step(forward)
@@ -180,34 +170,32 @@ def smallest_budget(trainee: Trainee, options: Options) -> InfeasibleBudgetError
     raise GraphError("the model fits into one byte: there is nothing to plan")
 
 
-def differing(
-    results: Iterable[Mapping[str, Tensor]], expected: Iterable[Mapping[str, Tensor]]
-) -> tuple[str, ...]:
+def differing(results: Iterable[Results], expected: Iterable[Results]) -> tuple[str, ...]:
     """The names of the results that are not the same bits, or that only one side has."""
-    names: dict[str, None] = {}
-    for ours, theirs in zip(results, expected, strict=True):
-        for name in {**theirs, **ours}:
-            if name not in ours or name not in theirs or not same_bits(ours[name], theirs[name]):
-                names[name] = None
-    return tuple(names)
+    names = (
+        name
+        for ours, theirs in zip(results, expected, strict=True)
+        for name in {**theirs, **ours}
+        if name not in ours or name not in theirs or not same_bits(ours[name], theirs[name])
+    )
+    return tuple(dict.fromkeys(names))
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """True if two tensors hold the same bytes; unlike ``torch.equal``, NaN is itself and 0.0 is not -0.0."""
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bytes_of(a), _bytes_of(b))
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    ours, theirs = (tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (a, b))
+    return torch.equal(ours, theirs)
 
 
-def time_of_step(
-    trainee: Trainee, forward: Callable[..., Any], clock: Callable[[], float] = time.perf_counter
-) -> float:
+def time_of_step(trainee: Trainee, forward: Callable[..., Any], clock: Clock = time.perf_counter) -> float:
     """Seconds that a step takes by a clock, on the device too."""
     trainee.clear_gradients()
     return time_of(lambda: trainee.step(forward), trainee.device, clock)
 
 
-def time_of(
-    run: Callable[[], Any], device: torch.device, clock: Callable[[], float] = time.perf_counter
-) -> float:
+def time_of(run: Callable[[], Any], device: torch.device, clock: Clock = time.perf_counter) -> float:
     """Seconds by a clock until the device has done all that ``run`` asks of it."""
     _wait_for(device)
     started = clock()
@@ -225,7 +213,3 @@ def bytes_held(model: nn.Module, inputs: Iterable[Any]) -> int:
     """The bytes of parameters, buffers and inputs: what is there before a step."""
     given = (value for value in inputs if isinstance(value, Tensor))
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), *given))
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

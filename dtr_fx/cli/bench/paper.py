@@ -34,9 +34,8 @@ from dtr_fx.cli.bench.logs import THRASH, VERDICTS, read_reference
 from dtr_fx.cli.output import tracked
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
-from dtr_fx.lab.adversary import LEAST_BUDGET, run_adversary
-from dtr_fx.lab.linear import run_linear
 from dtr_fx.lab.replay import replay
+from dtr_fx.lab.theorems import LEAST_BUDGET, run_adversary, run_linear
 from dtr_fx.runtime import HEURISTICS, Thrash
 from dtr_fx.units import format_percent
 

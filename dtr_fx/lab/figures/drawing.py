@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtr_fx.lab.figures.accesses import plot_accesses
 from dtr_fx.lab.figures.overheads import PlannerComparison, plot_overheads
 from dtr_fx.lab.figures.residency import LinearTrace, plot_residency
-from dtr_fx.lab.figures.slowdowns import plot_slowdowns
+from dtr_fx.lab.figures.slowdowns import plot_accesses, plot_slowdowns
 from dtr_fx.lab.figures.study import SEEDS, Study
 from dtr_fx.lab.sweep import as_csv, as_rows
 from dtr_fx.units import format_count

@@ -1,8 +1,8 @@
 """DTR against static planners: Figure 3, overhead against memory.
 
-The networks are small enough to be planned optimally, and of the paper's kinds: chains, one of them with the
-costs and sizes of VGG-16, a residual network and a U-shaped one, an operator for each layer and direction.
-Operator graphs of logs come beside them, for the planners that are quick enough on their size.
+The networks are small enough to be planned optimally, and of the paper's kinds, an operator for each layer
+and direction.  Operator graphs of logs come beside them, for the planners that are quick enough on their
+size.
 """
 
 from __future__ import annotations
@@ -13,21 +13,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from dtr_fx.lab.figures.curves import draw_ending, ending_of_legend
-from dtr_fx.lab.figures.slowdowns import MEMORY_RATIO, panel_style
-from dtr_fx.lab.figures.style import Look, heuristic_looks, legend_below, panels, strokes
+from dtr_fx.lab import planners
+from dtr_fx.lab.figures import style
 from dtr_fx.lab.networks import Layer, linear, residual, training_step, unet
-from dtr_fx.lab.parallel import run_tasks
-from dtr_fx.lab.planners import (
-    PLANNERS,
-    CannotPlan,
-    OperatorGraph,
-    Solution,
-    check,
-    plan_dtr,
-    solve_checkmate,
-    solve_moccasin,
-)
+from dtr_fx.lab.sweep import run_tasks
 from dtr_fx.runtime import Plan
 from dtr_fx.runtime.program import Program
 
@@ -43,16 +32,14 @@ BUDGETS = 10
 _MOST_SHOWN = 1.6
 
 Verdict = Literal["optimal", "planned", "no plan", "not tried"]
-Planner = Callable[[OperatorGraph, float], "Plan | Solution"]
+Planner = Callable[[planners.OperatorGraph, float], "Plan | planners.Solution"]
 
+_DTR = ("dtr", "dtr-eq", "lru")
 COMPARED: dict[str, Planner] = {
-    "Checkmate": partial(solve_checkmate, seconds=SECONDS),
-    "MOCCASIN": partial(solve_moccasin, seconds=SECONDS),
-    **{
-        name: partial(plan_dtr, heuristic=name, max_recompute=MAX_RECOMPUTE)
-        for name in ("dtr", "dtr-eq", "lru")
-    },
-    **{name: PLANNERS[name] for name in ("Chen √N", "Chen greedy", "Revolve")},
+    "Checkmate": partial(planners.solve_checkmate, seconds=SECONDS),
+    "MOCCASIN": partial(planners.solve_moccasin, seconds=SECONDS),
+    **{name: partial(planners.plan_dtr, heuristic=name, max_recompute=MAX_RECOMPUTE) for name in _DTR},
+    **planners.PLANNERS,
 }
 _EXACT = ("Checkmate", "MOCCASIN")
 
@@ -61,12 +48,12 @@ _EXACT = ("Checkmate", "MOCCASIN")
 LARGEST = {"Checkmate": 64, "MOCCASIN": 64, "Chen greedy": 600, "Revolve": 600}
 
 _LOOKS = {
-    "Checkmate": Look("Checkmate", "#000000", "*"),
-    "MOCCASIN": Look("MOCCASIN", "#888888", "X"),
-    **heuristic_looks(("dtr", "dtr-eq", "lru")),
-    "Chen √N": Look("Chen √N", "#332288", "^"),
-    "Chen greedy": Look("Chen greedy", "#44AA99", ">"),
-    "Revolve": Look("Revolve", "#CC6677", "<"),
+    "Checkmate": style.Look("Checkmate", "#000000", "*"),
+    "MOCCASIN": style.Look("MOCCASIN", "#888888", "X"),
+    **style.heuristic_looks(_DTR),
+    "Chen √N": style.Look("Chen √N", "#332288", "^"),
+    "Chen greedy": style.Look("Chen greedy", "#44AA99", ">"),
+    "Revolve": style.Look("Revolve", "#CC6677", "<"),
 }
 
 # Curves that often lie on those before them.
@@ -75,11 +62,10 @@ _DASHES = {"MOCCASIN": "dotted", "dtr-eq": "dashed"}
 
 @dataclass(frozen=True)
 class Planned:
-    """The outcome of a planner on a graph of ``operators`` under a budget.
+    """The outcome of a planner on a graph of ``operators`` under a budget; what is not known is None.
 
-    ``budget`` and ``peak`` are bytes, constants aside, and ``ratio`` is the budget over the graph's own peak.
-    ``overhead`` is total over base cost; no plan of the planner's kind is below ``bound``.  What is not known
-    is None.  ``seconds`` is wall time, and ``reason`` why there is no plan, or why none was tried to find.
+    ``budget`` and ``peak`` are bytes, constants aside, ``ratio`` is the budget over the graph's own peak,
+    ``overhead`` total over base cost.  No plan of the planner's kind is below ``bound``.
     """
 
     graph: str
@@ -95,16 +81,13 @@ class Planned:
     reason: str = ""
 
 
-def networks() -> list[OperatorGraph]:
+def networks() -> list[planners.OperatorGraph]:
     """The networks that the figure is drawn from when no log is at hand."""
-    return [OperatorGraph.of(network) for network in (linear(16), vgg16(), residual(6), unet(3))]
+    return [planners.OperatorGraph.of(network) for network in (linear(16), vgg16(), residual(6), unet(3))]
 
 
 def vgg16() -> Program:
-    """VGG-16 on one image of 224 × 224: sizes in bytes of float32, costs in megaflops.
-
-    Simonyan and Zisserman, "Very deep convolutional networks" (2015), table 1, column D.
-    """
+    """VGG-16 on an image of 224 × 224, in bytes and megaflops (Simonyan and Zisserman, 2015, table 1, D)."""
     stack: list[Layer] = []
 
     def add(name: str, cost: float, values: int) -> None:
@@ -124,26 +107,19 @@ def vgg16() -> Program:
     return training_step("VGG-16", stack)
 
 
-def budgets(graph: OperatorGraph) -> list[int]:
+def budgets(graph: planners.OperatorGraph) -> list[int]:
     """Evenly from below the graph's own peak down to what no plan can do without."""
     room = graph.peak - graph.floor
     return list(dict.fromkeys(graph.floor + room * step // BUDGETS for step in reversed(range(BUDGETS))))
 
 
 class PlannerComparison:
-    """Every planner on every graph under every budget, ``len(comparison)`` tasks.
+    """Every planner on every graph under every budget, ``len(comparison)`` tasks, and their ``results``."""
 
-    A planner is not tried on graphs of more operators than ``LARGEST`` has for it; its results say so.
-    ``results`` are there when it has run.
-    """
-
-    def __init__(self, graphs: Sequence[OperatorGraph]) -> None:
+    def __init__(self, graphs: Sequence[planners.OperatorGraph]) -> None:
         self.graphs = list(graphs)
         self._tasks = [
-            (graph, planner, budget)
-            for graph in self.graphs
-            for planner in COMPARED
-            for budget in budgets(graph)
+            (graph, planner, budget) for graph in graphs for planner in COMPARED for budget in budgets(graph)
         ]
         self.results: list[Planned] = []
 
@@ -154,12 +130,10 @@ class PlannerComparison:
         self, *, processes: int | None = None, advance: Callable[[int], None] = lambda done: None
     ) -> None:
         """Plan; ``processes`` and ``advance`` are as for ``run_tasks``."""
-        self.results = run_tasks(
-            lambda number: _plan(*self._tasks[number]), len(self), processes=processes, advance=advance
-        )
+        self.results = run_tasks(lambda number: _plan(*self._tasks[number]), len(self), processes, advance)
 
 
-def _plan(graph: OperatorGraph, planner: str, budget: int) -> Planned:
+def _plan(graph: planners.OperatorGraph, planner: str, budget: int) -> Planned:
     about = Planned(graph.name, len(graph), planner, budget, budget / graph.peak, "no plan")
     if len(graph) > LARGEST.get(planner, len(graph)):
         reason = f"not tried on more than {LARGEST[planner]} operators"
@@ -167,64 +141,58 @@ def _plan(graph: OperatorGraph, planner: str, budget: int) -> Planned:
     start = time.perf_counter()
     try:
         found = COMPARED[planner](graph, budget)
-        plan = found.require() if isinstance(found, Solution) else found
-    except CannotPlan as error:
+        plan = found.require() if isinstance(found, planners.Solution) else found
+    except planners.CannotPlan as error:
         return replace(about, seconds=time.perf_counter() - start, reason=str(error))
     seconds = time.perf_counter() - start
-    cost = check(graph, plan, budget)
-    about = replace(
-        about, outcome="planned", overhead=_over_base(cost.total, graph), peak=cost.peak, seconds=seconds
+    cost = planners.check(graph, plan, budget)
+    solution = found if isinstance(found, planners.Solution) else None
+    return replace(
+        about,
+        outcome="optimal" if solution and solution.optimal else "planned",
+        overhead=_over_base(cost.total, graph),
+        bound=_over_base(solution.bound, graph) if solution else None,
+        peak=cost.peak,
+        seconds=seconds,
     )
-    if isinstance(found, Solution):
-        outcome: Verdict = "optimal" if found.optimal else "planned"
-        about = replace(about, outcome=outcome, bound=_over_base(found.bound, graph))
-    return about
 
 
-def _over_base(cost: float, graph: OperatorGraph) -> float:
+def _over_base(cost: float, graph: planners.OperatorGraph) -> float:
     return cost / graph.cost if graph.cost else 1.0
 
 
-def plot_overheads(graphs: Sequence[OperatorGraph], results: Sequence[Planned], title: str) -> Figure:
-    """A panel for each graph, a curve for each planner.
-
-    What a planner found but did not prove optimal in its time has a hollow marker, if it is one that proves.
-    Where a curve ends above the smallest budget, a mark tells that there is no plan.
-    """
-    figure, axes = panels(len(graphs), title, MEMORY_RATIO, "overhead (total / base cost)")
+def plot_overheads(
+    graphs: Sequence[planners.OperatorGraph], results: Sequence[Planned], title: str
+) -> Figure:
+    """A panel for each graph, a curve for each planner, hollow where an exact one proves no optimum."""
+    titles = [f"{graph.name} ({len(graph)} operators)" for graph in graphs]
+    figure, axes = style.ratio_panels(titles, title, "overhead (total / base cost)")
     for graph, panel in zip(graphs, axes):
         floor = graph.floor / graph.peak
-        panel_style(panel, f"{graph.name} ({len(graph)} operators)")
         panel.set(ylim=(0.98, _MOST_SHOWN), xlim=(floor - 0.1 * (1 - floor), 1.01))
-        panel.axvspan(0, floor, facecolor="#D0D0D0", linewidth=0)
+        panel.axvspan(0, floor, facecolor=style.LIGHT, linewidth=0)
         for planner in COMPARED:
             own = [result for result in results if (result.graph, result.planner) == (graph.name, planner)]
             _draw(panel, planner, own)
-    legend_below(figure, _legend({result.planner for result in results if result.overhead is not None}))
+    drawn = {result.planner for result in results if result.overhead is not None}
+    lines = [style.line_entry(**_strokes(planner)) for planner in COMPARED if planner in drawn]
+    ends = [style.ending_entry("x", "no plan"), style.area_entry("no plan can do with less", style.LIGHT)]
+    style.legend_below(figure, [*lines, *ends])
     return figure
 
 
 def _draw(axes: Axes, planner: str, results: Sequence[Planned]) -> None:
-    axes.plot(*_points(results), **_strokes(planner), zorder=3)
-    _draw_end(axes, _LOOKS[planner].color, results)
-    unproved = [result for result in results if planner in _EXACT and result.outcome != "optimal"]
-    axes.plot(
-        *_points(unproved),
-        linestyle="none",
-        marker=_LOOKS[planner].marker,
-        markerfacecolor="#FFFFFF",
-        markeredgecolor=_LOOKS[planner].color,
-        zorder=5,
-    )
-
-
-def _draw_end(axes: Axes, color: str, results: Sequence[Planned]) -> None:
-    """A mark at the budget below the smallest that there is a plan for; ``results`` come by their budget."""
+    """A planner's curve; ``results`` come by their budget."""
+    color, marker = _LOOKS[planner].color, _LOOKS[planner].marker
     ratios, overheads = _points(results)
+    axes.plot(ratios, overheads, **_strokes(planner), zorder=3)
     below = [result.ratio for result in results if ratios and result.ratio < ratios[-1]]
     if below:
-        draw_ending(axes, color, (ratios[-1], below[0]), overheads[-1:] * 2)
+        style.draw_ending(axes, color, (ratios[-1], below[0]), overheads[-1:] * 2)
         axes.plot(below[:1], overheads[-1:], color=color, marker="x", markersize=5.5, zorder=4)
+    unproved = _points([result for result in results if planner in _EXACT and result.outcome != "optimal"])
+    hollow: dict[str, Any] = {"markerfacecolor": "#FFFFFF", "markeredgecolor": color}
+    axes.plot(*unproved, linestyle="none", marker=marker, **hollow, zorder=5)
 
 
 def _points(results: Sequence[Planned]) -> tuple[list[float], list[float]]:
@@ -234,16 +202,4 @@ def _points(results: Sequence[Planned]) -> tuple[list[float], list[float]]:
 
 def _strokes(planner: str) -> dict[str, Any]:
     rank = list(COMPARED).index(planner)
-    return {**strokes(_LOOKS[planner], rank, len(COMPARED)), "linestyle": _DASHES.get(planner, "solid")}
-
-
-def _legend(planners: set[str]) -> list[Any]:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    lines = [Line2D([], [], **_strokes(planner)) for planner in COMPARED if planner in planners]
-    return [
-        *lines,
-        ending_of_legend("x", "no plan"),
-        Patch(facecolor="#D0D0D0", label="no plan can do with less"),
-    ]
+    return {**style.strokes(_LOOKS[planner], rank, len(COMPARED)), "linestyle": _DASHES.get(planner, "solid")}

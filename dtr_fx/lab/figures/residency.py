@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from dtr_fx.lab.figures.style import legend_below, panels
-from dtr_fx.lab.linear import root_budget
+from dtr_fx.lab.figures.style import area_entry, legend_below, line_entry, panels
 from dtr_fx.lab.networks import linear
+from dtr_fx.lab.theorems import root_budget
 from dtr_fx.runtime import Heuristic, Runtime, Step, parameterized
 from dtr_fx.runtime.driver import drive
 from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
@@ -63,13 +63,7 @@ class LinearTrace:
 def trace_linear(
     n: int = 200, heuristic: str | Heuristic = COMPUTE_MEMORY, budget: int | None = None
 ) -> LinearTrace:
-    """Run the network under a budget, ``root_budget(n)`` if none is given.
-
-    Examples
-    --------
-    >>> trace_linear(100, "dtr-eq").steps
-    280
-    """
+    """Run the network under a budget, ``root_budget(n)`` if none is given."""
     budget = root_budget(n) if budget is None else budget
     runtime = Runtime(budget, heuristic)
     drive(runtime, linear(n))
@@ -94,33 +88,23 @@ def _intervals(events: Sequence[Step]) -> list[Interval]:
 
 def plot_residency(trace: LinearTrace, title: str) -> Figure:
     """A row for each tensor, a column for each operator that runs."""
-    x_label, y_label = (
-        "operators executed, recomputations included",
-        "tensor $t_i$, and its gradient $\\hat{t}_i$",
-    )
+    x_label = "operators executed, recomputations included"
+    y_label = "tensor $t_i$, and its gradient $\\hat{t}_i$"
     figure, [axes] = panels(1, title, x_label, y_label, size=(8.0, 4.8))
     from matplotlib.colors import ListedColormap
 
-    extent = (0, trace.steps, 0.5, trace.n + 0.5)
-    colors = ListedColormap(list(_COLORS.values()))
     axes.imshow(
         trace.states(),
-        cmap=colors,
+        cmap=ListedColormap(list(_COLORS.values())),
         vmin=_ABSENT,
         vmax=_GRADIENT,
-        extent=extent,
+        extent=(0, trace.steps, 0.5, trace.n + 0.5),
         origin="lower",
         aspect="auto",
         interpolation="nearest",
     )
     axes.axvline(trace.backward, color="#000000", linewidth=1, linestyle="dashed")
-    legend_below(figure, _legend())
+    areas = [area_entry(label, color, edgecolor="#999999") for label, color in _COLORS.items()]
+    start = line_entry("backward pass begins", color="#000000", linestyle="dashed")
+    legend_below(figure, [*areas, start])
     return figure
-
-
-def _legend() -> list[Any]:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    areas = [Patch(facecolor=color, edgecolor="#999999", label=label) for label, color in _COLORS.items()]
-    return [*areas, Line2D([], [], color="#000000", linestyle="dashed", label="backward pass begins")]

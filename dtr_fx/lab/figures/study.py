@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from dtr_fx.lab.replay import Replay
-from dtr_fx.lab.sweep import RATIOS, Sweep
+from dtr_fx.lab.sweep import RATIOS, Case, run_cases
 from dtr_fx.runtime import HEURISTICS, Deallocation, Heuristic, parameterized, random
 from dtr_fx.runtime.program import Program
 
@@ -39,79 +40,57 @@ _NAMED: dict[tuple[bool, bool, Cost], tuple[Heuristic, ...]] = {
 }
 
 
-def _named(name: str) -> Series:
-    return Series(name, _RANDOM if name == "rand" else (HEURISTICS[name],))
+def _named(*names: str) -> tuple[Series, ...]:
+    return tuple(Series(name, _RANDOM if name == "rand" else (HEURISTICS[name],)) for name in names)
 
 
 def _ablation(cost: Cost) -> tuple[Series, ...]:
     series = []
-    for staleness, size in ((True, True), (True, False), (False, True), (False, False)):
+    for staleness, size in itertools.product((True, False), repeat=2):
         member = parameterized(staleness=staleness, size=size, cost=cost)
         series.append(Series(member.name, _NAMED.get((staleness, size, cost), (member,))))
     return tuple(series)
 
 
 SERIES: dict[int, tuple[Series, ...]] = {
-    2: tuple(map(_named, ("dtr", "dtr-eq", "dtr-local", "lru", "size", "msps", "rand"))),
+    2: _named("dtr", "dtr-eq", "dtr-local", "lru", "size", "msps", "rand"),
     7: _ablation("exact"),
     8: _ablation("eq"),
     9: _ablation("local"),
     10: _ablation("no"),
     11: tuple(Series("dtr", (HEURISTICS["dtr"],), policy) for policy in ("ignore", "eager", "banish")),
-    12: tuple(map(_named, ("dtr", "dtr-eq", "dtr-local"))),
+    12: _named("dtr", "dtr-eq", "dtr-local"),
 }
 
 
 class Study:
-    """The replays of some of the figures, over programs and memory ratios.
+    """The replays of some of the figures, over programs and memory ratios, ``len(study)`` of them."""
 
-    ``len(study)`` of them are to be run.
-    """
-
-    def __init__(
-        self, programs: Sequence[Program], figures: Collection[int], ratios: Sequence[float] = RATIOS
-    ) -> None:
+    def __init__(self, programs: Sequence[Program], figures: Collection[int]) -> None:
         self.programs = tuple(programs)
         series = [one for figure in figures for one in SERIES.get(figure, ())]
-        self._sweeps = []
-        for policy in dict.fromkeys(one.deallocation for one in series):
-            own = [one for one in series if one.deallocation == policy]
-            heuristics = list(dict.fromkeys(heuristic for one in own for heuristic in one.heuristics))
-            self._sweeps.append(
-                Sweep(self.programs, heuristics, ratios, (policy,), max_slowdown=MAX_SLOWDOWN)
-            )
-        self._replays: dict[tuple[str, Heuristic, Deallocation], list[Replay]] = {}
+        kinds = dict.fromkeys((heuristic, one.deallocation) for one in series for heuristic in one.heuristics)
+        self._cases: list[Case] = [
+            (program, *kind, ratio) for program in programs for kind in kinds for ratio in RATIOS
+        ]
+        self._replays: dict[tuple[str, str | Heuristic, Deallocation, float], Replay] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._sweeps))
+        return len(self._cases)
 
     def run(
         self, *, processes: int | None = None, advance: Callable[[int], None] = lambda done: None
     ) -> None:
         """Run them; ``processes`` and ``advance`` are as for ``Sweep.run``."""
-        before = 0
-        for sweep in self._sweeps:
-            self._collect(sweep, sweep.run(processes=processes, advance=_after(before, advance)))
-            before += len(sweep)
-
-    def _collect(self, sweep: Sweep, results: Sequence[Replay]) -> None:
-        following = iter(results)
-        for program in sweep.programs:
-            for heuristic in sweep.heuristics:
-                assert isinstance(heuristic, Heuristic)
-                key = program.name, heuristic, sweep.deallocations[0]
-                self._replays[key] = [next(following) for _ in sweep.budgets]
+        results = run_cases(self._cases, MAX_SLOWDOWN, processes, advance)
+        self._replays = {(case[0].name, *case[1:]): result for case, result in zip(self._cases, results)}
 
     def replays(self, figure: int) -> list[Replay]:
         """The replays that a figure shows, each heuristic under the figure's name for it."""
         return [
-            replace(replay, heuristic=one.name)
+            replace(self._replays[program.name, heuristic, one.deallocation, ratio], heuristic=one.name)
             for program in self.programs
             for one in SERIES[figure]
             for heuristic in one.heuristics
-            for replay in self._replays[program.name, heuristic, one.deallocation]
+            for ratio in RATIOS
         ]
-
-
-def _after(before: int, advance: Callable[[int], None]) -> Callable[[int], None]:
-    return lambda done: advance(before + done)

@@ -1,4 +1,4 @@
-"""The look of each heuristic, and the grid of panels, in all figures.
+"""The look of each heuristic, the grid of panels, and the legend, in all figures.
 
 Colours are those of Okabe and Ito and of Paul Tol's muted scheme, which colour-blind people can tell apart;
 each comes with a marker of its own.
@@ -26,6 +26,8 @@ _COLUMNS = 4
 _LEGEND_ENTRY = 1.45  # inches
 _LETTER = 0.092
 _DPI = 150
+_ENDING: Any = (0, (1, 1.5))
+NEUTRAL, LIGHT = "#333333", "#D0D0D0"
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,42 @@ def panels(
     lines = [textwrap.fill(line, int(width / _LETTER)) for line in title.splitlines()]
     figure.suptitle("\n".join(lines), fontsize=11)
     return figure, grid[:number]
+
+
+def ratio_panels(titles: Sequence[str], title: str, y_label: str) -> tuple[Figure, list[Axes]]:
+    """Panels over memory ratios."""
+    figure, axes = panels(len(titles), title, "memory ratio (budget / unlimited peak)", y_label)
+    for own, panel in zip(titles, axes):
+        panel.set_title(own, fontsize=10)
+        panel.tick_params(labelsize=8)
+        panel.grid(visible=True, color="#E4E4E4", linewidth=0.6)
+        panel.set_axisbelow(True)
+        panel.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def draw_ending(axes: Axes, color: str, ratios: Sequence[float], values: Sequence[float]) -> None:
+    """The way from a curve's last point to the mark that tells why it ends."""
+    axes.plot(ratios, values, color=color, linestyle=_ENDING, linewidth=1)
+
+
+def line_entry(label: str, **strokes: Any) -> Any:
+    """The legend's entry for a line."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], label=label, **strokes)
+
+
+def ending_entry(marker: str, label: str) -> Any:
+    """The legend's entry for a mark at the end of curves."""
+    return line_entry(label, color=NEUTRAL, marker=marker, linestyle=_ENDING)
+
+
+def area_entry(label: str, color: str, **strokes: Any) -> Any:
+    """The legend's entry for an area."""
+    from matplotlib.patches import Patch
+
+    return Patch(facecolor=color, label=label, **strokes)
 
 
 def legend_below(figure: Figure, handles: Sequence[Any]) -> None:

@@ -1,35 +1,18 @@
 """Checkmate's integer program: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor
 Rematerialization" (MLSys 2020), section 4, through ``scipy.optimize.milp``.
-
-The plan is cut into stages, one for each operator: stage t ends when operator t runs for the first time, and
-runs operators up to t in program order, each at most once (the paper's frontier-advancing partition).
-
-    R[t, i]        operator i runs in stage t                          binary, R[t, t] = 1
-    S[t, i]        its result is kept from stage t - 1 to stage t      binary, i < t
-    Free[t, i, k]  its result is freed in stage t at the turn of k     k = i or k reads i
-    U[t, k]        bytes live in stage t at the turn of k              0 … budget
-
-The paper makes Free a product of R and S, and that linear by counting hazards.  Here results are conserved
-instead: what is there in a stage is kept or run, less what was freed, and what is there at its end is kept.
-The plans and their memory are the same, the relaxation is tighter, and Free is integral by itself.
-Two cuts lose no optimum: what is kept is not run again, and what is run again is read in its stage or kept.
-
-A plan that runs an operator twice within a stage is no plan of this form.  Where memory is tightest such a
-plan can be cheaper, or the only one.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
 
 from dtr_fx.errors import DTRError
 from dtr_fx.lab.planners.graph import OperatorGraph
-from dtr_fx.lab.planners.plan import CannotPlan, check, plan_order
-from dtr_fx.lab.planners.solution import Solution, closed, require_room, whole_costs, whole_sizes
+from dtr_fx.lab.planners.plan import CannotPlan, Solution, solution, solvable, whole_costs, whole_sizes
 
 # A program of more variables does not get anywhere in hours, and takes gigabytes to write down.
 MAX_VARIABLES = 500_000
@@ -37,7 +20,8 @@ MAX_VARIABLES = 500_000
 # The solver takes a binary of 1e-6 for 0: the budget must not be more units than that can hide.
 FINEST = 10**5
 
-_Key = TypeVar("_Key")
+_Terms: TypeAlias = list[tuple[int, float]]  # of a row: variables, and what they are multiplied by
+_Row: TypeAlias = tuple[_Terms, float, float]  # low ≤ row · x ≤ high
 
 
 class TooLarge(CannotPlan):
@@ -50,55 +34,59 @@ def solve_checkmate(graph: OperatorGraph, budget: float, seconds: float = 60.0) 
     ``optimal`` is meant up to rounding: costs that are not whole numbers are rounded to 1e-7 of the
     program's, and sizes without a common divisor are rounded up to 1e-5 of the budget.
 
-    Raises
-    ------
-    CannotPlan
-        No plan in stages fits the budget, the program would have more than ``MAX_VARIABLES`` variables, or
-        there is nothing to plan.
-    ValueError
-        The budget or the seconds are no number, or there are no seconds.
-    DTRError
-        scipy is not installed.
+    Raises ``CannotPlan`` if no plan in stages fits, the program would have more than ``MAX_VARIABLES``
+    variables, or there is nothing to plan; ``ValueError`` if the budget or the seconds are no number, or not
+    positive.
     """
-    require_room(graph, budget, seconds, "Checkmate")
+    closed = solvable(graph, budget, seconds, "Checkmate")
     start = time.perf_counter()
-    program = _Program(closed(graph), budget)
+    program = _Program(closed, budget)
     result = program.solve(max(seconds - (time.perf_counter() - start), 0.01))
     elapsed = time.perf_counter() - start
     if result.status == 2:
         raise CannotPlan(f"{graph.name}: no plan of Checkmate's fits {budget} bytes")
-    bound = graph.cost
-    if result.mip_dual_bound is not None:
-        bound = max(bound, program.unit * math.ceil(result.mip_dual_bound - 1e-6))
-    if result.x is None:
-        return Solution("Checkmate", None, math.inf, bound, optimal=False, seconds=elapsed)
-    plan = plan_order(graph, [op for op in program.order(result.x) if op < len(graph)])
-    cost = check(graph, plan, budget).total
-    optimal = result.status == 0
-    return Solution("Checkmate", plan, cost, cost if optimal else min(bound, cost), optimal, elapsed)
+    dual = result.mip_dual_bound
+    bound = 0.0 if dual is None else program.unit * math.ceil(dual - 1e-6)
+    order = None if result.x is None else program.order(result.x)
+    return solution("Checkmate", graph, budget, order, bound, result.status == 0, elapsed)
 
 
 class _Program:
-    """The variables, by their numbers, and the constraints between them; ``unit`` is that of the costs."""
+    """The variables, by their numbers, and the constraints between them; ``unit`` is that of the costs.
+
+    The plan is cut into stages, one for each operator: stage t ends when operator t runs for the first time,
+    and runs operators up to t in program order, each at most once (the paper's frontier-advancing partition).
+    Where memory is tightest a plan of another form can be cheaper, or the only one.
+
+        R[t, i]        operator i runs in stage t                          binary, R[t, t] = 1
+        S[t, i]        its result is kept from stage t - 1 to stage t      binary, i < t
+        Free[t, i, k]  its result is freed in stage t at the turn of k     k = i or k reads i
+        U[t, k]        bytes live in stage t at the turn of k              0 … budget
+
+    The paper makes Free a product of R and S, and that linear by counting hazards.  Here results are
+    conserved instead: what is there in a stage is kept or run, less what was freed, and what is there at its
+    end is kept.  The plans and their memory are the same, the relaxation is tighter, and Free is integral by
+    itself. Two cuts lose no optimum: what is kept is not run again, and what is run again is read in its
+    stage or kept.
+    """
 
     def __init__(self, graph: OperatorGraph, budget: float) -> None:
-        variables = _variables(graph)
-        if variables > MAX_VARIABLES:
+        self._variables = _variables(graph)
+        if self._variables > MAX_VARIABLES:
             raise TooLarge(
-                f"{graph.name}: Checkmate's program for {len(graph)} operators has {variables} variables, "
-                f"more than {MAX_VARIABLES}; use MOCCASIN's"
+                f"{graph.name}: Checkmate's program for {len(graph)} operators has {self._variables} "
+                f"variables, more than {MAX_VARIABLES}; use MOCCASIN's"
             )
         self._graph = graph
         self._sizes, self._budget = whole_sizes(graph, budget, FINEST)
         self._costs, self.unit = whole_costs(graph)
         stages = range(len(graph))
-        self._run = _numbers(((t, i) for t in stages for i in range(t + 1)), 0)
-        self._keep = _numbers(((t, i) for t in range(1, len(graph) + 1) for i in range(t)), len(self._run))
-        binaries = len(self._run) + len(self._keep)
-        self._free = _numbers(((t, i, k) for t in stages for i, k in self._frees(t)), binaries)
-        self._used = _numbers(((t, k) for t in stages for k in range(t + 1)), binaries + len(self._free))
-        self._binaries = binaries
-        self._variables = variables
+        numbers = itertools.count()
+        self._run = dict(zip(((t, i) for t in stages for i in range(t + 1)), numbers))
+        self._keep = dict(zip(((t, i) for t in range(1, len(graph) + 1) for i in range(t)), numbers))
+        turns = [(t, k) for t in stages for k in range(t + 1)]
+        self._free = dict(zip(((t, i, k) for t, k in turns for i in self._touched(k)), numbers))
+        self._used = dict(zip(turns, numbers))
 
     def solve(self, seconds: float) -> Any:
         """The result of ``scipy.optimize.milp``."""
@@ -108,16 +96,27 @@ class _Program:
         except ImportError:
             raise DTRError("Checkmate's program needs scipy: pip install 'dtr_fx[optimal]'") from None
 
-        rows = _Rows()
+        rows: list[int] = []
+        columns: list[int] = []
+        values: list[float] = []
+        limits: list[tuple[float, float]] = []
         for terms, low, high in self._constraints():
-            rows.add(terms, low, high)
-        shape = (len(rows.low), self._variables)
-        matrix = coo_array((rows.values, (rows.rows, rows.columns)), shape=shape).tocsc()
+            for column, value in terms:
+                rows.append(len(limits))
+                columns.append(column)
+                values.append(value)
+            limits.append((low, high))
+        matrix = coo_array((values, (rows, columns)), shape=(len(limits), self._variables)).tocsc()
+        binaries = len(self._run) + len(self._keep)
+        others = self._variables - len(self._run)
         return milp(
-            self._objective(),
-            integrality=[int(number < self._binaries) for number in range(self._variables)],
-            bounds=Bounds(*self._bounds()),
-            constraints=LinearConstraint(matrix, rows.low, rows.high),
+            [*(float(self._costs[i]) for _, i in self._run), *[0.0] * others],
+            integrality=[int(number < binaries) for number in range(self._variables)],
+            bounds=Bounds(
+                [*(float(i == t) for t, i in self._run), *[0.0] * others],
+                [1.0] * (self._variables - len(self._used)) + [self._budget] * len(self._used),
+            ),
+            constraints=LinearConstraint(matrix, *zip(*limits)),
             options={"time_limit": seconds, "mip_rel_gap": 0.0},
         )
 
@@ -125,90 +124,38 @@ class _Program:
         """The operators that a solution runs, stage by stage."""
         return [i for (_, i), number in self._run.items() if solution[number] > 0.5]
 
-    def _frees(self, stage: int) -> Iterator[tuple[int, int]]:
-        for k in range(stage + 1):
-            for i in dict.fromkeys((*self._graph.nodes[k].inputs, k)):
-                yield i, k
-
-    def _objective(self) -> list[float]:
-        objective = [0.0] * self._variables
-        for (_, i), number in self._run.items():
-            objective[number] = self._costs[i]
-        return objective
-
-    def _bounds(self) -> tuple[list[float], list[float]]:
-        low = [0.0] * self._variables
-        high = [1.0] * self._variables
-        for (t, i), number in self._run.items():
-            low[number] = float(i == t)
-        for number in self._used.values():
-            high[number] = self._budget
-        return low, high
+    def _touched(self, k: int) -> dict[int, None]:
+        """What an operator reads, and its own result."""
+        return dict.fromkeys((*self._graph.nodes[k].inputs, k))
 
     def _constraints(self) -> Iterator[_Row]:
-        for (t, i), number in self._run.items():
-            yield from self._run_rows(t, i, number)
-        for (t, i), number in self._keep.items():
-            yield from self._keep_rows(t, i, number)
-        for t, k in self._used:
-            yield self._memory_row(t, k)
+        # An operator that runs finds its inputs there; a recomputation is read or kept (a cut).
+        for (t, k), run in self._run.items():
+            for source in dict.fromkeys(self._graph.nodes[k].inputs):
+                yield [(run, 1), *self._less_there(t, source, k)], -math.inf, 0
+            if k < t:
+                readers = [(self._run[t, user], -1) for user in self._graph.users[k] if user <= t]
+                yield [(run, 1), *readers, (self._keep[t + 1, k], -1)], -math.inf, 0
+        # Kept are the results still there when a stage ends; they are not made again (a cut).
+        for (t, i), keep in self._keep.items():
+            yield [(keep, 1), *self._less_there(t - 1, i, t)], 0, 0
+            if t < len(self._graph):
+                yield [(keep, 1), (self._run[t, i], 1)], -math.inf, 1
+        # U[t, k] is U[t, k - 1], less what is freed after k - 1, and the result of k.
+        for (t, k), used in self._used.items():
+            terms: _Terms = [(used, -1), (self._run[t, k], self._sizes[k])]
+            if k == 0:
+                terms += ((self._keep[t, i], self._sizes[i]) for i in range(t))
+            else:
+                terms.append((self._used[t, k - 1], 1))
+                terms += ((self._free[t, i, k - 1], -self._sizes[i]) for i in self._touched(k - 1))
+            yield terms, 0, 0
 
-    def _run_rows(self, t: int, k: int, run: int) -> Iterator[_Row]:
-        """An operator that runs finds its inputs there; a recomputation is read or kept (a cut)."""
-        for source in dict.fromkeys(self._graph.nodes[k].inputs):
-            yield [(run, 1), *_times(-1, self._there(t, source, k))], -math.inf, 0
-        if k < t:
-            yield [(run, 1), *_times(-1, self._wanted(t, k))], -math.inf, 0
-
-    def _keep_rows(self, t: int, i: int, keep: int) -> Iterator[_Row]:
-        """Kept are the results still there when a stage ends; they are not made again (a cut)."""
-        yield [(keep, 1), *_times(-1, self._there(t - 1, i, t))], 0, 0
-        if t < len(self._graph):
-            yield [(keep, 1), (self._run[t, i], 1)], -math.inf, 1
-
-    def _memory_row(self, t: int, k: int) -> _Row:
-        """U[t, k] is U[t, k - 1], less what is freed after k - 1, and the result of k."""
-        terms: _Terms = [(self._used[t, k], -1), (self._run[t, k], self._sizes[k])]
-        if k == 0:
-            terms += ((self._keep[t, i], self._sizes[i]) for i in range(t))
-        else:
-            terms.append((self._used[t, k - 1], 1))
-            for i in dict.fromkeys((*self._graph.nodes[k - 1].inputs, k - 1)):
-                terms.append((self._free[t, i, k - 1], -self._sizes[i]))
-        return terms, 0, 0
-
-    def _there(self, t: int, i: int, before: int) -> _Terms:
-        """1 if i's result is there in stage t at the turn of ``before``: kept or run, and not freed."""
-        kept: _Terms = [(self._keep[t, i], 1)] if i < t else []
-        frees = [(self._free[t, i, k], -1.0) for k in (i, *self._graph.users[i]) if k < before and k <= t]
-        return [(self._run[t, i], 1), *kept, *frees]
-
-    def _wanted(self, t: int, i: int) -> _Terms:
-        users = [(self._run[t, user], 1.0) for user in self._graph.users[i] if user <= t]
-        return [*users, (self._keep[t + 1, i], 1.0)]
-
-
-_Terms: TypeAlias = list[tuple[int, float]]
-_Row: TypeAlias = tuple[_Terms, float, float]
-
-
-@dataclass
-class _Rows:
-    """Rows of a sparse matrix, ``low`` ≤ row · x ≤ ``high``."""
-
-    rows: list[int] = field(default_factory=list)
-    columns: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-    low: list[float] = field(default_factory=list)
-    high: list[float] = field(default_factory=list)
-
-    def add(self, terms: _Terms, low: float, high: float) -> None:
-        for column, value in terms:
-            self.rows.append(len(self.low))
-            self.columns.append(column)
-            self.values.append(value)
-        self.low.append(low)
-        self.high.append(high)
+    def _less_there(self, t: int, i: int, before: int) -> _Terms:
+        """-1 if i's result is there in stage t at the turn of ``before``: kept or run, and not freed."""
+        kept: _Terms = [(self._keep[t, i], -1)] if i < t else []
+        frees = [(self._free[t, i, k], 1.0) for k in (i, *self._graph.users[i]) if k < before and k <= t]
+        return [(self._run[t, i], -1), *kept, *frees]
 
 
 def _variables(graph: OperatorGraph) -> int:
@@ -216,11 +163,3 @@ def _variables(graph: OperatorGraph) -> int:
     count = len(graph)
     frees = ((count - k) * (len(set(node.inputs)) + 1) for k, node in enumerate(graph.nodes))
     return 3 * (count * (count + 1) // 2) + sum(frees)
-
-
-def _times(factor: float, terms: _Terms) -> _Terms:
-    return [(column, factor * value) for column, value in terms]
-
-
-def _numbers(keys: Iterable[_Key], start: int) -> dict[_Key, int]:
-    return {key: number for number, key in enumerate(keys, start)}

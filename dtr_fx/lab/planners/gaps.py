@@ -7,11 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dtr_fx.lab.planners.checkmate import TooLarge, solve_checkmate
-from dtr_fx.lab.planners.dtr import plan_dtr
 from dtr_fx.lab.planners.graph import OperatorGraph
 from dtr_fx.lab.planners.moccasin import require_ortools, solve_moccasin
-from dtr_fx.lab.planners.plan import CannotPlan, check
-from dtr_fx.lab.planners.solution import Solution
+from dtr_fx.lab.planners.plan import CannotPlan, Solution, check, plan_dtr
 from dtr_fx.runtime import HEURISTICS
 from dtr_fx.search import Infeasible, Policy, search
 
@@ -23,13 +21,11 @@ SEARCH = "search"
 class Gap:
     """A graph under a budget: the optimum, and what DTR costs under each heuristic.
 
-    ``share`` is the budget's share of the graph's own peak, constants in both; ``budget`` are bytes without
-    constants.  ``floor`` are the bytes that an operator alone needs, or the results: no plan of any kind has
-    less.  ``cost`` is what the program costs unconstrained.  ``best`` is the cheapest plan that ``solver``
-    found, and no plan costs less than ``bound``; the two are equal where ``optimal``.  They speak of the
-    solver's own kind of plans: Checkmate's run an operator once in a stage, MOCCASIN's a few times
-    altogether.  DTR is not bound to either, and may be cheaper where memory is tightest.  A cost is infinite
-    where there is no plan, and ``bound`` where that is proved.
+    ``share`` is the budget's share of the graph's own peak, constants in both; ``budget`` and ``floor``, what
+    no plan can do without, are bytes without constants.  ``cost`` is what the program costs unconstrained.
+    ``best`` is the cheapest plan that ``solver`` found, and no plan of its kind costs less than ``bound``;
+    the two are equal where ``optimal``.  DTR is not bound to that kind, and may be cheaper where memory is
+    tightest.  A cost is infinite where there is no plan, and ``bound`` where that is proved.
     """
 
     graph: str
@@ -51,19 +47,11 @@ class Gap:
 
 
 def gaps(
-    graphs: Iterable[OperatorGraph],
-    shares: Sequence[float],
-    heuristics: Sequence[str],
-    seconds: float = 60.0,
+    graphs: Iterable[OperatorGraph], shares: Sequence[float], heuristics: Sequence[str], seconds: float = 60.0
 ) -> Iterator[Gap]:
-    """A row for each graph and budget, as soon as it is known.
+    """A row for each graph and budget, as soon as it is known; ``DTRError`` without scipy or ortools.
 
     Checkmate's program is tried first, MOCCASIN's where it proves nothing in time, each for ``seconds``.
-
-    Raises
-    ------
-    DTRError
-        scipy or ortools is not installed.
     """
     require_ortools()
     for graph in graphs:

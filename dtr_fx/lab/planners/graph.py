@@ -1,7 +1,6 @@
 """The operator graph that every static planner works on, made from a program as for the paper's Figure 3.
 
-Checkmate and its relatives know neither views nor operators with several outputs.  As in the comparison of
-Kirisame et al. (section 4.3), a view is part of its base and the outputs of an operator are one result.
+Checkmate and its relatives know neither views nor operators with several outputs (section 4.3).
 """
 
 from __future__ import annotations
@@ -29,28 +28,15 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class OperatorGraph:
-    """Operators in program order, each with one result.
+    """Operators in program order, each with one result; each reads earlier ones only.
 
-    Parameters
-    ----------
-    name:
-        Its name in reports.
-    nodes:
-        The operators; each reads earlier ones only.
-    backward:
-        The number of the first operator of the backward pass, None if there is none.
-    results:
-        The operators whose results have to be there at the end.
-    constants:
-        Bytes that are there all the time.  Neither costs nor budgets of planners count them.
+    ``backward`` is the number of the first operator of the backward pass, None if there is none.  ``results``
+    are the operators whose results have to be there at the end.  ``constants`` are bytes that are there all
+    the time; neither costs nor budgets of planners count them.
 
-    Raises
-    ------
-    GraphError
-        An operator reads a later one or itself, a size is no whole number, or a number is out of range.
+    Raises ``GraphError`` if an operator reads a later one or itself, a size is no whole number, or a number
+    is out of range.
 
-    Examples
-    --------
     >>> graph = OperatorGraph("two", (Node("a", 1, 4), Node("b", 2, 1, (0,))), results=frozenset({1}))
     >>> graph.cost, graph.peak
     (3, 5)
@@ -64,21 +50,18 @@ class OperatorGraph:
 
     def __post_init__(self) -> None:
         for number, node in enumerate(self.nodes):
+            what = f"operator {number} ({node.name})"
             if not all(0 <= source < number for source in node.inputs):
-                raise GraphError(f"operator {number} ({node.name}) may read operators before it only: {node}")
+                raise GraphError(f"{what} may read operators before it only: {node}")
             if not (0 <= node.cost < math.inf and isinstance(node.size, Integral) and node.size >= 0):
-                raise GraphError(
-                    f"operator {number} ({node.name}) needs a cost, and whole bytes, of 0 or more: {node}"
-                )
-        limit = len(self.nodes)
-        if not all(0 <= number < limit for number in self.results):
+                raise GraphError(f"{what} needs a cost, and whole bytes, of 0 or more: {node}")
+        count, starts = len(self.nodes), self.backward
+        if not all(0 <= number < count for number in self.results):
             raise GraphError(
-                f"results are numbers of operators, 0 to {limit - 1}, not {sorted(self.results)}"
+                f"results are numbers of operators, 0 to {count - 1}, not {sorted(self.results)}"
             )
-        if self.backward is not None and not 0 <= self.backward <= limit:
-            raise GraphError(
-                f"the backward pass starts at one of the {limit} operators, not at {self.backward}"
-            )
+        if starts is not None and not 0 <= starts <= count:
+            raise GraphError(f"the backward pass starts at one of the {count} operators, not at {starts}")
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -88,21 +71,40 @@ class OperatorGraph:
         """The graph of a program: views are their base, outputs are merged, constants are taken out.
 
         An operator that returns results of the program beside other values becomes two: one of the same cost
-        that returns the others, and one that reads it and returns the results at no cost.  Merged, the
-        gradient of a parameter would hold that of an activation until the end.
-
-        An operator that returns views alone adds its cost to the operator that makes their base, as in the
-        runtime's own metadata (C.2); what it reads beside the base is not counted as read again.  Views of
-        constants are constants, and cost nothing here.
+        that returns the others, and one that reads it and returns the results at no cost.  One that returns
+        views alone adds its cost to the operator that makes their base (C.2); what else it reads is not
+        counted as read again.
         """
-        merged = _Merged(program)
-        return OperatorGraph(
-            program.name,
-            tuple(merged.nodes),
-            None if program.backward is None else merged.starts[program.backward],
-            frozenset(merged.makers(merged.kept)),
-            program.constants,
-        )
+        storages = program.storages
+        kept = {storages[step.tensor] for step in program.instructions if isinstance(step, Keep)}
+        nodes: list[Node] = []
+        maker: dict[int, int] = {}  # of each storage but the constants
+        starts: list[int] = []  # the nodes before each call, and before the end
+
+        def makers(tensors: Iterable[int]) -> dict[int, None]:
+            made = (storages[tensor] for tensor in tensors)
+            return dict.fromkeys(maker[storage] for storage in made if storage in maker)
+
+        def add(name: str, cost: float, outputs: Sequence[Output], reads: Iterable[int]) -> None:
+            maker.update((output.tensor, len(nodes)) for output in outputs)
+            nodes.append(Node(name, cost, sum(output.size for output in outputs), tuple(reads)))
+
+        for call in program.calls():
+            starts.append(len(nodes))
+            fresh = [output for output in call.outputs if output.alias is None]
+            if call.outputs and not fresh:
+                bases = makers(output.tensor for output in call.outputs)
+                for base in bases:
+                    nodes[base] = nodes[base]._replace(cost=nodes[base].cost + call.cost / len(bases))
+                continue
+            results = [output for output in fresh if output.tensor in kept]
+            others = [output for output in fresh if output.tensor not in kept]
+            add(call.name, call.cost, others or results, makers(call.inputs))
+            if others and results:
+                add(f"{call.name} results", 0.0, results, [len(nodes) - 1])
+        starts.append(len(nodes))
+        backward = None if program.backward is None else starts[program.backward]
+        return OperatorGraph(program.name, tuple(nodes), backward, frozenset(makers(kept)), program.constants)
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
@@ -145,39 +147,21 @@ class OperatorGraph:
         return Program(self.name, (*steps, *map(Keep, sorted(self.results))), self.backward)
 
 
-class _Merged:
-    """A program's operators as nodes; ``starts`` are the nodes before each call, and before the end."""
+def training_chain(layers: int) -> OperatorGraph:
+    """A chain of layers f_0 … f_{N-1} and its gradients b_{N-1} … b_0, 2N operators of one byte each.
 
-    def __init__(self, program: Program) -> None:
-        self._storages = program.storages
-        self._maker: dict[int, int] = {}  # of each storage but the constants
-        self.kept = {self._storages[step.tensor] for step in program.instructions if isinstance(step, Keep)}
-        self.nodes: list[Node] = []
-        self.starts: list[int] = []
-        for call in program.calls():
-            self.starts.append(len(self.nodes))
-            self._take(call)
-        self.starts.append(len(self.nodes))
+    A layer costs 1.  A gradient reads its layer's result, the result of the layer behind it and the gradient
+    of that one, and costs 2; the first, b_{N-1}, reads its layer's result alone and costs 1.
 
-    def makers(self, tensors: Iterable[int]) -> dict[int, None]:
-        """The operators that make the tensors' storages."""
-        storages = (self._storages[tensor] for tensor in tensors)
-        return dict.fromkeys(self._maker[storage] for storage in storages if storage in self._maker)
-
-    def _take(self, call: Call) -> None:
-        fresh = [output for output in call.outputs if output.alias is None]
-        if call.outputs and not fresh:
-            bases = self.makers(output.tensor for output in call.outputs)
-            for base in bases:
-                node = self.nodes[base]
-                self.nodes[base] = node._replace(cost=node.cost + call.cost / len(bases))
-            return
-        results = [output for output in fresh if output.tensor in self.kept]
-        others = [output for output in fresh if output.tensor not in self.kept]
-        self._add(call.name, call.cost, others or results, self.makers(call.inputs))
-        if others and results:
-            self._add(f"{call.name} results", 0.0, results, [len(self.nodes) - 1])
-
-    def _add(self, name: str, cost: float, outputs: Sequence[Output], reads: Iterable[int]) -> None:
-        self._maker.update((output.tensor, len(self.nodes)) for output in outputs)
-        self.nodes.append(Node(name, cost, sum(output.size for output in outputs), tuple(reads)))
+    >>> chain = training_chain(12)
+    >>> len(chain), chain.peak, chain.floor, chain.cost
+    (24, 14, 4, 35.0)
+    """
+    if layers < 1:
+        raise ValueError(f"layers is {layers}; it must be at least 1")
+    last = layers - 1
+    nodes = [Node(f"f{layer}", 1.0, 1, (layer - 1,) if layer else ()) for layer in range(layers)]
+    nodes.append(Node(f"b{last}", 1.0, 1, (last,)))
+    for layer in reversed(range(last)):
+        nodes.append(Node(f"b{layer}", 2.0, 1, (layer, layer + 1, len(nodes) - 1)))
+    return OperatorGraph(f"chain of {layers}", tuple(nodes), layers, frozenset({2 * layers - 1}))

@@ -1,16 +1,21 @@
-"""Plans, and the verifier that judges every planner alike, DTR included."""
+"""Plans, the verifier that judges every planner alike, DTR as a planner, and what exact planners share."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dtr_fx.errors import DTRError
-from dtr_fx.lab.planners.graph import OperatorGraph
-from dtr_fx.runtime import Plan, Step
+from dtr_fx.lab.planners.graph import Node, OperatorGraph
+from dtr_fx.runtime import Heuristic, Plan, RunFailed, Runtime, Step
+from dtr_fx.runtime.driver import drive
+from dtr_fx.runtime.heuristics import Score
 from dtr_fx.runtime.steps import BANISH, COMPUTE, DEAD, DROP, PLANNED, RECOMPUTE
 from dtr_fx.search import Lifetimes, Operators
+
+# Costs that are not whole numbers are rounded to this share of what the program costs.
+_RESOLUTION = 10**7
 
 
 class CannotPlan(DTRError, ValueError):
@@ -30,26 +35,13 @@ class Cost:
     computes: tuple[int, ...]
 
 
-def check(graph: OperatorGraph, plan: Plan, budget: float | None = None) -> Cost:
+def check(graph: OperatorGraph, plan: Plan, budget: float = math.inf) -> Cost:
     """Verify a plan step by step, and say what it costs.
 
-    The peak is the most bytes live while an operator runs, its inputs and its result among them, as in the
-    runtime and in Checkmate's memory accounting.
-
-    Raises
-    ------
-    PlanError
-        An operator's input is not live, or its result is already; a value is freed that is not live; an
-        operator never runs; a result is missing at the end; the peak is over the budget.
-
-    Examples
-    --------
-    >>> from dtr_fx.lab.planners.graph import Node, OperatorGraph
-    >>> graph = OperatorGraph("two", (Node("a", 1, 4), Node("b", 2, 1, (0,))))
-    >>> check(graph, plan_order(graph, [0, 1]))
-    Cost(total=3, peak=5, computes=(1, 1))
+    The peak is the most bytes live while an operator runs, its inputs and its result among them.  Raises
+    ``PlanError`` if an operator's input is not live, or its result is already; a value is freed that is not
+    live; an operator never runs; a result is missing at the end; the peak is over the budget.
     """
-    limit = math.inf if budget is None else budget
     live: set[int] = set()
     used = peak = 0
     computes = [0] * len(graph)
@@ -58,22 +50,23 @@ def check(graph: OperatorGraph, plan: Plan, budget: float | None = None) -> Cost
         if not 0 <= op < len(graph):
             raise PlanError(f"step {number}: {step.kind} {op} names none of the {len(graph)} operators")
         node = graph.nodes[op]
+        what = f"step {number}: {node.name} ({op})"
         if op == step.storage:
             if op not in live:
-                raise PlanError(f"step {number}: {node.name} ({op}) is freed and is not live")
+                raise PlanError(f"{what} is freed and is not live")
             live.remove(op)
             used -= node.size
             continue
         missing = [source for source in node.inputs if source not in live]
         if missing or op in live:
             reason = f"without its inputs {missing}" if missing else "and is already live"
-            raise PlanError(f"step {number}: {node.name} ({op}) is computed {reason}")
+            raise PlanError(f"{what} is computed {reason}")
         live.add(op)
         computes[op] += 1
         used += node.size
         peak = max(peak, used)
-        if used > limit:
-            raise PlanError(f"step {number}: {node.name} ({op}) brings {used} bytes, over {budget}")
+        if used > budget:
+            raise PlanError(f"{what} brings {used} bytes, over {budget}")
     if 0 in computes:
         raise PlanError(f"{graph.nodes[computes.index(0)].name} ({computes.index(0)}) is never computed")
     if not graph.results <= live:
@@ -84,8 +77,7 @@ def check(graph: OperatorGraph, plan: Plan, budget: float | None = None) -> Cost
 def plan_order(graph: OperatorGraph, order: Sequence[int]) -> Plan:
     """The plan that computes operators in this order and frees each value as early as that allows.
 
-    No other placement of the frees needs less memory at any time.  Operators may repeat; each must come after
-    its inputs.
+    Operators may repeat; each must come after its inputs.
     """
     operators = Operators.of(graph.program)
     lives = Lifetimes(operators, enumerate(order), len(order))
@@ -108,11 +100,11 @@ def plan_order(graph: OperatorGraph, order: Sequence[int]) -> Plan:
 
 def prune(graph: OperatorGraph, order: Sequence[int]) -> list[int]:
     """The order without recomputations whose value nothing reads."""
-    first = {op: position for position, op in reversed(list(enumerate(order)))}
+    backwards = list(enumerate(order))[::-1]
+    first = {op: position for position, op in backwards}
     needed = set(graph.results)
     kept = []
-    for position in range(len(order) - 1, -1, -1):
-        op = order[position]
+    for position, op in backwards:
         if op in needed or first[op] == position:
             kept.append(op)
             needed.discard(op)
@@ -121,36 +113,120 @@ def prune(graph: OperatorGraph, order: Sequence[int]) -> list[int]:
 
 
 def cheapest(graph: OperatorGraph, orders: Iterable[Sequence[int]], budget: float, what: str) -> Plan:
-    """Of the orders that fit the budget the cheapest, of equals the first.
-
-    Raises
-    ------
-    CannotPlan
-        None fits; the smallest peak among them is named.
-    """
-    best: tuple[float, Plan] | None = None
-    smallest = math.inf
-    for order in orders:
-        plan = plan_order(graph, prune(graph, order))
-        cost = check(graph, plan)
-        smallest = min(smallest, cost.peak)
-        if cost.peak <= budget and (best is None or cost.total < best[0]):
-            best = cost.total, plan
-    if best is None:
+    """Of the orders that fit the budget the cheapest, of equals the first; ``CannotPlan`` if none fits."""
+    plans = [plan_order(graph, prune(graph, order)) for order in orders]
+    costs = [check(graph, plan) for plan in plans]
+    fitting = [number for number, cost in enumerate(costs) if cost.peak <= budget]
+    if not fitting:
+        smallest = min(cost.peak for cost in costs)
         raise CannotPlan(
             f"{graph.name}: no plan of {what} fits {budget} bytes; the smallest found needs {smallest}"
         )
-    return best[1]
+    return plans[min(fitting, key=lambda number: costs[number].total)]
 
 
 def forward_and_backward(graph: OperatorGraph, what: str) -> tuple[range, range]:
-    """The operators of the two passes.
-
-    Raises
-    ------
-    CannotPlan
-        The graph has no backward pass.
-    """
+    """The operators of the two passes; ``CannotPlan`` if the graph has no backward pass."""
     if graph.backward is None or graph.backward == len(graph):
         raise CannotPlan(f"{graph.name}: {what} plans training steps, and this graph has no backward pass")
     return range(graph.backward), range(graph.backward, len(graph))
+
+
+def plan_dtr(
+    graph: OperatorGraph,
+    budget: float,
+    heuristic: str | Heuristic | Score = "dtr-eq",
+    *,
+    max_recompute: float = 100.0,
+) -> Plan:
+    """Drive the runtime through the program; a value is released after its last use.
+
+    The results are rematerialized at the end (C.6).  Raises ``CannotPlan`` if the runtime finds nothing left
+    to evict, or recomputes more than ``max_recompute`` times the program.
+    """
+    runtime = Runtime(budget, heuristic, max_recompute=max_recompute * graph.cost)
+    try:
+        drive(runtime, graph.program)
+    except RunFailed as error:
+        raise CannotPlan(f"{graph.name}: DTR under {runtime.heuristic.name}: {error}") from None
+    return Plan.of(graph.program, runtime, runtime.heuristic.name)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The best plan found, None if there was no time to find one.
+
+    ``cost`` is what it costs, infinite without one.  No plan of the kind that the planner searches costs less
+    than ``bound``; ``optimal`` says that the plan is as good as that.  ``seconds`` is the wall time taken.
+    """
+
+    planner: str
+    plan: Plan | None
+    cost: float
+    bound: float
+    optimal: bool
+    seconds: float
+
+    def require(self) -> Plan:
+        """The plan; ``CannotPlan`` if none was found in time."""
+        if self.plan is None:
+            raise CannotPlan(
+                f"{self.planner}: no plan found in {self.seconds:.0f} s, and none is cheaper than "
+                f"{self.bound:g}; give it more time or a larger budget"
+            )
+        return self.plan
+
+
+def solution(
+    planner: str,
+    graph: OperatorGraph,
+    budget: float,
+    order: Iterable[int] | None,
+    bound: float,
+    optimal: bool,
+    seconds: float,
+) -> Solution:
+    """From an order of the ``solvable`` graph's operators, None if none was found."""
+    bound = max(graph.cost, bound)
+    if order is None:
+        return Solution(planner, None, math.inf, bound, False, seconds)
+    plan = plan_order(graph, [op for op in order if op < len(graph)])
+    cost = check(graph, plan, budget).total
+    return Solution(planner, plan, cost, cost if optimal else min(bound, cost), optimal, seconds)
+
+
+def solvable(graph: OperatorGraph, budget: float, seconds: float, planner: str) -> OperatorGraph:
+    """The graph, closed by an operator that reads the results: they can be run once more before the end.
+
+    Refuses what no program need be written for.
+    """
+    if not seconds > 0 or math.isnan(budget):
+        raise ValueError(f"{planner} needs a budget and some seconds, not {budget} and {seconds}")
+    if not len(graph):
+        raise CannotPlan(f"{graph.name}: there are no operators to plan")
+    if graph.floor > budget:
+        needs = f"every plan needs {graph.floor}"
+        raise CannotPlan(f"{graph.name}: {planner} cannot plan {budget} bytes; {needs}")
+    if graph.results <= {len(graph) - 1}:
+        return replace(graph, results=frozenset())
+    end = Node("end", 0, 0, tuple(sorted(graph.results)))
+    return replace(graph, nodes=(*graph.nodes, end), results=frozenset())
+
+
+def whole_sizes(graph: OperatorGraph, budget: float, finest: float = math.inf) -> tuple[list[int], int]:
+    """Sizes, rounded up if need be, and budget in units, of which the budget has ``finest`` at most."""
+    sizes = [node.size for node in graph.nodes]
+    capacity = math.floor(min(budget, sum(sizes)))
+    unit = max(math.gcd(*sizes), math.ceil(capacity / finest), 1)
+    return [-(-size // unit) for size in sizes], capacity // unit
+
+
+def whole_costs(graph: OperatorGraph) -> tuple[list[int], float]:
+    """Costs as whole numbers and the unit that they are multiples of; exact if they are whole already."""
+    costs = [node.cost for node in graph.nodes]
+    total = sum(costs) or 1.0
+    if all(float(cost).is_integer() for cost in costs):
+        unit = math.gcd(*map(int, costs)) or 1
+        if total / unit <= _RESOLUTION:
+            return [int(cost) // unit for cost in costs], float(unit)
+    return [round(cost / total * _RESOLUTION) for cost in costs], total / _RESOLUTION

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 Model = tuple[nn.Module, tuple[Tensor, ...]]
@@ -16,24 +13,12 @@ def conv_norm(inputs: int, outputs: int, kernel: Kernel, stride: int = 1, groups
     """A convolution that keeps the size of its input (up to the stride), and its batch norm."""
     height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
     padding = height // 2, width // 2
-    return [
-        nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=False),
-        nn.BatchNorm2d(outputs),
-    ]
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=False)
+    return [convolution, nn.BatchNorm2d(outputs)]
 
 
 def conv_norm_relu(inputs: int, outputs: int, kernel: Kernel, stride: int = 1) -> list[nn.Module]:
     return [*conv_norm(inputs, outputs, kernel, stride), nn.ReLU(inplace=True)]
-
-
-class ImageClassifier(nn.Module):
-    """``features`` of images, their mean over the pixels, a ``head``, and the loss."""
-
-    features: Callable[[Tensor], Tensor]
-    head: nn.Module
-
-    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(self.head(self.features(images).mean((2, 3))), labels)
 
 
 def labelled_images(batch: int, size: int, classes: int) -> tuple[Tensor, Tensor]:

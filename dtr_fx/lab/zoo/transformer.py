@@ -1,14 +1,15 @@
-"""Transformer, encoder and decoder: Vaswani et al., Attention Is All You Need, NeurIPS 2017."""
+"""Transformers: encoder and decoder (Vaswani et al., Attention Is All You Need, NeurIPS 2017), and ViT."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dtr_fx.lab.zoo.layers import Model
+from dtr_fx.lab.zoo.layers import Model, labelled_images
 
 
 class Attention(nn.Module):
@@ -76,9 +77,7 @@ class Transformer(nn.Module):
 
     positions: Tensor
 
-    def __init__(
-        self, *, layers: int, width: int, heads: int, length: int, vocab: int, dropout: float
-    ) -> None:
+    def __init__(self, layers: int, width: int, heads: int, length: int, vocab: int, dropout: float) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab, width)
         self.dropout = nn.Dropout(dropout)
@@ -108,3 +107,31 @@ def transformer(width: int = 64, heads: int = 8, batch: int = 8, length: int = 6
     model = Transformer(layers=6, width=width, heads=heads, length=length, vocab=vocab, dropout=0.1)
     source, target = torch.randint(vocab, (batch, length)), torch.randint(vocab, (batch, length + 1))
     return model, (source, target[:, :-1].contiguous(), target[:, 1:].contiguous())
+
+
+class ViT(nn.Module):
+    """Dosovitskiy et al., An Image is Worth 16x16 Words, ICLR 2021; on a CPU its attention is not fused."""
+
+    def __init__(self, layers: int, width: int, size: int, patch: int, classes: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, stride=patch)
+        self.start = nn.Parameter(torch.zeros(1, 1, width))
+        self.position = nn.Parameter(0.02 * torch.randn(1 + (size // patch) ** 2, width))
+        settings: dict[str, Any] = {"activation": "gelu", "batch_first": True, "norm_first": True}
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, width // 64, 4 * width, **settings) for _ in range(layers)
+        )
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, classes))
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        patches = self.patches(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.start.expand(len(images), -1, -1), patches], dim=1) + self.position
+        for layer in self.layers:
+            x = layer(x)
+        return F.cross_entropy(self.head(x[:, 0]), labels)
+
+
+def vit(layers: int = 12, width: int = 768, batch: int = 32, size: int = 224, classes: int = 1000) -> Model:
+    """ViT-B/16 with dropout on images of 224 × 224."""
+    model = ViT(layers=layers, width=width, size=size, patch=16, classes=classes)
+    return model, labelled_images(batch, size, classes)

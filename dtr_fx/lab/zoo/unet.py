@@ -13,6 +13,8 @@ from dtr_fx.lab.zoo.layers import Model, conv_norm_relu
 
 def crop(x: Tensor, size: int) -> Tensor:
     """The middle ``size`` × ``size`` pixels."""
+    if x.shape[-1] == size:
+        return x
     start = (x.shape[-1] - size) // 2
     return x[:, :, start : start + size, start : start + size]
 
@@ -21,6 +23,7 @@ class UNet(nn.Module):
     """Figure 1: down and up again, with the cropped features of the way down joined on the way up."""
 
     channels = 1
+    dropout = 0.5
 
     def __init__(self, *, depth: int, width: int, classes: int) -> None:
         super().__init__()
@@ -33,12 +36,8 @@ class UNet(nn.Module):
 
     def convs(self, inputs: int, outputs: int) -> nn.Module:
         """Two unpadded convolutions: the image loses 4 pixels."""
-        return nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(outputs, outputs, 3),
-            nn.ReLU(inplace=True),
-        )
+        first, second = nn.Conv2d(inputs, outputs, 3), nn.Conv2d(outputs, outputs, 3)
+        return nn.Sequential(first, nn.ReLU(inplace=True), second, nn.ReLU(inplace=True))
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         logits = self.logits(images)
@@ -50,24 +49,20 @@ class UNet(nn.Module):
         for down in self.down[1:]:
             skips.append(x)
             x = down(F.max_pool2d(x, 2))
-        x = self.at_the_bottom(x)
+        if self.dropout:
+            x = F.dropout(x, self.dropout, self.training)
         for up, merge in zip(self.up, self.merge):
             x = up(x)
-            x = merge(torch.cat([self.fitted(skips.pop(), x), x], 1))
+            x = merge(torch.cat([crop(skips.pop(), x.shape[-1]), x], 1))
         x = self.head(x)
         return x
-
-    def at_the_bottom(self, x: Tensor) -> Tensor:
-        return F.dropout(x, 0.5, self.training)
-
-    def fitted(self, skip: Tensor, x: Tensor) -> Tensor:
-        return crop(skip, x.shape[-1])
 
 
 class PaddedUNet(UNet):
     """A U-Net as people train it today: padded convolutions and batch norms."""
 
     channels = 3
+    dropout = 0.0
 
     def convs(self, inputs: int, outputs: int) -> nn.Module:
         """Two padded convolutions: the image keeps its size."""
@@ -75,12 +70,6 @@ class PaddedUNet(UNet):
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(self.logits(images), labels)
-
-    def at_the_bottom(self, x: Tensor) -> Tensor:
-        return x
-
-    def fitted(self, skip: Tensor, x: Tensor) -> Tensor:
-        return skip
 
 
 def unet(width: int = 8, batch: int = 2, size: int = 252) -> Model:

@@ -1,7 +1,7 @@
-"""Unrolled GAN, on a mixture of Gaussians: Metz et al., Unrolled Generative Adversarial Networks, ICLR 2017.
+"""Multilayer perceptrons: a deep chain of them, and the Unrolled GAN on a mixture of Gaussians.
 
-The generator learns from the discriminator as it would be a few of its own optimisation steps later, and
-through these steps (Section 2.2): gradients of gradients.
+The GAN: Metz et al., Unrolled Generative Adversarial Networks, ICLR 2017.  Its generator learns from the
+discriminator as it would be a few optimisation steps later, through these steps: gradients of gradients.
 """
 
 from __future__ import annotations
@@ -19,14 +19,40 @@ from dtr_fx.lab.zoo.layers import Model
 Parameters = Mapping[str, Tensor]
 
 
+class MLP(nn.Module):
+    """A deep, narrow chain: the linear network of the theory, with weights."""
+
+    def __init__(self, *, layers: int, width: int, classes: int) -> None:
+        super().__init__()
+        linear = [nn.Linear(width, width) for _ in range(layers)]
+        hidden = [module for layer in linear for module in (layer, nn.ReLU())]
+        self.layers = nn.Sequential(*hidden, nn.Linear(width, classes))
+        for layer in linear:  # as they come, the first of fifty layers would see no gradient
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.layers(x), labels)
+
+
+def mlp(layers: int = 50, width: int = 128, batch: int = 1024, classes: int = 10) -> Model:
+    """An MLP of ``layers`` hidden layers and a batch of random vectors."""
+    model = MLP(layers=layers, width=width, classes=classes)
+    return model, (torch.randn(batch, width), torch.randint(classes, (batch,)))
+
+
+def mlp_full(layers: int = 50, segment: int = 7) -> Model:
+    """An MLP of 50 layers, in segments of about √50: a single layer saves no more than what enters it."""
+    model, inputs = mlp(layers=layers, width=1024, batch=8192, classes=10)
+    flat = model.layers
+    assert isinstance(flat, nn.Sequential)
+    starts = range(0, len(flat), 2 * segment)
+    model.layers = nn.Sequential(*(flat[start : start + 2 * segment] for start in starts))
+    return model, inputs
+
+
 def perceptron(inputs: int, hidden: int, outputs: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(inputs, hidden),
-        nn.Tanh(),
-        nn.Linear(hidden, hidden),
-        nn.Tanh(),
-        nn.Linear(hidden, outputs),
-    )
+    first, second, last = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, outputs)
+    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
 
 
 class UnrolledGAN(nn.Module):
