@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch.fx import GraphModule, Node
 
@@ -38,8 +38,9 @@ def mark_parameters(joint: GraphModule, static: Iterable[int], parameters: Seque
         inputs[number].meta["dtr_parameter"] = True
     for node in inputs:
         position = _position(node.meta.get("desc"))
-        known = parameters is not None and position is not None and position < len(parameters)
-        is_parameter = parameters[position] if known else node.meta.get("dtr_parameter", False)
+        is_parameter = node.meta.get("dtr_parameter", False)
+        if parameters is not None and position is not None and position < len(parameters):
+            is_parameter = parameters[position]
         node.meta["dtr_written_by_caller"] = not is_parameter
 
 
@@ -56,7 +57,8 @@ def written_after_forward(gm: GraphModule) -> set[int]:
 
 def given_back(gm: GraphModule) -> set[int]:
     """The storages of the new values of these inputs: they are gone when AOTAutograd has written them."""
-    new, others = set(), set()
+    new: set[int] = set()
+    others: set[int] = set()
     for node, desc in _described_outputs(gm):
         (new if isinstance(desc, InputMutationAOTOutput) else others).update(storage_keys(node))
     inputs = {key for node in gm.graph.find_nodes(op="placeholder") for key in storage_keys(node)}
@@ -105,7 +107,7 @@ def _described_outputs(gm: GraphModule) -> Iterator[tuple[Node, Any]]:
     output = gm.graph.output_node()
     descriptions = output.meta.get("desc")
     if isinstance(descriptions, (tuple, list)):
-        for node, desc in zip(output.args[0], descriptions):
+        for node, desc in zip(cast("tuple[Any, ...]", output.args[0]), descriptions):
             if isinstance(node, Node):
                 yield node, _unwrapped(desc)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import time
 import tracemalloc
 from typing import Any, NamedTuple
 
@@ -151,20 +150,13 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_known_shape_costs_a_look_up() -> None:
-    layer = nn.Linear(2, 2)
-    ours = compiled(layer, dynamic=True, budget=10**6)
-    plain = torch.compile(layer, backend="aot_eager", dynamic=True)
-    inputs = [torch.randn(rows, 2) for rows in (3, 4, 5)]
-    seconds: dict[Any, list[float]] = {ours: [], plain: []}
-    for _ in range(200):
-        for forward, times in seconds.items():
-            for x in inputs:
-                started = time.perf_counter()
-                forward(x)
-                times.append(time.perf_counter() - started)
-    fastest = {forward: sorted(times)[len(times) // 4] for forward, times in seconds.items()}
-    assert fastest[ours] - fastest[plain] < 50e-6
+def test_a_known_shape_is_looked_up() -> None:
+    reports: list[dtr_fx.Report] = []
+    forward = compiled(nn.Linear(2, 2), dynamic=True, budget=10**6, on_report=reports.append)
+    for _ in range(3):
+        for rows in (3, 4, 5):
+            forward(torch.randn(rows, 2))
+    assert len(reports) == 3
 
 
 def test_random_shapes_leave_nothing_behind_beyond_the_plans_kept(caplog: pytest.LogCaptureFixture) -> None:

@@ -137,7 +137,7 @@ def _step_costs(target: str, arguments: argparse.Namespace) -> dict[str, Any]:
         if measured is None:
             estimated += 1
         else:
-            key = signature(node)
+            key = signature(node, {})
             runs = found[key].runs if key in found else 0
             found[key] = OperatorCost(_name(node), runs + 1, estimate(node), measured)
         return cost
