@@ -133,7 +133,7 @@ def _curves(replays: Sequence[Replay], value: Callable[[Replay], float]) -> Rows
         own[replay.program, replay.heuristic, replay.deallocation].append(replay)
     return {
         program: [
-            Curve(kind[1], *looks[kind], _points(own[(program, *kind)], value), rank, len(kinds))
+            Curve(kind[1], *looks[kind], _points(own[program, kind[0], kind[1]], value), rank, len(kinds))
             for rank, kind in enumerate(kinds)
         ]
         for program in dict.fromkeys(replay.program for replay in replays)
