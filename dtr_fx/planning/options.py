@@ -123,7 +123,8 @@ def _parse_report(report: object) -> Path | None:
 
 
 def _is_positive(value: Any, kinds: type | tuple[type, ...]) -> bool:
-    return isinstance(value, kinds) and not isinstance(value, bool) and 0 < value < math.inf
+    number: Any = value  # which no check narrows
+    return isinstance(value, kinds) and not isinstance(value, bool) and 0 < number < math.inf
 
 
 def _from_text(text: str) -> Budget:
