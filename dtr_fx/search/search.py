@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from dtr_fx.runtime import HEURISTICS, Plan
 from dtr_fx.runtime.program import Program
@@ -75,24 +76,33 @@ def search(program: Program, budget: int, first: Policy, seconds: float | None =
 
 
 def smallest(program: Program, bound: int, seconds: float | None = None) -> Plan:
-    """The plan with the lowest peak that is found; none is below ``bound`` bytes."""
+    """The plan with the lowest peak that is found, by three times the effort of one search.
+
+    None is below ``bound`` bytes.  Walks halve what lies between, and a last one makes what they find cheap.
+    """
     plan = smallest_by_passes(program, bound, _LOW).plan
     effort = default_effort(program) if seconds is None else seconds
     line = Timeline(Operators.of(program), bound)
-    low, refused = bound - 1, 0
-    while plan.peak - low > max(1, _TOLERANCE * bound):
+    low, refused, step = bound - 1, 0, max(1, _TOLERANCE * bound)
+    halvings = 1 + math.ceil(math.log2(max(1, (plan.peak - low) / step)))
+    trial = partial(walk, line, seconds=effort / halvings, penalty=_PENALTY, any_will_do=True)
+    while plan.peak - low > step:
         # The bound itself first: it is within reach more often than not.
         budget = bound if low < bound else (low + plan.peak) // 2
         line.budget = budget - program.constants
-        found = walk(line, relieved(line, plan.order), effort, penalty=_PENALTY)
+        found = trial(relieved(line, plan.order))
         if found is None and program.backward is not None:
-            found = walk(line, segmented(line, program.backward), effort, penalty=_PENALTY)
+            found = trial(segmented(line, program.backward))
         lower = None if found is None else execute_found(program, found.order, budget)
         if lower is None:
             low = budget
             refused += found is not None
         else:
             plan = lower
+    line.budget = plan.peak - program.constants
+    found = walk(line, plan.order, effort, penalty=_PENALTY)
+    if found is not None and found.cost < plan.cost:
+        plan = execute_found(program, found.order, plan.peak) or plan
     return replace(plan, refused=refused)
 
 
