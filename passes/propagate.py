@@ -19,6 +19,7 @@ from dtr_fx.errors import GraphError
 from dtr_fx.passes import rng
 from dtr_fx.passes.contract import VALUES, Pass
 from dtr_fx.passes.effects import undeclared_writes
+from dtr_fx.passes.subgraphs import is_higher_order
 from dtr_fx.passes.tensors import is_selection, storage_key, tensors_of
 from dtr_fx.torch_private import (
     FakeTensor,
@@ -29,6 +30,7 @@ from dtr_fx.torch_private import (
     schema_of,
     version_of,
 )
+from dtr_fx.units import format_count
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ def propagate(gm: GraphModule, example_inputs: Sequence[Any] | None) -> None:
         if _show_storages(gm):
             return
         example_inputs = _inputs_of(gm)
+    _check_inputs(gm, example_inputs)
     mode = fake_mode_of_values(example_inputs) or static_mode()
     around = torch.nn.Module()  # through which ``functional_call`` can put fake parameters in the graph
     around.gm, around.forward = gm, _Recorder(gm, mode).run
@@ -83,6 +86,26 @@ def propagate(gm: GraphModule, example_inputs: Sequence[Any] | None) -> None:
             torch.func.functional_call(around, state, inputs)
         except Exception as error:
             raise GraphError(f"the graph does not run on the example inputs: {error}") from error
+
+
+def _check_inputs(gm: GraphModule, given: Sequence[Any]) -> None:
+    """Raise GraphError where the example inputs are not of the number or the sizes that the graph takes."""
+    nodes = gm.graph.find_nodes(op="placeholder")
+    required = sum(not node.args for node in nodes)  # an argument is a default
+    if isinstance(given, torch.Tensor) or not required <= len(given) <= len(nodes):
+        count = "one tensor" if isinstance(given, torch.Tensor) else format_count(len(given), "value")
+        names = ", ".join(node.name for node in nodes)
+        raise GraphError(f"example_inputs is {count}; give a tuple of {len(nodes)}: ({names})")
+    for node, value in zip(nodes, given):
+        known = node.meta.get("val")
+        if isinstance(known, torch.Tensor) and isinstance(value, torch.Tensor):
+            sizes = zip(known.shape, value.shape, strict=False)
+            differs = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes)
+            if differs or known.dim() != value.dim():
+                raise GraphError(
+                    f"example input {node.name} has shape {tuple(value.shape)}, the graph was traced for "
+                    f"{tuple(known.shape)}: give such a tensor, or trace the model anew"
+                )
 
 
 def _show_storages(gm: GraphModule) -> bool:
@@ -157,6 +180,8 @@ class _Recorder(Interpreter):
         with _Watch() as watch:
             value = super().run_node(n)
         n.meta["val"] = value
+        if is_higher_order(n):  # what is inside says what it does
+            return value
         written = [tensor for tensor, version in zip(args, versions) if version_of(tensor) != version]
         n.meta["dtr_facts"] = Facts(watch.flops, watch.is_random, (*written, *watch.undeclared_writes))
         return value
@@ -174,6 +199,8 @@ class _Recorder(Interpreter):
 class _Watch(TorchDispatchMode):
     """Counts FLOPs and notices random operators and undeclared writes below one node."""
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.undeclared_writes: list[torch.Tensor] = []
@@ -183,6 +210,8 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         value = func(*args, **kwargs)
+        if not isinstance(func, OpOverload):
+            return value
         self.undeclared_writes += tensors_of(undeclared_writes(func, args, kwargs))
         self.is_random |= rng.draws(func, args, kwargs)
         formula = flop_registry.get(func.overloadpacket)

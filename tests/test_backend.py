@@ -16,7 +16,7 @@ from steps import Between, Function, Job, Make, between, chain, check, job
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from dtr_fx import GraphError
+from dtr_fx import DTRError, GraphError
 
 WIDTH = 32
 
@@ -677,6 +677,12 @@ def test_sizes_that_are_symbols_change_nothing(make: Make) -> None:
     full, small = check(make, dynamic=True)
     assert full.reports
     assert small.recomputes > 0
+
+
+@pytest.mark.parametrize("options", [{"budget": 1}, {"budget": "60"}, {"buget": "60%"}])
+def test_all_errors_of_ours_are_dtr_errors(options: dict[str, Any]) -> None:
+    with pytest.raises(DTRError):
+        torch.compile(linear(), backend="dtr", options=options)(rows())
 
 
 def test_a_nested_region_has_no_budget() -> None:

@@ -29,7 +29,7 @@ MiB = 2**20
         (np.float32(0.5), Budget("fraction", 0.5)),
         (1, Budget("bytes", 1)),  # an int is bytes, even this one
         (np.int64(100), Budget("bytes", 100)),
-        ("100", Budget("bytes", 100)),
+        ("1000", Budget("bytes", 1000)),
         ("8GiB", Budget("bytes", 8 * 2**30)),
         ("8GB", Budget("bytes", 8 * 10**9)),
         ("auto", Budget("auto", 0)),
@@ -66,6 +66,7 @@ def test_an_overhead_and_a_report_are_understood_once(tmp_path: Path) -> None:
         "8 gigs",
         "Auto",
         "60 percent",
+        "60",
         math.nan,
         math.inf,
         "nan",
@@ -90,6 +91,12 @@ def test_rejected_budgets_name_the_value_and_what_to_write(value: object) -> Non
     assert "budget=" in message
     for form in ("0.6", "'60%'", "'8GiB'", "'8GB'", "'auto'"):
         assert form in message
+
+
+def test_a_few_bytes_in_text_ask_whether_a_share_was_meant() -> None:
+    with pytest.raises(OptionError, match="write '60%' for a share, '60B' if bytes are meant"):
+        parse_budget("60")
+    assert parse_budget("60B").value == 60
 
 
 @pytest.mark.parametrize("value", [1.5, "120%"])

@@ -95,3 +95,15 @@ def test_costs_and_peaks_are_those_of_the_inside() -> None:
     # Two products, the sum, its sine and the product of a turn, of which three are alive at once or more.
     assert few - 4 * matrix >= 4 * matrix
     assert many - 40 * matrix == few - 4 * matrix
+
+
+def test_an_exported_branch_takes_example_inputs() -> None:
+    class Branch(nn.Module):
+        def forward(self, flag: Tensor, x: Tensor) -> Tensor:
+            return torch.cond(flag, lambda x: x.sin().cos(), lambda x: x.exp(), (x,)) * x.tanh()
+
+    flag, x = torch.tensor(True), torch.randn(64, 32)
+    gm = torch.export.export(Branch(), (flag, x)).module()
+    rewritten, report = dtr_fx.transform(gm, 1.0, example_inputs=[flag, x])
+    assert torch.equal(rewritten(flag, x), gm(flag, x))
+    assert report.base_cost == dtr_fx.transform(gm, 1.0)[1].base_cost

@@ -552,11 +552,32 @@ def test_a_graph_without_shapes_says_what_it_needs() -> None:
     assert isinstance(caught.value, dtr_fx.DTRError)
 
 
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ((torch.ones(4, 4), torch.ones(4, 4)), r"example_inputs is 2 values; give a tuple of 1: \(x_1\)"),
+        ((), "example_inputs is 0 values"),
+        (torch.ones(4, 4), "example_inputs is one tensor; give a tuple of 1"),
+        ((torch.ones(5, 4),), r"x_1 has shape \(5, 4\), the graph was traced for \(4, 4\)"),
+        ((torch.ones(4),), r"x_1 has shape \(4,\)"),
+    ],
+)
+def test_example_inputs_of_another_number_or_shape(inputs: Any, message: str) -> None:
+    gm = make_fx(lambda x: x.sin().cos(), tracing_mode="fake")(torch.ones(4, 4))
+    with pytest.raises(GraphError, match=message):
+        dtr_fx.transform(gm, example_inputs=inputs)
+
+
+def test_a_module_is_told_what_to_do() -> None:
+    with pytest.raises(GraphError, match="Linear is no FX graph: trace it with"):
+        dtr_fx.transform(torch.nn.Linear(2, 2))
+
+
 def test_example_inputs_that_do_not_fit_the_graph() -> None:
     gm = symbolic_trace(lambda x, y: x @ y)
     with pytest.raises(GraphError, match="does not run on the example inputs"):
         dtr_fx.transform(gm, 0.5, example_inputs=[mib(), torch.ones(3, 3)])
-    with pytest.raises(GraphError, match="does not run on the example inputs"):
+    with pytest.raises(GraphError, match="example_inputs is 1 value; give a tuple of 2"):
         dtr_fx.transform(gm, 0.5, example_inputs=[mib()])
 
 

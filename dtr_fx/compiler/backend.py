@@ -30,7 +30,6 @@ from dtr_fx.planning.options import Options
 from dtr_fx.planning.step import Inputs, call, loss_of
 from dtr_fx.planning.transform import rewrite
 from dtr_fx.torch_private import (
-    BackendCompilerFailed,
     BoxedCodeGen,
     aot_autograd,
     dynamo_config,
@@ -51,16 +50,24 @@ def dtr(
 ) -> Callable[..., Any]:
     """The compiler backend (entry point ``torch_dynamo_backends``); see ``Options``.
 
-    An option that cannot be understood, or a ``mode``, is an OptionError before anything is traced; Dynamo
-    wraps it, its message ends with ours.  The function that is returned raises, when it is called with sizes
-    that are new to it, InfeasibleBudgetError where no plan fits, and OverBudgetError where plans fit, but not
-    what Inductor makes of them.
+    The function that is returned raises, when it is called: OptionError for an option that cannot be
+    understood, or a ``mode``; and with sizes that are new to it InfeasibleBudgetError where no plan fits, and
+    OverBudgetError where plans fit, but not what Inductor makes of them.
     """
-    if mode not in (None, "default"):
-        raise OptionError(f"mode={mode!r}: CUDA graphs keep memory that no budget counts; leave the mode out")
-    chosen = Options.from_mapping(options)
+    try:
+        chosen = Options.from_mapping(options)
+        if mode not in (None, "default"):
+            why = "CUDA graphs keep memory that no budget counts; leave the mode out"
+            raise OptionError(f"mode={mode!r}: {why}")
+    except OptionError as error:
+        # Raised here, Dynamo would wrap it in an error of its own.
+        return functools.partial(_raise, error)
     retracer = Retracer(gm, chosen, _COMPILE[chosen.executor or _default_executor(gm, example_inputs)])
     return Dispatcher(retracer, chosen.plans_kept, shared_accounting(options, chosen))
+
+
+def _raise(error: DTRError, *_: Any) -> Any:
+    raise error.with_traceback(None)
 
 
 def _compile_eagerly(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
@@ -139,10 +146,6 @@ def plan_step(model: Callable[..., Any], inputs: Inputs, options: Options) -> li
             loss = loss_of(call(compiled, inputs))
             if loss is not None:
                 loss.backward()
-    except BackendCompilerFailed as error:
-        if isinstance(error.inner_exception, DTRError):
-            raise error.inner_exception from None
-        raise
     finally:
         # Here, too: plans that are only looked at must not count.
         function = type(model).forward if isinstance(model, torch.nn.Module) else model

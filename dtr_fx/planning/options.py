@@ -135,6 +135,9 @@ def _from_text(text: str) -> Budget:
             plain = number(text)
         except ValueError:
             continue
+        if isinstance(plain, int) and 0 < plain <= 100:
+            why = f"{plain} bytes hold no graph; write '{plain}%' for a share, '{plain}B' if bytes are meant"
+            raise _rejected(text, why)
         return replace(parse_budget(plain), asked=text)
     try:
         size = parse_percent(text) if "%" in text else parse_bytes(text)

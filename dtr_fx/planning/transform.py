@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch.fx import GraphModule
 
 from dtr_fx.costs import roofline as cost_model
-from dtr_fx.errors import InfeasibleBudgetError
+from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.contract import ORDER, VALUES, Pipeline
 from dtr_fx.passes.drops import ForgetPlan
@@ -85,6 +85,11 @@ def rewritten_copy(
     gm: GraphModule, options: Options, example_inputs: Sequence[Any] | None = None
 ) -> tuple[GraphModule, Report]:
     """See ``transform``."""
+    if not isinstance(gm, GraphModule):
+        raise GraphError(
+            f"{type(gm).__name__} is no FX graph: trace it with torch.export.export(...).module(), make_fx "
+            'or torch.fx.symbolic_trace, or compile it, torch.compile(model, backend="dtr")'
+        )
     rewritten = readable_copy(gm, example_inputs)
     report = rewrite(rewritten, options)
     rewritten.recompile()
