@@ -300,8 +300,9 @@ def test_an_operator_with_a_generator_of_its_own_runs_once() -> None:
     gm = GraphModule(root, graph)
     x = torch.rand(512, 512)
     with pytest.raises(InfeasibleBudgetError) as caught:
-        dtr_fx.transform(gm, 1, example_inputs=[x])
-    rewritten, report = dtr_fx.transform(gm, caught.value.smallest, example_inputs=[x])
+        dtr_fx.transform(gm, 1, planner="online", example_inputs=[x])
+    smallest = caught.value.smallest
+    rewritten, report = dtr_fx.transform(gm, smallest, planner="online", example_inputs=[x])
     assert report.recomputes > 0
     results = []
     for graph_module in (gm, rewritten):

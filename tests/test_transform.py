@@ -487,7 +487,7 @@ torch.manual_seed(0)
 gm = traced(Net(), torch.randn(128, WIDTH))
 _, tight = tightest(gm)
 for heuristic in dtr_fx.HEURISTICS:
-    rewritten, report = dtr_fx.transform(gm, tight.budget, heuristic=heuristic)
+    rewritten, report = dtr_fx.transform(gm, tight.budget, heuristic=heuristic, plan_seconds=0.1)
     text = rewritten.code + dataclasses.replace(report, seconds={}).to_json()
     print(heuristic, report.recomputes, hashlib.sha256(text.encode()).hexdigest())
 """
