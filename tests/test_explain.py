@@ -221,3 +221,14 @@ def test_pytorchs_own_viewer_reads_the_snapshot(report: Report) -> None:
     assert "test_explain.py" in str(snapshot["device_traces"])  # the user's lines
     assert "free completed" in _memory_viz.trace(snapshot)
     assert "snapshot.pickle" in _memory_viz.trace_plot(snapshot)
+
+
+def test_a_loss_without_a_backward_pass_on_meta_is_an_error() -> None:
+    with torch.device("meta"):
+        model, x, y = nn.Linear(8, 16), torch.randn(4, 8), torch.zeros(4, dtype=torch.long)
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(x), y)
+
+    with pytest.raises(dtr_fx.GraphError, match="no backward pass"):
+        dtr_fx.explain(loss, (x, y))

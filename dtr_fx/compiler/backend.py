@@ -26,6 +26,7 @@ from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionErr
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.split import prepare, split
+from dtr_fx.passes.tensors import graph_device, is_backward
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.step import Inputs, call, loss_of
 from dtr_fx.planning.transform import rewrite
@@ -81,6 +82,7 @@ def _compile_eagerly(gm: GraphModule, inputs: Sequence[Any], options: Options) -
                 "leave the budget out"
             )
         prepare(joint, facts.get("static_lifetime_input_indices") or (), parameters)
+        _check_backward(joint)
         _rewrite(joint, options)
         return split(joint, inputs, **facts)
 
@@ -102,6 +104,16 @@ def _compile_eagerly(gm: GraphModule, inputs: Sequence[Any], options: Options) -
 def _compile_backward(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     keep_what_is_saved()
     return run_boxed(gm, inputs)
+
+
+def _check_backward(joint: GraphModule) -> None:
+    """Raise GraphError where PyTorch traced a model that trains without its backward pass."""
+    operators = [node for node in joint.graph.nodes if node.op.startswith("call")]
+    if graph_device(joint).type == "meta" and not any(map(is_backward, operators)):
+        raise GraphError(
+            "PyTorch traces no backward pass of this model on the meta device, where it does not differentiate "
+            "some losses (such as cross_entropy): put the model on the CPU, or leave the loss out"
+        )
 
 
 def _default_executor(gm: GraphModule, inputs: Sequence[Any]) -> str:

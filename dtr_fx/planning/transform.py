@@ -92,6 +92,8 @@ def rewritten_copy(
         )
     rewritten = readable_copy(gm, example_inputs)
     report = rewrite(rewritten, options)
+    for tensor in report.relied:
+        log.warning("%s", tensor)
     rewritten.recompile()
     return rewritten, report
 
