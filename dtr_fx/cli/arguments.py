@@ -51,6 +51,8 @@ def positive(text: str) -> int:
 
 def budget(text: str) -> float | int:
     """A share of a log's peak, or bytes."""
+    if text.isdecimal() and int(text):  # a log may count in units, so that a few of them are many
+        return int(text)
     try:
         spec = parse_budget(text)
     except OptionError:

@@ -15,8 +15,17 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from dtr_fx.costs.isolated import Maker, fresh_storages, known, outside_of_tracing, sizes
+from dtr_fx.costs.isolated import (
+    CannotRunAlone,
+    fresh_storages,
+    known,
+    outside_of_tracing,
+    prepared,
+    signature,
+    sizes,
+)
 from dtr_fx.costs.measure import cpu_peaks
+from dtr_fx.passes.effects import may_run_twice
 from dtr_fx.passes.liveness import liveness
 from dtr_fx.passes.subgraphs import graphs_of, is_higher_order
 from dtr_fx.passes.tensors import graph_device, held_by, hint, nbytes_of, tensors_of
@@ -79,11 +88,13 @@ def _measure(nodes: Sequence[Node]) -> dict[Node, int]:
 
 def _known(node: Node) -> int | None:
     target = node.target
-    if not isinstance(target, OpOverload) or target.namespace != "aten":
-        return 0  # a custom operator or a collective is not run for the sake of a figure
     held = held_by(node) or [held for used in node.all_input_nodes for held in held_by(used)]
     if held and held[0].device != "cpu":
         return 0
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
+        # A collective, or what else does more than compute, is not run for the sake of a figure.
+        is_run = bool(fresh_storages(node)) and may_run_twice(node)
+        return _measured.get(_key(node)) if is_run else 0
     if not fresh_storages(node):
         return SCALARS if schema_of(target).is_mutable else 0
     rule = _RULES.get(target.overloadpacket)
@@ -240,6 +251,8 @@ _RULES = {getattr(aten, name): rule for rule, names in _OPERATORS.items() for na
 
 def _key(node: Node) -> Any:
     """All that decides the workspace: operator, layout of the operands, other arguments, threads."""
+    if not isinstance(node.target, OpOverload):
+        return _signature(node), torch.get_num_threads()
     numbers = {source: number for number, source in enumerate(node.all_input_nodes)}
 
     def describe(value: Any) -> Any:
@@ -255,17 +268,30 @@ def _key(node: Node) -> Any:
     return node.target, describe(node.args), kwargs, torch.get_num_threads()
 
 
+def _signature(node: Node) -> str:
+    """All that decides what a function, method or module does; one that cannot be told is its own."""
+    try:
+        return signature(node, {})
+    except CannotRunAlone:
+        return f"{node.name} of {id(node.graph)}"
+
+
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.dtype, *sizes(tensor)
 
 
 def _prepared(key: Any, node: Node, failed: dict[Any, Exception]) -> Callable[[], None]:
     """A node's operator on made-up inputs; an error of its goes into ``failed``."""
-    args, kwargs = Maker().arguments((node.args, node.kwargs))
+    call: Callable[[], Any] | None = None
+    try:
+        call = prepared(node, torch.device("cpu"))
+    except Exception as error:
+        failed[key] = error
 
     def run() -> None:
         try:
-            node.target(*args, **kwargs)  # type: ignore[operator]
+            if call is not None:
+                call()
         except Exception as error:
             failed[key] = error
 
