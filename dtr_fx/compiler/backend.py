@@ -111,8 +111,8 @@ def _check_backward(joint: GraphModule) -> None:
     operators = [node for node in joint.graph.nodes if node.op.startswith("call")]
     if graph_device(joint).type == "meta" and not any(map(is_backward, operators)):
         raise GraphError(
-            "PyTorch traces no backward pass of this model on the meta device, where it does not differentiate"
-            " some losses (such as cross_entropy): put the model on the CPU, or leave the loss out"
+            "PyTorch traces no backward pass of this model on the meta device, where some losses, such as "
+            "cross_entropy, are not differentiated: put the model on the CPU, or leave the loss out"
         )
 
 
