@@ -77,6 +77,8 @@ _NAMES = {
     # AOTAutograd and FX.
     "functorch_config": "torch._functorch.config",  # when the backward graph is compiled, and caches
     "GradAOTOutput": f"{_DESCRIPTORS}:GradAOTOutput",  # a result of the backward pass
+    "PlainAOTInput": f"{_DESCRIPTORS}:PlainAOTInput",  # an argument of the user's
+    "PlainAOTOutput": f"{_DESCRIPTORS}:PlainAOTOutput",  # a result of the user's
     "InputMutationAOTOutput": f"{_DESCRIPTORS}:InputMutationAOTOutput",  # the new value of a written input
     "BoxedCodeGen": "torch.fx.graph:_BoxedCodeGen",  # a graph that takes its arguments in a list
     "source_loader": "torch.fx.graph_module:_loader",  # keeps the source text of every graph

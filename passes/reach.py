@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from dtr_fx.passes.roles import role
 from dtr_fx.passes.tensors import is_backward, is_tangent, storage_keys
 from dtr_fx.runtime.steps import RECOMPUTE
-from dtr_fx.torch_private import GradAOTOutput, InputMutationAOTOutput
+from dtr_fx.torch_private import GradAOTOutput, InputMutationAOTOutput, PlainAOTInput, PlainAOTOutput
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,11 @@ def relied_on(gm: GraphModule, reached: Mapping[int, Reached]) -> list[Reached]:
     return [reached[key] for key in found if key in reached]
 
 
+def has_gradients(joint: GraphModule) -> bool:
+    """True if the backward pass of a joint graph computes any gradient."""
+    return any(isinstance(desc, GradAOTOutput) for _, desc in _described_outputs(joint))
+
+
 def _reached(gm: GraphModule) -> Iterator[Reached]:
     for node in gm.graph.find_nodes(op="placeholder"):
         position = _position(node.meta.get("desc"))
@@ -129,5 +134,6 @@ def _root(desc: Any) -> Any:
 
 
 def _position(desc: Any) -> int | None:
-    """The position among the user's inputs or outputs."""
-    return getattr(_root(desc), "idx", None)
+    """The position among the user's inputs or outputs; None of what is neither."""
+    root = _root(desc)
+    return int(root.idx) if isinstance(root, (PlainAOTInput, PlainAOTOutput)) else None

@@ -247,10 +247,13 @@ class _Analysis:
         given = {value for value in self.results if self.keys[value] in self.given_back}
         if start is not None:
             self.results -= given
-            self.program.given_back = given
+            storages = {self.program.storage(value) for value in given}
+            self.program.given_back = storages
             start.inputs += tuple(sorted(given))
             for call in self.program.calls:
-                call.recomputable = call.recomputable and given.isdisjoint(call.outputs)
+                call.recomputable = call.recomputable and storages.isdisjoint(
+                    map(self.program.storage, call.outputs)
+                )
 
     def _arrive(self) -> None:
         """The inputs that come with the backward pass; they stay with their caller to its end."""

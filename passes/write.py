@@ -82,7 +82,8 @@ class _Writer:
                     self._recompute(self._calls[step.op])
                 else:
                     self._resident.discard(step.storage)
-                    if step.again is not None or step.storage in self._program.given_back:
+                    is_given_back = step.storage in self._program.given_back
+                    if step.again is not None or (is_given_back and is_backward(self._anchor)):
                         self._drop(step)
         self._read_newest(self._anchor)
         for selection in reversed(self._selections):

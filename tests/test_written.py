@@ -166,3 +166,39 @@ def test_a_plan_that_needs_the_input_says_so_and_notices_a_write(how: str, caplo
         gradients(Chain, dtr("72%"), write)
     expected = gradients(Chain, lambda model: model, write)
     assert same(gradients(Chain, dtr(relied.safe_budget), write), expected)
+
+
+class WritesAView(nn.Module):
+    """Writes a view of its non-leaf input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(D, D) / 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b = ((x.detach().sin() @ self.w).tanh()).sin()
+        x.t().mul_(0.5)
+        return (b.exp() * b).sum() + x.sum()
+
+
+def test_a_view_of_an_input_that_the_graph_writes() -> None:
+    def run(compiled: Callable[[nn.Module], Any]) -> list[torch.Tensor | None]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model, leaf = WritesAView(), torch.randn(128, D, requires_grad=True)
+        compiled(model)(leaf * 1).backward()
+        return [leaf.grad, model.w.grad]
+
+    expected = run(lambda model: torch.compile(model, backend="aot_eager"))
+    assert same(run(dtr("88%")), expected)
+
+
+def test_a_constant_past_the_versions_is_noticed() -> None:
+    """A refill with one number leaves an exclusive-or as it is."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, x = Chain(), torch.zeros(128, D)
+    loss = dtr("72%")(model)(x)
+    x[:].numpy().fill(1.0)
+    with pytest.raises(dtr_fx.WrittenTensorError):
+        loss.backward()

@@ -10,7 +10,7 @@ import contextlib
 import math
 import threading
 import weakref
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -158,9 +158,10 @@ class StepAccounting(threading.local):
         self._known[self._path(need)] = run
         self._sequence.append(run)
 
-    def end_graph(self, outputs: Any, arguments: Sequence[Any]) -> None:
+    def end_graph(self, outputs: Any, arguments: Sequence[Any], earlier: Collection[Any]) -> None:
         """The graph ran: remember what it saved, unless hooks keep that: looking would run a region again."""
-        node = None if top_saved_tensors_hooks(True) is not None else compiled_node(outputs, arguments)
+        is_hooked = top_saved_tensors_hooks(True) is not None
+        node = None if is_hooked else compiled_node(outputs, arguments, earlier)
         if node is not None:
             self._nodes.append(weakref.ref(node))
 
@@ -237,14 +238,16 @@ def _device_of(arguments: Iterable[Any]) -> torch.device:
     return next(accelerators, torch.device("cpu"))
 
 
-def compiled_node(outputs: Any, arguments: Sequence[Any]) -> Any:
-    """The node of a compiled step in autograd's graph; None where it has no backward pass."""
-    earlier = set(_makers(arguments))
-    later = (node for node in _makers(pytree.tree_leaves(outputs)) if node not in earlier)
-    return next(filter(is_compiled_step, later), None)
+def compiled_node(outputs: Any, arguments: Sequence[Any], earlier: Collection[Any]) -> Any:
+    """The node of a compiled step in autograd's graph; None where it has no backward pass.
+
+    ``earlier`` are the makers of its arguments, some of which it may have written.
+    """
+    made = makers([*pytree.tree_leaves(outputs), *arguments])
+    return next((node for node in made if node not in earlier and is_compiled_step(node)), None)
 
 
-def _makers(values: Iterable[Any]) -> Iterator[Any]:
+def makers(values: Iterable[Any]) -> Iterator[Any]:
     """What made tensors, in autograd's graph, and, as they may be views, two generations before it."""
     for value in values:
         generation = [value.grad_fn] if isinstance(value, Tensor) and value.grad_fn is not None else []

@@ -25,8 +25,9 @@ from dtr_fx.compiler.retrace import Retracer
 from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.drops import LowerDrops
+from dtr_fx.passes.reach import has_gradients
 from dtr_fx.passes.split import prepare, split
-from dtr_fx.passes.tensors import graph_device, is_backward
+from dtr_fx.passes.tensors import graph_device
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.step import Inputs, call, loss_of
 from dtr_fx.planning.transform import rewrite
@@ -108,8 +109,7 @@ def _compile_backward(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., A
 
 def _check_backward(joint: GraphModule) -> None:
     """Raise GraphError where PyTorch traced a model that trains without its backward pass."""
-    operators = [node for node in joint.graph.nodes if node.op.startswith("call")]
-    if graph_device(joint).type == "meta" and not any(map(is_backward, operators)):
+    if graph_device(joint).type == "meta" and not has_gradients(joint):
         raise GraphError(
             "PyTorch traces no backward pass of this model on the meta device, where some losses, such as "
             "cross_entropy, are not differentiated: put the model on the CPU, or leave the loss out"

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from dtr_fx.compiler.accounting import StepAccounting
+from dtr_fx.compiler.accounting import StepAccounting, makers
 from dtr_fx.compiler.dynamo import without_numbers
 from dtr_fx.compiler.guard import guard
 from dtr_fx.compiler.retrace import CompiledStep, LivePlan, Retracer, Sizes
@@ -52,8 +52,9 @@ class Dispatcher:
         step = self._known(arguments)
         if step is None or not accounting.continues(step.need):
             step = self._make_fit(step, arguments, accounting)
+        earlier = set(makers(arguments))
         outputs = _run(step, arguments)
-        accounting.end_graph(outputs, arguments)
+        accounting.end_graph(outputs, arguments, earlier)
         return outputs
 
     def plans(self) -> list[LivePlan]:
@@ -134,9 +135,11 @@ def _run(step: CompiledStep, arguments: Sequence[Any]) -> Any:
         assert step.plan.error is not None
         raise copy.copy(step.plan.error)
     given = without_numbers(arguments)
+    if not step.relied:
+        return step.run(*given)
+    earlier = set(makers(given))
     outputs = step.run(*given)
-    if step.relied:
-        guard(step.relied, given, outputs)
+    guard(step.relied, given, outputs, earlier)
     return outputs
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -15,39 +15,33 @@ from dtr_fx.report import Relied
 from dtr_fx.torch_private import pytree, version_of
 
 
-def guard(relied: Sequence[Relied], arguments: Sequence[Any], outputs: Any) -> None:
+def guard(relied: Sequence[Relied], arguments: Sequence[Any], outputs: Any, earlier: Collection[Any]) -> None:
     """Have the backward pass of a step that ran check that what it recomputes from is as it was.
 
-    It raises a ``WrittenTensorError`` otherwise.  A version tells what was written through PyTorch, a hash of
-    the elements what was written past it.
+    It raises a ``WrittenTensorError`` otherwise.  A version tells what was written through PyTorch, a hash
+    and the sum of the elements what was written past it.  ``earlier`` is as for ``compiled_node``.
     """
-    node = compiled_node(outputs, arguments)
+    node = compiled_node(outputs, arguments, earlier)
     if node is None:
         return
     given = {"input": arguments, "output": pytree.tree_leaves(outputs)}
-    states = [(tensor, _state_of(given[tensor.kind][tensor.position])) for tensor in relied]
+    # The backward pass holds these tensors as well, and the check lets go of them when it starts.
+    held = [(tensor, given[tensor.kind][tensor.position].detach()) for tensor in relied]
+    before = [_fingerprint(value) for _, value in held]
 
     def check(_: Any) -> None:
-        for tensor, is_as_it_was in states:
-            if not is_as_it_was():
+        for (tensor, value), fingerprint in zip(held, before):
+            if _fingerprint(value) != fingerprint:
                 raise WrittenTensorError(tensor.kind, tensor.name, tensor.source, tensor.safe_budget)
+        held.clear()
 
     node.register_prehook(check)
 
 
-def _state_of(tensor: Tensor) -> Callable[[], bool]:
-    """A function that tells if the tensor is still as it is now; it does not keep it alive."""
-    reference = weakref.ref(tensor)
-    before = _fingerprint(tensor)
-
-    def is_as_it_was() -> bool:
-        now = reference()
-        return now is None or _fingerprint(now) == before
-
-    return is_as_it_was
-
-
-def _fingerprint(tensor: Tensor) -> tuple[int, int]:
-    with torch.no_grad():
-        elements = torch.hash_tensor(tensor.detach()).view(torch.int64)
-        return version_of(tensor), int(elements.item())
+def _fingerprint(tensor: Tensor) -> tuple[object, ...]:
+    """What changes with the tensor; of a type that cannot be hashed, and without elements, its version."""
+    found: tuple[object, ...] = (version_of(tensor),)
+    if tensor.device.type != "meta":
+        with torch.no_grad(), contextlib.suppress(RuntimeError, NotImplementedError):
+            found += int(torch.hash_tensor(tensor).view(torch.int64).item()), str(tensor.sum().item())
+    return found

@@ -92,14 +92,28 @@ def _known(node: Node) -> int | None:
     if held and held[0].device != "cpu":
         return 0
     if not isinstance(target, OpOverload) or target.namespace != "aten":
-        # A collective, or what else does more than compute, is not run for the sake of a figure.
-        is_run = bool(fresh_storages(node)) and may_run_twice(node)
-        return _measured.get(_key(node)) if is_run else 0
+        return _measured.get(_key(node)) if _is_run(node) else 0
     if not fresh_storages(node):
         return SCALARS if schema_of(target).is_mutable else 0
     rule = _RULES.get(target.overloadpacket)
     answer = None if rule is None else rule(node)
     return _measured.get(_key(node)) if answer is None else answer
+
+
+def _is_run(node: Node) -> bool:
+    """True for functions, modules and custom operators that may run for the sake of a figure.
+
+    Not for a collective, or what else does more than compute, nor for what Inductor makes a kernel of.
+    """
+    is_kernel = isinstance(getattr(node.target, "graph", None), torch.fx.Graph)
+    if is_kernel or getattr(node.target, "namespace", "") in ("prims", "inductor"):
+        return False
+    if not fresh_storages(node) or not may_run_twice(node):
+        return False
+    try:
+        return bool(isinstance(node.target, OpOverload) or signature(node, {}))
+    except CannotRunAlone:
+        return False
 
 
 def _inputs(node: Node) -> list[Tensor]:
@@ -252,7 +266,7 @@ _RULES = {getattr(aten, name): rule for rule, names in _OPERATORS.items() for na
 def _key(node: Node) -> Any:
     """All that decides the workspace: operator, layout of the operands, other arguments, threads."""
     if not isinstance(node.target, OpOverload):
-        return _signature(node), torch.get_num_threads()
+        return signature(node, {}), torch.get_num_threads()
     numbers = {source: number for number, source in enumerate(node.all_input_nodes)}
 
     def describe(value: Any) -> Any:
@@ -266,14 +280,6 @@ def _key(node: Node) -> Any:
 
     kwargs = tuple((name, describe(value)) for name, value in sorted(node.kwargs.items()))
     return node.target, describe(node.args), kwargs, torch.get_num_threads()
-
-
-def _signature(node: Node) -> str:
-    """All that decides what a function, method or module does; one that cannot be told is its own."""
-    try:
-        return signature(node, {})
-    except CannotRunAlone:
-        return f"{node.name} of {id(node.graph)}"
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:

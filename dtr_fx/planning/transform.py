@@ -126,7 +126,7 @@ def rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool = False) -
         try:
             budget, plan = planning.plan(saves_nothing=saves_nothing)
         except InfeasibleBudgetError as error:
-            if not planning.graph.reached:
+            if saves_nothing or not planning.graph.reached:
                 raise
             return _trusting_the_caller(gm, options, error.smallest, laps)
         return carry_out(gm, planning, budget, plan, laps)
