@@ -63,7 +63,7 @@ class Study:
 
     @cached_property
     def infeasible(self) -> InfeasibleBudgetError:
-        return smallest_budget(self.trainee, Options())
+        return smallest_budget(self.trainee, Options(plan_seconds=EFFORT))
 
     @property
     def unrewritten(self) -> Outcome:
@@ -72,7 +72,7 @@ class Study:
     def at(self, budget: float | str) -> Outcome:
         if budget not in self.outcomes:
             asked = self.infeasible.smallest if budget == SMALLEST else budget
-            step = measure(self.trainee, Options(budget=asked))
+            step = measure(self.trainee, Options(budget=asked, plan_seconds=EFFORT))
             self.outcomes[budget] = Outcome(step, train(self.trainee, step.forward, OPTIMIZERS[self.name]))
         return self.outcomes[budget]
 
@@ -92,6 +92,8 @@ def train(
     return trainee.results(losses)
 
 
+# Seconds of a search: what holds of a plan holds of one that is found in less.
+EFFORT = 0.2
 # The smallest budget of a long LSTM costs minutes of computing again.
 FEWER = {"lstm_cell": {"steps": 12}}
 
