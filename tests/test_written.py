@@ -14,13 +14,15 @@ import dtr_fx
 D = 32
 
 
-class ScaledParameter(nn.Module):
-    """Scales a parameter after it was read."""
-
+class TwoWeights(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.randn(D, D) / 8)
         self.v = nn.Parameter(torch.randn(D, D) / 8)
+
+
+class ScaledParameter(TwoWeights):
+    """Scales a parameter after it was read."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         a = (x @ (self.w / self.w.detach().norm(dim=0, keepdim=True))).tanh()
@@ -40,13 +42,8 @@ class MaxNorm(nn.Module):
         return (a * self.embedding(indices.flip(0))).sin().sum()
 
 
-class WritesItsInput(nn.Module):
+class WritesItsInput(TwoWeights):
     """Writes a non-leaf input in place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.randn(D, D) / 8)
-        self.v = nn.Parameter(torch.randn(D, D) / 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         b = ((x.detach().sin() @ self.w).tanh() @ self.v).sin()
@@ -66,13 +63,8 @@ class Chain(nn.Module):
         return (((k @ self.weights[1]).sin() * k).exp() @ self.weights[2]).sin().sum()
 
 
-class Residual(nn.Module):
+class Residual(TwoWeights):
     """Returns a value that it goes on with."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.randn(D, D) / 8)
-        self.v = nn.Parameter(torch.randn(D, D) / 8)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         h = x @ self.w

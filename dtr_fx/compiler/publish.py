@@ -22,6 +22,8 @@ _published: defaultdict[Path, list[Report]] = defaultdict(list)
 
 def publish(report: Report, options: Options) -> None:
     """Report a plan that is made; a file that cannot be written is a warning, not the end of a training."""
+    for tensor in report.relied:
+        log.warning("%s", tensor)
     _trace("dtr_plan", "json", report.to_json)
     _trace("dtr_diff", "string", lambda: _diff(report))
     if log.isEnabledFor(logging.DEBUG):

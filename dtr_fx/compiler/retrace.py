@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import logging
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,8 +34,6 @@ from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Budget, Options
 from dtr_fx.report import Relied
 from dtr_fx.torch_private import CompileContext, FakeTensorMode, pytree
-
-log = logging.getLogger(__name__)
 
 _NUMBERS = itertools.count()
 
@@ -147,8 +144,6 @@ class Retracer:
         published = tuple(_told(report, reason, names) for report in reports)
         for report in published:
             publish(report, self._options)
-            for tensor in report.relied:
-                log.warning("%s", tensor)
         plan = LivePlan(self._compile_id, reason, named, published, error, seconds)
         step = CompiledStep(plan, _need(key, reports, smallest), run)
         forget_with(step, sources)

@@ -90,8 +90,12 @@ def prepared(node: Node, device: torch.device) -> Callable[[], Any]:
     # As much again for what the operator takes for itself.
     if free is not None and 2 * needed > free:
         raise MemoryError(f"{needed} bytes of operands are too many for what {device} has free")
+    return on_made_up(node, *_call(node))
+
+
+def on_made_up(node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
+    """A call for a node, with made-up tensors in the place of what its arguments name."""
     maker = Maker()
-    target, args, kwargs = _call(node)
     args, kwargs = maker.arguments((args, kwargs))
     if node.op == "call_module":
         target = maker.module(called_module(node))

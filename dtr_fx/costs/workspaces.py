@@ -6,6 +6,7 @@ rule covers is run once, alone, on inputs of the same shapes, strides and types.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -19,8 +20,8 @@ from dtr_fx.costs.isolated import (
     CannotRunAlone,
     fresh_storages,
     known,
+    on_made_up,
     outside_of_tracing,
-    prepared,
     signature,
     sizes,
 )
@@ -72,7 +73,8 @@ def _inside(node: Node) -> int:
 
 def _measure(nodes: Sequence[Node]) -> dict[Node, int]:
     """From the cache, filled for all of ``nodes`` under one profile: much cheaper than one by one."""
-    cases = {_key(node): node for node in nodes if _key(node) not in _measured}
+    keys = {node: _key(node) for node in nodes}
+    cases = {key: node for node, key in keys.items() if key not in _measured}
     failed: dict[Any, Exception] = {}
     if cases:
         with outside_of_tracing(torch.device("cpu")):
@@ -83,7 +85,7 @@ def _measure(nodes: Sequence[Node]) -> dict[Node, int]:
             _measured[key] = fresh if key in failed else max(0, peak - fresh)
             if key in failed:
                 log.debug("workspace of %s could not be measured: %s", node.target, failed[key])
-    return {node: _measured[_key(node)] for node in nodes}
+    return {node: _measured[key] for node, key in keys.items()}
 
 
 def _known(node: Node) -> int | None:
@@ -288,17 +290,19 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
 
 def _prepared(key: Any, node: Node, failed: dict[Any, Exception]) -> Callable[[], None]:
     """A node's operator on made-up inputs; an error of its goes into ``failed``."""
-    call: Callable[[], Any] | None = None
-    try:
-        call = prepared(node, torch.device("cpu"))
-    except Exception as error:
+
+    def failing(error: Exception) -> None:
         failed[key] = error
+
+    try:
+        call = on_made_up(node, node.target, node.args, dict(node.kwargs))
+    except Exception as error:
+        return functools.partial(failing, error)
 
     def run() -> None:
         try:
-            if call is not None:
-                call()
+            call()
         except Exception as error:
-            failed[key] = error
+            failing(error)
 
     return run

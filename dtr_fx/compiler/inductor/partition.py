@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,8 +32,6 @@ from dtr_fx.planning.judge import join
 from dtr_fx.planning.options import Options, resolve_budget
 from dtr_fx.planning.transform import copy_of, rewrite
 from dtr_fx.torch_private import CustomPartitionerFn, functorch_config, get_hash_for_files
-
-log = logging.getLogger(__name__)
 
 Pair: TypeAlias = "tuple[GraphModule, GraphModule]"
 
@@ -83,8 +80,6 @@ class Partitioner(Setting, CustomPartitionerFn):
         pair = self._as_it_is(gm, joint_inputs, facts) or self._planned(gm, joint_inputs, facts)
         if self.report is not None:
             publish(self.report, self._options)
-            for tensor in self.report.relied:
-                log.warning("%s", tensor)
         return pair
 
     def emit_report(self) -> None:
