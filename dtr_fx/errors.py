@@ -106,6 +106,28 @@ class OverBudgetError(DTRError):
 
 
 @dataclass(eq=False)
+class UncompiledError(DTRError):
+    """Dynamo leaves a ``place`` uncompiled for a ``reason``, so that no budget is in force there.
+
+    Raised under the option ``strict``; else it is the text of a warning.
+    """
+
+    budget: str
+    place: str
+    reason: str
+
+    def __post_init__(self) -> None:
+        super().__init__(*vars(self).values())
+
+    def __str__(self) -> str:
+        return (
+            f"the budget ({self.budget}) is not in force in {self.place}: Dynamo leaves it uncompiled "
+            f"({self.reason}), and what it saves for the backward pass is neither planned nor counted; "
+            "TORCH_LOGS=graph_breaks shows every such place"
+        )
+
+
+@dataclass(eq=False)
 class WrittenTensorError(DTRError):
     """A tensor was written between the passes, and the backward pass was to recompute from it.
 

@@ -63,6 +63,12 @@ _NAMES = {
     "aot_autograd": "torch._dynamo.backends.common:aot_autograd",  # makes a backend of compilers
     "BackendCompilerFailed": "torch._dynamo.exc:BackendCompilerFailed",  # what it wraps our errors in
     "TorchDynamoException": "torch._dynamo.exc:TorchDynamoException",  # what it refuses to trace
+    "ConvertFrameAssert": "torch._dynamo.convert_frame:ConvertFrameAssert",  # compiles a frame, or refuses
+    "Unsupported": "torch._dynamo.exc:Unsupported",  # why it refuses
+    "SkipFrame": "torch._dynamo.exc:SkipFrame",  # the same
+    "graph_break_reasons": "torch._dynamo.utils:graph_break_reasons",  # why it compiled in parts
+    "innermost_backend": "torch._dynamo.eval_frame:innermost_backend",  # what torch.compile was given
+    "lstm_decompositions": "torch._decomp.decompositions",  # chooses how an LSTM is traced
     "compile_lock": "torch._dynamo.convert_frame:compile_lock",  # held while it compiles
     "get_metrics_context": "torch._dynamo.utils:get_metrics_context",  # has the reason of a recompilation
     "reset_code": "torch._dynamo:reset_code",  # forgets the compilations of one function

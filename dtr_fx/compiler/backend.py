@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 from dtr_fx.compiler.accounting import shared_accounting
 from dtr_fx.compiler.dispatch import Dispatcher
 from dtr_fx.compiler.dynamo import keep_what_is_saved, sized_inputs
+from dtr_fx.compiler.frames import watch_frames
 from dtr_fx.compiler.retrace import Retracer
 from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
 from dtr_fx.inspect.views import Report
@@ -66,6 +67,9 @@ def dtr(
         return functools.partial(_raise, error)
     retracer = Retracer(gm, chosen, _COMPILE[chosen.executor or _default_executor(gm, example_inputs)])
     return Dispatcher(retracer, chosen.plans_kept, shared_accounting(options, chosen))
+
+
+watch_frames(dtr)
 
 
 def _raise(error: DTRError, *_: Any) -> Any:

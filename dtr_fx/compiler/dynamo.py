@@ -29,6 +29,8 @@ from dtr_fx.torch_private import (
     dynamo_source,
     functorch_config,
     get_metrics_context,
+    lstm_decompositions,
+    read,
     setting_of,
     source_loader,
     tracing,
@@ -141,6 +143,7 @@ def tracing_again(context: CompileContext | None, arguments: Sequence[Any]) -> I
         tracing(TracingContext(mode)),
         _BACKWARD_TOO,
         _compiled_functions_callable(),
+        _lstm_in_steps(),
     ):
         yield mode
 
@@ -165,6 +168,18 @@ def _compiled_functions_callable() -> Iterator[None]:
         yield
     finally:
         setting.default = before
+
+
+@contextlib.contextmanager
+def _lstm_in_steps() -> Iterator[None]:
+    """Trace every LSTM step by step: PyTorch's one operator for it on a CPU cannot be differentiated then."""
+    before = read(lstm_decompositions, "select_one_layer_lstm_function")
+    in_steps = read(lstm_decompositions, "one_layer_lstm")
+    lstm_decompositions.select_one_layer_lstm_function = lambda *_: in_steps
+    try:
+        yield
+    finally:
+        lstm_decompositions.select_one_layer_lstm_function = before
 
 
 @contextlib.contextmanager

@@ -234,6 +234,11 @@ def _safe_softmax(node: Node) -> int | None:
     return SCALARS + count + rows if _plain(node) is not None else None
 
 
+def _opaque(node: Node) -> int | None:
+    """As much again as the outputs: it crashes on anything but what its forward kernel wrote."""
+    return _fresh_bytes(node)
+
+
 _OPERATORS: dict[_Rule, str] = {
     _plain: """
         abs add sub rsub mul div neg exp log log1p sqrt rsqrt reciprocal sin cos tanh sigmoid relu silu pow
@@ -261,6 +266,7 @@ _OPERATORS: dict[_Rule, str] = {
     _dropout_backward: "native_dropout_backward",
     _layer_norm_backward: "native_layer_norm_backward",
     _safe_softmax: "_safe_softmax",
+    _opaque: "mkldnn_rnn_layer_backward",
 }
 _RULES = {getattr(aten, name): rule for rule, names in _OPERATORS.items() for name in names.split()}
 

@@ -204,6 +204,8 @@ class Options:
     - ``report``: a file, ``.html`` or ``.json``, for the reports of all graphs planned in this process,
       written anew with each.  The environment variable ``DTR_REPORT`` names a folder for both.
     - ``plans_kept``: for how many tuples of sizes each graph keeps its compiled step, the last ones used.
+    - ``strict``: what is only warned of otherwise, a part of the model in which no budget is in force, is an
+      UncompiledError.
     - ``on_report``: called with the ``Report`` of every graph that was planned.
     """
 
@@ -217,6 +219,7 @@ class Options:
     watch: str | None = None
     report: _Option[Path | None] = _Option(_parse_report, None)
     plans_kept: int = 64
+    strict: bool = False
     on_report: Callable[[Report], None] | None = None
 
     def __post_init__(self) -> None:

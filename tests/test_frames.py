@@ -1,0 +1,129 @@
+"""What Dynamo leaves uncompiled under a budget is said aloud, and recurrent modules are compiled."""
+
+import inspect
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dtr_fx
+from dtr_fx.errors import UncompiledError
+
+UNDER = {"budget": "100%", "plan_seconds": 0.02}
+TIGHT = {"max_overhead": "10%", "plan_seconds": 0.02}
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.cells, self.head = kind(8, 8, batch_first=True), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.cells(x)[0]).sum()
+
+
+class BreakInLoop(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = self.layer(x).relu()
+            torch._dynamo.graph_break()
+        return x.sum()
+
+
+class Disabled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.layer.forward = torch.compiler.disable(self.layer.forward)  # type: ignore[method-assign]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.sin()).sum()
+
+
+@pytest.fixture(autouse=True)
+def _afresh() -> None:
+    torch._dynamo.reset()
+
+
+def line_of(function: object, text: str) -> int:
+    lines, first = inspect.getsourcelines(function)  # type: ignore[arg-type]
+    return first + next(number for number, line in enumerate(lines) if text in line)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
+def test_a_recurrent_module_is_planned(kind: type[nn.RNNBase]) -> None:
+    torch.manual_seed(0)
+    model, x, reports = Recurrent(kind), torch.randn(4, 5, 8), []
+    model(x).backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    compiled = torch.compile(
+        model, backend="dtr", options={**TIGHT, "on_report": reports.append, "strict": True}
+    )
+    compiled(x).backward()
+    assert len(reports) == 1
+    assert reports[0].planned_peak < reports[0].baseline_peak
+    torch.testing.assert_close([parameter.grad for parameter in model.parameters()], expected)
+
+
+def test_other_backends_trace_recurrent_modules_as_before() -> None:
+    graphs = []
+    torch.compile(Recurrent(nn.GRU), backend=lambda gm, _: graphs.append(gm) or gm)(torch.randn(4, 5, 8))
+    assert not graphs
+
+
+def places() -> list[tuple[nn.Module, str, int]]:
+    return [
+        (BreakInLoop(), "graph_break", line_of(BreakInLoop.forward, "graph_break")),
+        (Disabled(), "torch.compiler.disable", line_of(Disabled.forward, "self.layer(")),
+    ]
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_skipped_frame_is_told_once_with_reason_and_line(at: int, caplog: pytest.LogCaptureFixture) -> None:
+    model, reason, line = places()[at]
+    compiled = torch.compile(model, backend="dtr", options=TIGHT)
+    for _ in range(2):
+        compiled(torch.randn(4, 8)).backward()
+    [said] = warnings_of(caplog)
+    assert "(overhead of at most 10.0%) is not in force" in said
+    assert reason in said
+    assert f"test_frames.py:{line})" in said
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_strict_makes_it_an_error_each_time(at: int) -> None:
+    model, reason, _ = places()[at]
+    compiled = torch.compile(model, backend="dtr", options={**TIGHT, "strict": True})
+    for _ in range(2):
+        with pytest.raises(dtr_fx.DTRError, match=reason) as caught:
+            compiled(torch.randn(4, 8))
+        assert isinstance(caught.value, UncompiledError)
+
+
+def test_without_a_limit_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    torch.compile(BreakInLoop(), backend="dtr", options=UNDER)(torch.randn(4, 8)).backward()
+    assert not warnings_of(caplog)
+
+
+def test_what_is_no_longer_compiled_after_too_many_recompilations_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def step(x: Tensor, name: str) -> Tensor:
+        return x.sin().sin().sum() if name else x.sum()
+
+    compiled = torch.compile(step, backend="dtr", options=TIGHT)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for name in "ab":
+            compiled(torch.randn(8, requires_grad=True), name).backward()
+    [said] = [said for said in warnings_of(caplog) if "in force" in said]
+    assert "recompile limit" in said
