@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
 
 from dtr_fx.passes import rng
 from dtr_fx.passes.effects import last_writes, may_run_twice
+from dtr_fx.passes.marks import mark_of
 from dtr_fx.passes.reach import Reached, given_back, reached_by_caller, written_after_forward
 from dtr_fx.passes.roles import ARRIVE, KEEP, SAVE_RNG
 from dtr_fx.passes.tensors import (
@@ -48,6 +50,7 @@ class NodeCall:
     ``selections`` are the ``getitem`` nodes that take its result apart.  ``kept`` maps an input that the
     graph changes later to the value of its copy, which a recompute reads.  ``workspace`` are the bytes that
     any run takes for itself, ``replay_workspace`` those that a recompute adds, if it is ``recomputable``.
+    ``mark`` is what the user said of its results in a checkpoint's region.
     """
 
     node: Node
@@ -58,6 +61,7 @@ class NodeCall:
     workspace: int = 0
     replay_workspace: int = 0
     recomputable: bool = True
+    mark: CheckpointPolicy | None = None
     selections: list[Node] = field(default_factory=list)
     kept: dict[Node, int] = field(default_factory=dict)
     pins: list[int] = field(default_factory=list)
@@ -266,7 +270,9 @@ class _Analysis:
         self.tangents = []
 
     def _add_operator(self, position: int, node: Node) -> None:
-        step = NodeCall(node, inputs=self._inputs(node), recomputable=may_run_twice(node))
+        mark = mark_of(node)
+        repeats = may_run_twice(node) and mark is not CheckpointPolicy.MUST_SAVE
+        step = NodeCall(node, inputs=self._inputs(node), recomputable=repeats, mark=mark)
         if step.recomputable:
             self._replay_randomness(step)
             if self.last_write:

@@ -22,14 +22,16 @@ from dtr_fx.compiler.accounting import shared_accounting
 from dtr_fx.compiler.dispatch import Dispatcher
 from dtr_fx.compiler.dynamo import keep_what_is_saved, sized_inputs
 from dtr_fx.compiler.frames import watch_frames
+from dtr_fx.compiler.reference import pytorch_budget
 from dtr_fx.compiler.retrace import Retracer
 from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.drops import LowerDrops
+from dtr_fx.passes.marks import mark_of
 from dtr_fx.passes.reach import has_gradients
 from dtr_fx.passes.split import prepare, split
 from dtr_fx.passes.tensors import graph_device
-from dtr_fx.planning.options import Options
+from dtr_fx.planning.options import Budget, Options
 from dtr_fx.planning.step import Inputs, call, loss_of
 from dtr_fx.planning.transform import rewrite
 from dtr_fx.torch_private import (
@@ -86,9 +88,11 @@ def _compile_eagerly(gm: GraphModule, inputs: Sequence[Any], options: Options) -
                 "a nested_compile_region saves values that no budget counts: take the decorator off, or "
                 "leave the budget out"
             )
+        free = options.is_default and not any(map(mark_of, joint.graph.nodes))
+        most = pytorch_budget(joint, inputs, facts) if free else None
         prepare(joint, facts.get("static_lifetime_input_indices") or (), parameters)
         _check_backward(joint)
-        _rewrite(joint, options)
+        _rewrite(joint, options) if most is None else _rewrite_within(joint, options, most)
         return split(joint, inputs, **facts)
 
     def compile_inference(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -201,6 +205,14 @@ def run_boxed(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[
 
     mark_boxed(run)
     return run
+
+
+def _rewrite_within(joint: GraphModule, options: Options, most: Budget) -> None:
+    """Rewrite a graph so that it takes no more than this, or as little more as a plan does."""
+    try:
+        _rewrite(joint, replace(options, budget=most))
+    except InfeasibleBudgetError as error:
+        _rewrite(joint, replace(options, budget=replace(most, value=error.smallest)))
 
 
 def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool = False) -> None:

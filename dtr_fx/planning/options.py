@@ -34,17 +34,20 @@ _Parsed = TypeVar("_Parsed")
 class Budget:
     """A budget before there is a graph: ``value`` is a fraction in (0, 1], bytes, or 0 for ``"auto"``.
 
+    If there is ``"none"``, the peak is not to be above that of PyTorch's own partition.
+
     ``saved`` are the bytes, of a budget that graphs share, that this one may leave from its forward to its
     backward pass, inputs and outputs apart.  ``asked`` is what the user wrote.
     """
 
-    kind: Literal["fraction", "bytes", "auto"]
+    kind: Literal["fraction", "bytes", "auto", "none"]
     value: float
     saved: int | None = None
     asked: str = field(default="", compare=False)
 
 
 _AS_IT_IS = Budget("fraction", 1.0, asked="100%")
+_NONE = Budget("none", 1.0, asked="PyTorch's own peak")
 
 
 def parse_budget(value: object) -> Budget:
@@ -185,7 +188,7 @@ class _Option(Generic[_Parsed]):
 class Options:
     """The options of ``torch.compile(model, backend="dtr", options={...})``; OptionError for any other value.
 
-    - ``budget``: see ``parse_budget``; the default, 1.0, is the peak of the graph as it is.
+    - ``budget``: see ``parse_budget``; by default a step takes no more than without ``dtr``.
     - ``max_overhead``: instead of a budget, the least memory whose extra compute is at most this share of the
       graph's own, 0.1 or ``"10%"``.
     - ``heuristic``: what is dropped first: a name in ``dtr_fx.runtime.HEURISTICS``, a ``Heuristic``, or a
@@ -209,7 +212,7 @@ class Options:
     - ``on_report``: called with the ``Report`` of every graph that was planned.
     """
 
-    budget: _Option[Budget] = _Option(parse_budget, "100%")
+    budget: _Option[Budget] = _Option(parse_budget, _NONE)
     max_overhead: _Option[float | None] = _Option(_parse_overhead, None)
     heuristic: str | Any = "next-use"
     costs: Any = "roofline"
@@ -223,7 +226,7 @@ class Options:
     on_report: Callable[[Report], None] | None = None
 
     def __post_init__(self) -> None:
-        if self.max_overhead is not None and self.budget != _AS_IT_IS:
+        if self.max_overhead is not None and self.budget not in (_AS_IT_IS, _NONE):
             raise OptionError("give a budget, or max_overhead, which finds the smallest budget itself")
         chosen = self.heuristic
         if isinstance(chosen, str) and chosen not in HEURISTICS:
@@ -246,7 +249,12 @@ class Options:
     @property
     def limits(self) -> bool:
         """True if a graph may have to take less memory than it does as it is."""
-        return self.max_overhead is not None or self.budget != _AS_IT_IS
+        return self.max_overhead is not None or self.budget not in (_AS_IT_IS, _NONE)
+
+    @property
+    def is_default(self) -> bool:
+        """True if there is neither a budget nor another limit."""
+        return self.max_overhead is None and self.budget == _NONE
 
     @property
     def asked(self) -> str:

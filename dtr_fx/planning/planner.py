@@ -6,13 +6,33 @@ The same program, budget and options give the same plan.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
+
+from torch.utils.checkpoint import CheckpointPolicy
 
 from dtr_fx import search
 from dtr_fx.planning.options import Options
 from dtr_fx.runtime import Plan, Program, RunFailed, resolve
-from dtr_fx.search import Policy, execute_order, limit_saved, lower_bound, paper, portfolio, rerun_forward
+from dtr_fx.search import (
+    Policy,
+    execute_order,
+    limit_saved,
+    lower_bound,
+    paper,
+    portfolio,
+    rerun,
+    rerun_forward,
+)
+
+# What the cost of a recompute is taken for where the user marked the operator.
+_WEIGHTS = {
+    CheckpointPolicy.PREFER_SAVE: 2.0,
+    CheckpointPolicy.PREFER_RECOMPUTE: 0.5,
+    CheckpointPolicy.MUST_RECOMPUTE: 0.01,
+}
 
 
 class Infeasible(Exception):
@@ -26,11 +46,15 @@ class Infeasible(Exception):
 class Planner:
     """Plans for one program by the heuristic, the planner and the effort of the options, for any budget.
 
-    ``need`` is what no plan can do without.
+    ``need`` is what no plan can do without, ``marks`` is what the user said of operators, by their numbers.
     """
 
-    def __init__(self, program: Program, options: Options) -> None:
+    def __init__(
+        self, program: Program, options: Options, marks: Mapping[int, CheckpointPolicy] | None = None
+    ) -> None:
         self.program = program
+        self._marks = marks or {}
+        self.must = self._marked(CheckpointPolicy.MUST_RECOMPUTE)
         self.need = lower_bound(program)
         self._seconds = options.plan_seconds
         self._online = options.planner == "online"
@@ -44,6 +68,9 @@ class Planner:
     def plan(self, budget: int) -> Plan:
         """A plan within ``budget`` bytes; Infeasible if there is none at this budget or a smaller one."""
         plan = self._try(budget, self.program) if budget >= self.need.nbytes else None
+        marked = self.checkpointed
+        if marked is not None and marked.peak <= budget:
+            plan = _cheapest(filter(None, [plan, marked]))
         if plan is None:
             plan = self.smallest
             if plan.peak > budget:
@@ -77,17 +104,55 @@ class Planner:
         """The plan with the lowest peak that is found."""
         bound = self.need.nbytes
         if self._online:
-            return search.smallest_by_passes(self.program, bound, [self._policy]).plan
-        return search.smallest(self.program, bound, self._seconds)
+            plan = search.smallest_by_passes(self.program, bound, [self._policy]).plan
+        else:
+            plan = search.smallest(self.program, bound, self._seconds)
+        plans = filter(None, [self._obeying(plan, self.program, math.inf), self.checkpointed])
+        return min(plans, key=lambda plan: plan.peak)
+
+    @cached_property
+    def checkpointed(self) -> Plan | None:
+        """The plan that recomputes all that the user marked so, and nothing else; None without marks."""
+        again = self._marked(CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+        if not again:
+            return None
+        as_it_is = range(sum(1 for _ in self.program.calls()))
+        plan = execute_order(self.program, rerun(self.program, as_it_is, again))
+        return replace(plan, decided_by="checkpoint")
+
+    def _marked(self, *policies: CheckpointPolicy) -> set[int]:
+        return {number for number, policy in self._marks.items() if policy in policies}
 
     def _try(self, budget: int, program: Program) -> Plan | None:
+        weighed = self._weighed(program)
         if self._online:
-            run = search.first_that_fits(program, budget, [self._policy])
-            return None if run is None else run.plan
+            run = search.first_that_fits(weighed, budget, [self._policy])
+            return None if run is None else self._obeying(run.plan, program, budget)
         try:
-            return search.search(program, budget, self._policy, self._seconds)
+            plan = search.search(weighed, budget, self._policy, self._seconds)
         except search.Infeasible:
             return None
+        return self._obeying(plan, program, budget)
+
+    def _weighed(self, program: Program) -> Program:
+        """The program with what the user prefers in its costs."""
+        weights = {number: _WEIGHTS[policy] for number, policy in self._marks.items() if policy in _WEIGHTS}
+        if not weights:
+            return program
+        return program.with_calls(
+            lambda number, call: call._replace(cost=call.cost * weights.get(number, 1.0))
+        )
+
+    def _obeying(self, plan: Plan, program: Program, budget: float) -> Plan | None:
+        """The plan with its true cost, and with what must be recomputed; None if that does not fit."""
+        if not self._marks:
+            return plan
+        order = rerun(program, plan.order, self.must) if self.must else plan.order
+        try:
+            obeying = execute_order(program, order, budget)
+        except RunFailed:
+            return None
+        return replace(obeying, decided_by=plan.decided_by, refused=plan.refused)
 
 
 def _cheapest(plans: Iterable[Plan]) -> Plan | None:

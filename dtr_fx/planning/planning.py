@@ -27,8 +27,10 @@ _TOLERANCE = 0.01
 class Planning:
     """The analysis of a graph, before it is rewritten; OptionError where its costs cannot be told.
 
-    ``before`` is its memory timeline as it is, ``graph`` its program.  The extra workspace that an executor
-    has found a node to need, while it runs under a plan, stands in ``meta["dtr_extra_workspace"]``, in bytes.
+    ``before`` is its memory timeline as it is, ``graph`` its program.  ``baseline_peak``, what a share is of
+    and no plan exceeds, is its peak as it is or as the user's checkpoints have it.  The extra workspace that
+    an executor has found a node to need, while it runs under a plan, stands in
+    ``meta["dtr_extra_workspace"]``, in bytes.
     """
 
     def __init__(self, gm: GraphModule, options: Options, *, trusts_caller: bool = False) -> None:
@@ -56,8 +58,13 @@ class Planning:
         )
         self.workspace_of = {node.name: nbytes for node, nbytes in workspace.items()}
         self.before = liveness(gm, {node.name: nbytes for node, nbytes in as_it_is.items()}, device)
-        self.baseline_peak = max(point.live for point in self.before)
-        self.planner = Planner(self.graph.program, options)
+        marks = {number: call.mark for number, call in enumerate(self.graph.calls) if call.mark is not None}
+        self.planner = Planner(self.graph.program, options, marks)
+        marked = self.planner.checkpointed
+        self._peak_unmarked = max(point.live for point in self.before)
+        self.baseline_peak = self._peak_unmarked
+        if marked is not None and (self.planner.must or marked.peak < self.baseline_peak):
+            self.baseline_peak = marked.peak
 
     @cached_property
     def budget(self) -> int:
@@ -72,9 +79,14 @@ class Planning:
         if self.options.max_overhead is not None:
             plan = self.least_memory()
             return (self.baseline_peak if plan is None else plan.peak), plan
-        graph, budget = self.graph, self.budget
+        graph, budget, marked = self.graph, self.budget, self.planner.checkpointed
         saved = None if graph.boundary is None else self.options.budget.saved
-        if budget >= self.baseline_peak and (saved is None or graph.saved_bytes <= saved):
+        if marked is not None:
+            budget = min(budget, self.baseline_peak)
+            if not self.options.limits and marked.peak <= budget:
+                return budget, marked
+        is_obeyed = budget >= self._peak_unmarked and not self.planner.must
+        if is_obeyed and (saved is None or graph.saved_bytes <= saved):
             return budget, None
         try:
             if saved is None:
@@ -86,7 +98,15 @@ class Planning:
             raise self.error(budget, infeasible.smallest) from None
 
     def least_memory(self) -> Plan | None:
-        """The plan of the lowest peak with at most the options' overhead; None for the graph as it is."""
+        """The plan of the lowest peak with at most the options' overhead; None for the graph as it is.
+
+        What the user's checkpoints recompute is within any overhead.
+        """
+        best = self._least_memory()
+        marked = self.planner.checkpointed
+        return marked if best is None or (marked is not None and marked.peak < best.peak) else best
+
+    def _least_memory(self) -> Plan | None:
         plan = self.planner.smallest
         if self.keeps_overhead(plan):
             return plan

@@ -5,7 +5,7 @@ from .execute import execute_order
 from .lifetimes import Lifetimes, Operators
 from .policies import Policy, Scored, paper, portfolio, run_policy, scores_of
 from .search import Infeasible, default_effort, first_that_fits, search, smallest, smallest_by_passes
-from .starts import limit_saved, rerun_forward
+from .starts import limit_saved, rerun, rerun_forward
 
 __all__ = [
     "Infeasible",
@@ -21,6 +21,7 @@ __all__ = [
     "lower_bound",
     "paper",
     "portfolio",
+    "rerun",
     "rerun_forward",
     "run_policy",
     "scores_of",

@@ -32,7 +32,8 @@ def segmented(line: Timeline, backward: int) -> list[int]:
     operators = line.operators
     wanted = _wanted(operators, backward)
     segments = (_segments(operators, backward, count, wanted) for count in _COUNTS)
-    orders = (_rerun(operators, backward, segment.keys(), segment.__getitem__) for segment in segments)
+    program = range(len(operators.makes))
+    orders = (_rerun(operators, program, backward, one.keys(), one.__getitem__) for one in segments)
     return min(map(line.settle, orders), key=lambda found: (found.over, found.cost)).order
 
 
@@ -48,7 +49,8 @@ def cuts(line: Timeline, backward: int) -> list[list[int]]:
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         again = cheapest_cut(operators, backward, unit * 2**middle)
-        order = _rerun(operators, backward, again, partial(_ancestors, operators, again))
+        program = range(len(operators.makes))
+        order = _rerun(operators, program, backward, again, partial(_ancestors, operators, again))
         found.append(line.settle(order))
         if found[-1].over:
             low = middle
@@ -88,6 +90,16 @@ def rerun_forward(program: Program, order: Sequence[int]) -> list[int]:
     start = order.index(program.backward)
     again = [op for op in order[:start] if repeats[op]]
     return [*order[: start + 1], *again, *order[start + 1 :]]
+
+
+def rerun(program: Program, order: Sequence[int], again: set[int]) -> list[int]:
+    """An order that saves nothing of these operators: each that may runs again for the backward pass."""
+    if program.backward is None:
+        return list(order)
+    operators = Operators.of(program)
+    again = {op for op in again if operators.repeats[op]}
+    start = order.index(program.backward)
+    return _rerun(operators, order, start, again, partial(_ancestors, operators, again))
 
 
 def _made_afterwards(line: Timeline, slot: int, recent: int) -> list[int]:
@@ -174,21 +186,26 @@ def _ancestors(operators: Operators, again: set[int], op: int) -> set[int]:
 
 
 def _rerun(
-    operators: Operators, backward: int, again: Container[int], companions: Callable[[int], set[int]]
+    operators: Operators,
+    order: Sequence[int],
+    start: int,
+    again: Container[int],
+    companions: Callable[[int], set[int]],
 ) -> list[int]:
-    """The program, with each operator of ``again`` once more before the backward pass first reads of it.
+    """The order, with each operator of ``again`` once more before the backward pass first reads of it.
 
-    Its companions, itself among them, come along, in the program's order; each operator does so once.
+    That pass starts at ``start``.  The operator's companions, itself among them, come along, in the program's
+    order; each operator does so once.
     """
     done: set[int] = set()
-    order = list(range(backward))
-    for op in range(backward, len(operators.makes)):
+    given, order = order, list(order[:start])
+    for op in given[start:]:
         now: set[int] = set()
         for maker in _makers(operators, op):
             if maker in again and maker not in done:
                 now |= companions(maker) - done
         order += [*sorted(now), op]
-        done |= now
+        done |= {*now, op}
     return order
 
 

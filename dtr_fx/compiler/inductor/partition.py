@@ -8,16 +8,15 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 from uuid import uuid4
 
 import torch
-from functorch.compile import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
 import dtr_fx.passes
 from dtr_fx.compiler.publish import publish
-from dtr_fx.costs.workspaces import memory_timeline
+from dtr_fx.compiler.reference import Pair, peak_of, pytorch_pair
 from dtr_fx.errors import OptionError
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes import kernels
@@ -31,9 +30,7 @@ from dtr_fx.passes.tensors import graph_device, is_tangent, storage_bytes, stora
 from dtr_fx.planning.judge import join
 from dtr_fx.planning.options import Options, resolve_budget
 from dtr_fx.planning.transform import copy_of, rewrite
-from dtr_fx.torch_private import CustomPartitionerFn, functorch_config, get_hash_for_files
-
-Pair: TypeAlias = "tuple[GraphModule, GraphModule]"
+from dtr_fx.torch_private import CustomPartitionerFn, get_hash_for_files
 
 # Stands for every step of a plan.
 _ANY = ""
@@ -119,23 +116,22 @@ class Partitioner(Setting, CustomPartitionerFn):
         """The graphs of PyTorch's own partitioner, if they fit."""
         if self._options.max_overhead is not None or self._options.budget.saved is not None:
             return None
-        with torch.no_grad(), _mode_of(gm), functorch_config.patch(activation_memory_budget=1.0):
-            joint = copy_of(gm)
-            pair: Pair = min_cut_rematerialization_partition(joint, inputs, **facts)
+        pair = pytorch_pair(gm, inputs, facts)
+        with torch.no_grad(), fake_mode_of(gm) or contextlib.nullcontext():
             if _reads_what_it_changes(pair[0]):
                 return None
             step, whole = join(*pair), copy_of(gm)
             ContractKernels().call(step)
             ContractKernels().call(whole)
             self.budget = self._budget_of(whole)
-            if not self.is_free and _peak(step) > self.budget:
+            if not self.is_free and peak_of(step) > self.budget:
                 return None
             self.report = replace(rewrite(step, replace(self._options, budget=1.0)), budget=self.budget)
             self.storage_of = _storages_saved(pair[0])
         return pair
 
     def _planned(self, gm: GraphModule, inputs: Sequence[object], facts: Mapping[str, Any]) -> Pair:
-        with torch.no_grad(), _mode_of(gm):
+        with torch.no_grad(), fake_mode_of(gm) or contextlib.nullcontext():
             prepare(gm, facts.get("static_lifetime_input_indices") or ())
             ContractKernels().call(gm)
             options = self._options
@@ -163,7 +159,7 @@ class Partitioner(Setting, CustomPartitionerFn):
         counted = (node for node in inputs if node.users and not is_tangent(node))
         tensors = [tensor for node in counted for tensor in tensors_of(node.meta.get("val"))]
         held = sum(storage_bytes(tensor, device) for tensor in tensors)
-        peak = _peak(gm) if budget.kind == "fraction" else 0
+        peak = peak_of(gm) if budget.kind == "fraction" else 0
         return resolve_budget(budget, peak, device, already_held=held)
 
     def uuid(self) -> Any | None:
@@ -221,14 +217,6 @@ def _storages_saved(forward: GraphModule) -> dict[str, int | None]:
     of_inputs = {key for node in inputs for key in storage_keys(node)}
     returned = forward.graph.output_node().all_input_nodes
     return {node.name: None if key in of_inputs else key for node in returned for key in storage_keys(node)}
-
-
-def _mode_of(gm: GraphModule) -> contextlib.AbstractContextManager[Any]:
-    return fake_mode_of(gm) or contextlib.nullcontext()
-
-
-def _peak(gm: GraphModule) -> int:
-    return max(point.live for point in memory_timeline(gm))
 
 
 @dataclass(eq=False)

@@ -1,0 +1,43 @@
+"""What PyTorch's own partition of a training step takes: without a budget no step takes more."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import torch
+from functorch.compile import min_cut_rematerialization_partition
+from torch.fx import GraphModule
+
+from dtr_fx.costs.workspaces import memory_timeline
+from dtr_fx.passes.propagate import fake_mode_of
+from dtr_fx.planning.judge import join
+from dtr_fx.planning.options import Budget, Options
+from dtr_fx.planning.planning import Planning
+from dtr_fx.planning.transform import copy_of
+from dtr_fx.torch_private import functorch_config
+
+Pair: TypeAlias = "tuple[GraphModule, GraphModule]"
+
+
+def pytorch_pair(joint: GraphModule, inputs: Sequence[object], facts: Mapping[str, Any]) -> Pair:
+    """The forward and backward graphs of ``aot_eager``; the joint graph stays as it is."""
+    mode = fake_mode_of(joint) or contextlib.nullcontext()
+    with torch.no_grad(), mode, functorch_config.patch(activation_memory_budget=1.0):
+        pair: Pair = min_cut_rematerialization_partition(copy_of(joint), inputs, **facts)
+    return pair
+
+
+def pytorch_budget(joint: GraphModule, inputs: Sequence[object], facts: Mapping[str, Any]) -> Budget:
+    """The peak of these graphs, and what they save from one pass to the other."""
+    planning = Planning(join(*pytorch_pair(joint, inputs, facts)), Options())
+    return replace(
+        Options().budget, kind="bytes", value=planning.baseline_peak, saved=planning.graph.saved_bytes
+    )
+
+
+def peak_of(gm: GraphModule) -> int:
+    """The peak of a graph as it is, in bytes."""
+    return max(point.live for point in memory_timeline(gm))

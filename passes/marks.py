@@ -1,0 +1,26 @@
+"""What the user marked with ``torch.utils.checkpoint``: AOTAutograd's tags on the operators of its regions.
+
+They are read as PyTorch's partitioner reads them (``cleanup_recompute_tags``, torch 2.13).
+"""
+
+from __future__ import annotations
+
+from torch.fx import Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from dtr_fx.passes.tensors import is_backward
+
+_AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+
+
+def mark_of(node: Node) -> CheckpointPolicy | None:
+    """The policy of a forward operator; none at the end of a region that another follows: that is saved."""
+    policy: CheckpointPolicy | None = node.meta.get("recompute")
+    if policy not in _AGAIN:
+        return policy
+    region = node.meta.get("ac_graph_id", 0)
+    is_entered = any(
+        user.meta.get("recompute") in _AGAIN and user.meta.get("ac_graph_id", region) > region
+        for user in node.users
+    )
+    return None if is_entered or is_backward(node) else policy
