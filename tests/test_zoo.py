@@ -11,7 +11,6 @@ from dtr_fx.lab import zoo
 from dtr_fx.lab.log import read_log
 from dtr_fx.lab.record import record_log
 from dtr_fx.lab.replay import replay
-from dtr_fx.lab.zoo.classifiers import densenet, inception_v4
 from dtr_fx.lab.zoo.perceptrons import UnrolledGAN
 from dtr_fx.lab.zoo.recurrent import LSTM, TreeLSTM
 from dtr_fx.lab.zoo.transformer import Attention, Transformer
@@ -98,7 +97,7 @@ def test_resnet32():
 def test_densenet121():
     """7,978,856 parameters at full width, for ImageNet, as everybody's; 121 layers."""
     with torch.device("meta"):
-        model = densenet(blocks=(6, 12, 24, 16), growth=32, classes=1000)
+        model, _ = zoo.densenet121(growth=32, classes=1000)
     assert parameters(model) == 7_978_856
     assert sum(isinstance(module, (nn.Conv2d, nn.Linear)) for module in model.modules()) == 121
 
@@ -106,7 +105,7 @@ def test_densenet121():
 def test_inception():
     """42,679,816 parameters at full width, for ImageNet, as in the authors' released model."""
     with torch.device("meta"):
-        model = inception_v4(unit=32, classes=1000)
+        model, _ = zoo.inception(unit=32, classes=1000)
     assert parameters(model) == 42_679_816
 
 

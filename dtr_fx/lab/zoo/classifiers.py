@@ -67,43 +67,36 @@ class DenseBlock(nn.Module):
         return torch.cat(features, 1)
 
 
-def densenet(*, blocks: Sequence[int], growth: int, classes: int) -> nn.Module:
-    """``blocks`` 6, 12, 24, 16 and ``growth`` 32 make DenseNet-121; transitions halve the channels."""
+def densenet121(growth: int = 8, batch: int = 8, size: int = 96, classes: int = 10) -> Model:
+    """DenseNet-121 at a quarter of its growth rate, and a batch of random images; 32 is its own."""
     channels = 2 * growth
     stem = nn.Sequential(*conv_norm_relu(3, channels, 7, 2), nn.MaxPool2d(3, stride=2, padding=1))
     stages: list[nn.Module] = []
-    for layers in blocks:
-        if stages:
+    for layers in (6, 12, 24, 16):
+        if stages:  # a transition halves the channels
             stages += (*norm_relu(channels), nn.Conv2d(channels, channels // 2, 1, bias=False))
             stages.append(nn.AvgPool2d(2))
             channels //= 2
         stages.append(DenseBlock(channels, layers, growth))
         channels += growth * layers
     stages += norm_relu(channels)
-    return ImageClassifier(stem=stem, stages=nn.Sequential(*stages), head=nn.Linear(channels, classes))
-
-
-def densenet121(growth: int = 8, batch: int = 8, size: int = 96) -> Model:
-    """DenseNet-121 at a quarter of its growth rate, and a batch of random images."""
-    return densenet(blocks=(6, 12, 24, 16), growth=growth, classes=10), labelled_images(batch, size, 10)
+    model = ImageClassifier(stem=stem, stages=nn.Sequential(*stages), head=nn.Linear(channels, classes))
+    return model, labelled_images(batch, size, classes)
 
 
 # Inception-v4: Szegedy et al., Inception-v4, Inception-ResNet and the Impact of Residual Connections on
 # Learning, AAAI 2017.  All convolutions are padded: images may be smaller than the paper's 299 pixels.
 
 
-def conv(inputs: int, outputs: int, kernel: Kernel, stride: int = 1) -> nn.Module:
-    return nn.Sequential(*conv_norm_relu(inputs, outputs, kernel, stride))
-
-
-def convs(inputs: int, *specs: tuple[int, Kernel]) -> nn.Sequential:
-    """Convolutions in a row, each given by its outputs and kernel."""
-    widths = [inputs, *(outputs for outputs, _ in specs)]
-    return nn.Sequential(*(conv(width, *spec) for width, spec in zip(widths, specs)))
+def conv(inputs: int, *specs: tuple[int, Kernel] | tuple[int, Kernel, int]) -> nn.Sequential:
+    """Convolutions in a row, each given by its outputs, its kernel and, unless it is 1, its stride."""
+    widths = [inputs, *(spec[0] for spec in specs)]
+    layers = (conv_norm_relu(width, *spec) for width, spec in zip(widths, specs))
+    return nn.Sequential(*(module for layer in layers for module in layer))
 
 
 def pooled(inputs: int, outputs: int) -> nn.Module:
-    return nn.Sequential(nn.AvgPool2d(3, stride=1, padding=1), conv(inputs, outputs, 1))
+    return nn.Sequential(nn.AvgPool2d(3, stride=1, padding=1), *conv_norm_relu(inputs, outputs, 1))
 
 
 def max_pool() -> nn.Module:
@@ -125,9 +118,9 @@ def block_a(u: int) -> nn.Module:
     """Figure 4: 12 u channels in and out; ``u`` is a 32nd of the paper's width."""
     return Branches(
         pooled(12 * u, 3 * u),
-        conv(12 * u, 3 * u, 1),
-        convs(12 * u, (2 * u, 1), (3 * u, 3)),
-        convs(12 * u, (2 * u, 1), (3 * u, 3), (3 * u, 3)),
+        conv(12 * u, (3 * u, 1)),
+        conv(12 * u, (2 * u, 1), (3 * u, 3)),
+        conv(12 * u, (2 * u, 1), (3 * u, 3), (3 * u, 3)),
     )
 
 
@@ -135,64 +128,59 @@ def block_b(u: int) -> nn.Module:
     """Figure 5: 32 u channels in and out."""
     return Branches(
         pooled(32 * u, 4 * u),
-        conv(32 * u, 12 * u, 1),
-        convs(32 * u, (6 * u, 1), (7 * u, (1, 7)), (8 * u, (7, 1))),
-        convs(32 * u, (6 * u, 1), (6 * u, (1, 7)), (7 * u, (7, 1)), (7 * u, (1, 7)), (8 * u, (7, 1))),
+        conv(32 * u, (12 * u, 1)),
+        conv(32 * u, (6 * u, 1), (7 * u, (1, 7)), (8 * u, (7, 1))),
+        conv(32 * u, (6 * u, 1), (6 * u, (1, 7)), (7 * u, (7, 1)), (7 * u, (1, 7)), (8 * u, (7, 1))),
     )
 
 
 def fork(inputs: int, outputs: int) -> nn.Module:
     """A 1 × 3 and a 3 × 1 convolution side by side."""
-    return Branches(conv(inputs, outputs, (1, 3)), conv(inputs, outputs, (3, 1)))
+    return Branches(conv(inputs, (outputs, (1, 3))), conv(inputs, (outputs, (3, 1))))
 
 
 def block_c(u: int) -> nn.Module:
     """Figure 6: 48 u channels in and out."""
     return Branches(
         pooled(48 * u, 8 * u),
-        conv(48 * u, 8 * u, 1),
-        nn.Sequential(conv(48 * u, 12 * u, 1), fork(12 * u, 8 * u)),
-        nn.Sequential(convs(48 * u, (12 * u, 1), (14 * u, (1, 3)), (16 * u, (3, 1))), fork(16 * u, 8 * u)),
+        conv(48 * u, (8 * u, 1)),
+        nn.Sequential(conv(48 * u, (12 * u, 1)), fork(12 * u, 8 * u)),
+        nn.Sequential(conv(48 * u, (12 * u, 1), (14 * u, (1, 3)), (16 * u, (3, 1))), fork(16 * u, 8 * u)),
     )
 
 
-def inception_v4(*, unit: int, classes: int) -> nn.Module:
-    """Figure 9: a stem, 4 A, 7 B and 3 C blocks; ``unit`` channels stand for 32 of the paper's."""
+def inception(unit: int = 2, batch: int = 16, size: int = 128, classes: int = 10) -> Model:
+    """Inception-v4 at a sixteenth of its width, and a batch of random images; 32 is its own.
+
+    Figure 9: a stem, 4 A, 7 B and 3 C blocks; ``unit`` channels stand for 32 of the paper's.
+    """
     u = unit
     features = nn.Sequential(
         nn.Sequential(  # Figure 3, to 12 u channels
-            conv(3, u, 3, 2),
-            convs(u, (u, 3), (2 * u, 3)),
-            Branches(max_pool(), conv(2 * u, 3 * u, 3, 2)),
+            conv(3, (u, 3, 2), (u, 3), (2 * u, 3)),
+            Branches(max_pool(), conv(2 * u, (3 * u, 3, 2))),
             Branches(
-                convs(5 * u, (2 * u, 1), (3 * u, 3)),
-                convs(5 * u, (2 * u, 1), (2 * u, (7, 1)), (2 * u, (1, 7)), (3 * u, 3)),
+                conv(5 * u, (2 * u, 1), (3 * u, 3)),
+                conv(5 * u, (2 * u, 1), (2 * u, (7, 1)), (2 * u, (1, 7)), (3 * u, 3)),
             ),
-            Branches(conv(6 * u, 6 * u, 3, 2), max_pool()),
+            Branches(conv(6 * u, (6 * u, 3, 2)), max_pool()),
         ),
         *(block_a(u) for _ in range(4)),
         Branches(  # Figure 7, to 32 u channels and half the size
             max_pool(),
-            conv(12 * u, 12 * u, 3, 2),
-            nn.Sequential(convs(12 * u, (6 * u, 1), (7 * u, 3)), conv(7 * u, 8 * u, 3, 2)),
+            conv(12 * u, (12 * u, 3, 2)),
+            conv(12 * u, (6 * u, 1), (7 * u, 3), (8 * u, 3, 2)),
         ),
         *(block_b(u) for _ in range(7)),
         Branches(  # Figure 8, to 48 u channels and half the size
             max_pool(),
-            nn.Sequential(conv(32 * u, 6 * u, 1), conv(6 * u, 6 * u, 3, 2)),
-            nn.Sequential(
-                convs(32 * u, (8 * u, 1), (8 * u, (1, 7)), (10 * u, (7, 1))), conv(10 * u, 10 * u, 3, 2)
-            ),
+            conv(32 * u, (6 * u, 1), (6 * u, 3, 2)),
+            conv(32 * u, (8 * u, 1), (8 * u, (1, 7)), (10 * u, (7, 1)), (10 * u, 3, 2)),
         ),
         *(block_c(u) for _ in range(3)),
     )
     head = nn.Sequential(nn.Dropout(0.2), nn.Linear(48 * u, classes))
-    return ImageClassifier(features=features, head=head)
-
-
-def inception(unit: int = 2, batch: int = 16, size: int = 128) -> Model:
-    """Inception-v4 at a sixteenth of its width, and a batch of random images."""
-    return inception_v4(unit=unit, classes=10), labelled_images(batch, size, 10)
+    return ImageClassifier(features=features, head=head), labelled_images(batch, size, classes)
 
 
 # ResNet: He et al., Deep Residual Learning for Image Recognition, CVPR 2016
@@ -263,18 +251,12 @@ def resnet50(
 # ShuffleNet V2: Ma et al., Practical Guidelines for Efficient CNN Architecture Design, ECCV 2018
 
 
-def convolution(inputs: int, outputs: int, size: int = 1, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    return nn.Sequential(*conv_norm(inputs, outputs, size, stride, groups))
-
-
 def branch(inputs: int, outputs: int, stride: int) -> nn.Sequential:
     """Pointwise, depthwise, pointwise."""
     return nn.Sequential(
-        convolution(inputs, outputs),
-        nn.ReLU(inplace=True),
-        convolution(outputs, outputs, 3, stride, groups=outputs),
-        convolution(outputs, outputs),
-        nn.ReLU(inplace=True),
+        *conv_norm_relu(inputs, outputs, 1),
+        *conv_norm(outputs, outputs, 3, stride, groups=outputs),
+        *conv_norm_relu(outputs, outputs, 1),
     )
 
 
@@ -295,8 +277,8 @@ class Downsampling(nn.Module):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        depthwise, pointwise = convolution(inputs, inputs, 3, 2, inputs), convolution(inputs, outputs // 2)
-        self.left = nn.Sequential(depthwise, pointwise, nn.ReLU(inplace=True))
+        depthwise = conv_norm(inputs, inputs, 3, 2, groups=inputs)
+        self.left = nn.Sequential(*depthwise, *conv_norm_relu(inputs, outputs // 2, 1))
         self.right = branch(inputs, outputs // 2, stride=2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -305,7 +287,7 @@ class Downsampling(nn.Module):
 
 def shufflenet(width: int = 16, batch: int = 16, size: int = 64, classes: int = 10) -> Model:
     """ShuffleNet V2 (Table 5), narrower, and a batch of random images; width 116 is its own."""
-    stem = nn.Sequential(convolution(3, 24, 3, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
+    stem = nn.Sequential(*conv_norm_relu(3, 24, 3, 2), nn.MaxPool2d(3, 2, 1))
     stages: list[nn.Module] = []
     channels = 24
     for stage, count in enumerate((4, 8, 4)):
@@ -315,7 +297,7 @@ def shufflenet(width: int = 16, batch: int = 16, size: int = 64, classes: int = 
     model = BlockClassifier(
         stem=stem,
         stages=nn.Sequential(*stages),
-        last=nn.Sequential(convolution(channels, 2 * channels), nn.ReLU(inplace=True)),
+        last=nn.Sequential(*conv_norm_relu(channels, 2 * channels, 1)),
         head=nn.Linear(2 * channels, classes),
     )
     return model, labelled_images(batch, size, classes)
