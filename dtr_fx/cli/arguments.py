@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, get_args
@@ -64,35 +66,28 @@ def budget(text: str) -> float | int:
     return float(spec.value) if spec.kind == "fraction" else int(spec.value)
 
 
-def slowdown(text: str) -> float:
-    """Total over base time."""
-    value = _number(text)
-    if not 1 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: a slowdown is at least 1, the program's own time")
-    return value
+def _number(
+    holds: Callable[[float], bool], otherwise: str, parse: Callable[[str], float] = float
+) -> Callable[[str], float]:
+    """The type of an argument: a number for which something ``holds``; its error says ``otherwise``."""
+
+    def read_number(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            value = parse(text)
+            if holds(value):
+                return value
+        raise argparse.ArgumentTypeError(f"{text}{otherwise}")
+
+    return read_number
 
 
-def seconds(text: str) -> float:
-    """A time limit."""
-    value = _number(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
-    return value
-
-
-def share(text: str) -> float:
-    """A share of a peak, in percent or as a fraction."""
-    value = _number(text, parse_percent if "%" in text else float)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text}: a share of the peak is above 0 and at most 100%")
-    return value
-
-
-def _number(text: str, parse: Callable[[str], float] = float) -> float:
-    try:
-        return parse(text)
-    except ValueError:
-        return math.nan
+slowdown = _number(lambda x: 1 <= x < math.inf, ": a slowdown is at least 1, the program's own time")
+seconds = _number(lambda x: 0 < x < math.inf, " is not a positive number of seconds")
+share = _number(
+    lambda x: 0 < x <= 1,
+    ": a share of the peak is above 0 and at most 100%",
+    lambda text: parse_percent(text) if "%" in text else float(text),
+)
 
 
 def read(path: Path, *, simrd: bool = False) -> Program:
@@ -105,9 +100,8 @@ def read(path: Path, *, simrd: bool = False) -> Program:
 
 def check_names_apart(programs: Iterable[Program]) -> None:
     """Refuse logs that a picture could not tell apart."""
-    names = [program.name for program in programs]
-    for name in names:
-        if names.count(name) > 1:
+    for name, count in Counter(program.name for program in programs).items():
+        if count > 1:
             raise CommandError(
                 f"several of the logs are named {name}: a picture's panels need different names"
             )

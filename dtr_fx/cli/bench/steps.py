@@ -52,6 +52,7 @@ _EAGER = (*(f"{percent}%" for percent in range(90, 0, -10)), "smallest")
 _INDUCTOR = ("80%", "60%", "40%")
 _WHOLE = "100%"
 _SIZES = ("allowed", "planned", "measured")
+_REPORTED = ("budget", "baseline_peak", "lower_bound", "constants", "overhead")
 # Batch norms over few numbers make some per cent of single precision's rounding; a wrong graph makes 100.
 _TOLERANCE = 0.1
 
@@ -87,15 +88,9 @@ def _row(asked: str, ours: Measurement, time_ratio: float, **more: object) -> di
     planning = sum(report.seconds.values())
     return {
         "asked": asked,
-        "budget": report.budget,
-        "baseline_peak": report.baseline_peak,
-        "lower_bound": report.lower_bound,
-        "constants": report.constants,
-        "allowed": ours.allowed,
-        "planned": ours.planned,
+        **{name: getattr(report, name) for name in _REPORTED},
+        **{name: getattr(ours, name) for name in ("allowed", "planned", "deviation")},
         "measured": ours.peak,
-        "deviation": ours.deviation,
-        "overhead": report.overhead,
         "time_ratio": time_ratio,
         "planning": planning,
         "verify_share": report.seconds.get("verify", 0.0) / planning if planning else 0.0,
