@@ -287,22 +287,26 @@ class _Reader:
         self._storages: list[int] = []  # of each tensor, its storage: the number of the first tensor there
         self._sizes: list[int] = []  # of each tensor, but views
         self._named: dict[int, dict[str, None]] = {}  # the names of a storage's tensors
-        self.calls = 0
         self._backward: int | None = None
-        self._first_named: int | None = None  # for logs that do not say where their backward pass begins
 
     def program(self, name: str) -> Program:
         kept = dict.fromkeys(self._tensors.values())
-        backward = self._first_named if self._backward is None else self._backward
+        backward = self._backward
+        if backward is None:  # the log does not say where its backward pass begins
+            backward = next((at for at, call in enumerate(self.calls) if "backward" in call.name), None)
         steps = (*self.instructions, *(Keep(tensor) for tensor in kept))
         return Program(name, steps, backward, simrd=self._simrd)
+
+    @property
+    def calls(self) -> list[Call]:
+        return [step for step in self.instructions if isinstance(step, Call)]
 
     def read(self) -> None:
         while (line := self._next()) is not None:
             match line:
                 case AnnotateLine(annotation):
                     if annotation == BACKWARD:
-                        self._backward = self.calls
+                        self._backward = len(self.calls)
                 case ConstantLine(name):
                     size = self._expect(MemoryLine, name).memory
                     self.instructions.append(Constant(self._claim(name, self._new(size)), size))
@@ -354,7 +358,7 @@ class _Reader:
             base = None if alias == -1 else inputs[alias]
             tensor = self._claim(name, self._new(size, base))
             outputs.append(Output(tensor, size if base is None else 0, base))
-        self._append(Call(line.name, inputs, tuple(outputs), line.time))
+        self.instructions.append(Call(line.name, inputs, tuple(outputs), line.time))
 
     def _mutate(self, line: MutateLine) -> None:
         """Copy on write (C.6): the operator returns the mutated storages as fresh ones."""
@@ -365,7 +369,7 @@ class _Reader:
         stale = {name: [name] if self._simrd else self._others(name) for name in written}
         sizes = [self._sizes[self._storages[self._tensor(name)]] for name in written]
         outputs = [Output(self._new(size), size) for size in sizes]
-        self._append(Call(line.name, inputs, tuple(outputs), line.time))
+        self.instructions.append(Call(line.name, inputs, tuple(outputs), line.time))
         for name, output in zip(written, outputs):
             self._rebind(name, stale[name], output.tensor)
 
@@ -381,14 +385,8 @@ class _Reader:
             old = self._tensors[name]
             if old not in views:
                 views[old] = self._new(0, tensor)
-                self._append(Call("view", (tensor,), (Output(views[old], 0, tensor),), 0))
+                self.instructions.append(Call("view", (tensor,), (Output(views[old], 0, tensor),), 0))
             self._rename(name, views[old])
-
-    def _append(self, call: Call) -> None:
-        if self._first_named is None and "backward" in call.name:
-            self._first_named = self.calls
-        self.instructions.append(call)
-        self.calls += 1
 
     # Names and tensors
 
