@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from dtr_fx.errors import DTRError
 from dtr_fx.lab import log
-from dtr_fx.planning.step import call, loss_of
-from dtr_fx.torch_private import TorchDispatchMode, pytree, schema_of, storage_key
+from dtr_fx.passes.tensors import tensors_of
+from dtr_fx.planning.step import Inputs, call, loss_of
+from dtr_fx.torch_private import TorchDispatchMode, schema_of, storage_key
 
 __all__ = ["RecordError", "record_log"]
 
@@ -31,8 +32,6 @@ _TIMED_STEPS = 3  # after one to warm up
 # Arguments that an operator writes into though its schema does not say so, while it is training (argument 5).
 _BATCH_NORMS = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
 _TRAINING = 5
-
-Inputs: TypeAlias = "tuple[Any, ...] | list[Any] | Mapping[str, Any]"
 
 
 class RecordError(DTRError, ValueError):
@@ -79,7 +78,7 @@ def record_log(model: Callable[..., Any], inputs: Inputs, path: str | Path) -> N
 def _record_step(model: Callable[..., Any], inputs: Inputs) -> tuple[list[log.Line], list[int]]:
     """The lines of a step, and the times that belong into its operators' lines."""
     own = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
-    state = [*own, *_tensors(inputs)]
+    state = [*own, *tensors_of(inputs)]
     device = next((tensor.device for tensor in state if tensor.is_cuda), None)
     with _as_before(state) as save, torch.enable_grad(), _Recorder(device, save) as recorder:
         recorder.start(state)
@@ -96,7 +95,7 @@ def _record_step(model: Callable[..., Any], inputs: Inputs) -> tuple[list[log.Li
         loss.backward()
         del loss
         gradients = [tensor.grad for tensor in state if tensor.grad is not None]
-        recorder.end([*state, *gradients, *_tensors(output)])
+        recorder.end([*state, *gradients, *tensors_of(output)])
         return list(recorder.lines), recorder.times()
 
 
@@ -174,10 +173,6 @@ def _nbytes(tensor: Tensor) -> int:
     return _storage_of(tensor).nbytes()
 
 
-def _tensors(values: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
-
-
 def _written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The arguments that the operator writes into, one of each storage."""
     declared = schema_of(function).arguments
@@ -186,7 +181,7 @@ def _written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> l
     undeclared = _BATCH_NORMS.get(function.overloadpacket.__name__, ())
     if undeclared and given[declared[_TRAINING].name]:
         names += [declared[position].name for position in undeclared]
-    written = _tensors([given.get(name) for name in names])
+    written = tensors_of([given.get(name) for name in names])
     return list({_key(tensor): tensor for tensor in reversed(written)}.values())[::-1]
 
 
@@ -242,7 +237,7 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.aten.detach.default or func.namespace == "profiler":
             return func(*args, **kwargs)
-        given = _tensors((args, kwargs))
+        given = tensors_of((args, kwargs))
         for tensor in given:
             if _key(tensor) not in self._storages:
                 self._save(tensor)
@@ -251,7 +246,7 @@ class _Recorder(TorchDispatchMode):
         start = self._now()
         result = func(*args, **kwargs)
         self._spans.append((start, self._now()))
-        self._log(func.overloadpacket.__name__, inputs, writes, _tensors(result))
+        self._log(func.overloadpacket.__name__, inputs, writes, tensors_of(result))
         return result
 
     def _argument(self, tensor: Tensor) -> _Argument:

@@ -19,9 +19,9 @@ from dtr_fx.compiler.backend import dtr, plan_step
 from dtr_fx.costs.measure import measure_peak
 from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.inspect.views import Report
+from dtr_fx.passes.tensors import tensors_of
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.step import call, loss_of
-from dtr_fx.torch_private import pytree
 
 Results: TypeAlias = Mapping[str, Tensor]
 Clock: TypeAlias = Callable[[], float]
@@ -48,11 +48,10 @@ class Trainee:
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters, buffers and inputs, by name."""
-        given = (leaf for leaf in pytree.tree_leaves(self.inputs) if isinstance(leaf, Tensor))
         return {
             **dict(self.model.named_parameters()),
             **dict(self.model.named_buffers()),
-            **{f"input {number}": tensor for number, tensor in enumerate(given)},
+            **{f"input {number}": tensor for number, tensor in enumerate(tensors_of(self.inputs))},
         }
 
     def restart(self) -> None:
@@ -70,11 +69,10 @@ class Trainee:
     def step(self, forward: Callable[..., Any]) -> list[Tensor]:
         """One forward and backward pass; gradients are added to those that are there. The outputs."""
         output = call(forward, self.inputs)
-        leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
-        loss = loss_of(leaves)
+        loss = loss_of(output)
         if loss is not None:
             loss.backward()
-        return [leaf.detach() for leaf in leaves]
+        return [tensor.detach() for tensor in tensors_of(output)]
 
     def fresh_step(self, forward: Callable[..., Any]) -> dict[str, Tensor]:
         """One step from the start, and the results of it."""
@@ -211,5 +209,4 @@ def _wait_for(device: torch.device) -> None:
 
 def bytes_held(model: nn.Module, inputs: Iterable[Any]) -> int:
     """The bytes of parameters, buffers and inputs: what is there before a step."""
-    given = (value for value in inputs if isinstance(value, Tensor))
-    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), *given))
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), *tensors_of(inputs)))

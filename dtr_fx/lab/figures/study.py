@@ -45,11 +45,9 @@ def _named(*names: str) -> tuple[Series, ...]:
 
 
 def _ablation(cost: Cost) -> tuple[Series, ...]:
-    series = []
-    for staleness, size in itertools.product((True, False), repeat=2):
-        member = parameterized(staleness=staleness, size=size, cost=cost)
-        series.append(Series(member.name, _NAMED.get((staleness, size, cost), (member,))))
-    return tuple(series)
+    kinds = itertools.product((True, False), (True, False), [cost])
+    members = {kind: parameterized(staleness=kind[0], size=kind[1], cost=cost) for kind in kinds}
+    return tuple(Series(member.name, _NAMED.get(kind, (member,))) for kind, member in members.items())
 
 
 SERIES: dict[int, tuple[Series, ...]] = {

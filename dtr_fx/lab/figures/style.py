@@ -70,8 +70,6 @@ POLICY_LOOKS: dict[Deallocation, Look] = {
 }
 POLICY_DASHES: dict[Deallocation, Any] = {"ignore": "dotted", "eager": "solid", "banish": "dashed"}
 
-_SPARE = [("#117733", "*"), ("#AA4499", "X"), ("#661100", "d"), ("#88CCEE", "8")]
-
 
 def require_matplotlib() -> None:
     """Make sure that pictures can be drawn."""
@@ -82,16 +80,8 @@ def require_matplotlib() -> None:
 
 
 def heuristic_looks(names: Iterable[str]) -> dict[str, Look]:
-    """The look of each heuristic; those that the paper does not know share a few spare ones."""
-    looks: dict[str, Look] = {}
-    spare = 0
-    for name in names:
-        if name in _HEURISTICS:
-            looks[name] = _HEURISTICS[name]
-        elif name not in looks:
-            looks[name] = Look(name, *_SPARE[spare % len(_SPARE)])
-            spare += 1
-    return looks
+    """The look of each heuristic; those that are not known here share one."""
+    return {name: _HEURISTICS.get(name, Look(name, "#117733", "*")) for name in names}
 
 
 def strokes(look: Look, rank: int, of: int) -> dict[str, Any]:
