@@ -107,16 +107,14 @@ def results(
 
 def compare(target: str, options: Options, budgets: Sequence[float], **settings: Any) -> ModelBaselines:
     """Hold our plans for one model against the baselines."""
-    with progress(target.rpartition(":")[2], len(budgets) + _BISECTIONS + 4) as watch:
-        tick = map(watch, itertools.count(1)).__next__
+    with progress(target.rpartition(":")[2], len(budgets) + _BISECTIONS + 1) as advance:
+        plans = itertools.count(1)
         with FakeTensorMode(allow_non_fake_inputs=True):
             model, inputs = load_target(target, **settings)
             if not isinstance(model, torch.nn.Module):
                 raise CommandError(f"{target}: a function has no blocks to checkpoint; give a module")
             joint = baselines.trace(model, inputs)
-            tick()
             checkpoint = judge(*baselines.checkpointed(model, inputs))
-            tick()
         eager = judge(*baselines.eager(joint))
 
         @functools.cache
@@ -125,13 +123,13 @@ def compare(target: str, options: Options, budgets: Sequence[float], **settings:
                 pair, report = baselines.planned(joint, replace(options, budget=budget))
             except InfeasibleBudgetError:
                 return None
+            finally:
+                advance(next(plans))
             found = judge(*pair)
             return OurPlan(found.peak, found.overhead(eager), sum(report.seconds.values()))
 
         def against(name: str, found: Judgement) -> Baseline:
-            beside = Baseline(name, found.peak, found.overhead(eager), our_plan(found.peak))
-            tick()
-            return beside
+            return Baseline(name, found.peak, found.overhead(eager), our_plan(found.peak))
 
         def lowest_peak(above: int) -> OurPlan | None:
             """The plan of the lowest peak, by bisection, that costs no more than the checkpoint."""
@@ -143,7 +141,6 @@ def compare(target: str, options: Options, budgets: Sequence[float], **settings:
                     best, high = plan, plan.peak
                 else:
                     low = middle
-                tick()
             return best
 
         started = time.perf_counter()
@@ -153,7 +150,6 @@ def compare(target: str, options: Options, budgets: Sequence[float], **settings:
         except InfeasibleBudgetError as error:
             smallest, bound = error.smallest, error.lower_bound
         seconds = time.perf_counter() - started
-        tick()
         return ModelBaselines(
             target=target,
             nodes=sum(node.op.startswith("call") for node in joint.graph.graph.nodes),
