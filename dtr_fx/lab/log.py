@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
 from dtr_fx.errors import DTRError
+from dtr_fx.inspect.text import clip
 from dtr_fx.runtime.program import Call, Constant, Instruction, Keep, Output, Program, Release
 
 
@@ -429,6 +430,4 @@ class _Reader:
 
 def _shown(value: Any) -> str:
     """The value for a message, not too long."""
-    text = value.strip() if isinstance(value, str) else repr(value)
-    short = text if len(text) <= 60 else text[:59] + "…"
-    return repr(short) if isinstance(value, str) else short
+    return repr(clip(value.strip(), 60)) if isinstance(value, str) else clip(repr(value), 60)

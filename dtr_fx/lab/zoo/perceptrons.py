@@ -92,8 +92,7 @@ class UnrolledGAN(nn.Module):
         return F.softplus(of_fake).mean() + F.softplus(-of_real).mean()
 
     def judge(self, parameters: Parameters, points: Tensor) -> Tensor:
-        verdict: Tensor = functional_call(self.discriminator, dict(parameters), (points,))
-        return verdict
+        return functional_call(self.discriminator, dict(parameters), (points,))
 
 
 def gaussians(count: int) -> Tensor:

@@ -25,13 +25,11 @@ class Attention(nn.Module):
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         if mask is not None:
             scores = scores.masked_fill(mask, -math.inf)
-        mixed: Tensor = scores.softmax(-1) @ v
-        mixed = self.out(mixed.transpose(1, 2).flatten(2))
-        return mixed
+        mixed = scores.softmax(-1) @ v
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
     def split(self, x: Tensor) -> Tensor:
-        heads: Tensor = x.unflatten(-1, (self.heads, -1))
-        return heads.transpose(1, 2)
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 class Sublayer(nn.Module):
@@ -44,8 +42,7 @@ class Sublayer(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor, *others: Tensor | None) -> Tensor:
-        x = self.norm(x + self.dropout(self.module(x, *others)))
-        return x
+        return self.norm(x + self.dropout(self.module(x, *others)))
 
 
 class Layer(nn.Module):
@@ -62,8 +59,7 @@ class Layer(nn.Module):
         x = self.attend(x, x, mask)
         if self.attend_memory is not None:
             x = self.attend_memory(x, memory)
-        x = self.feed_forward(x)
-        return x
+        return self.feed_forward(x)
 
 
 def positions(length: int, width: int) -> Tensor:
@@ -97,9 +93,8 @@ class Transformer(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), following.flatten(), label_smoothing=0.1)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        x: Tensor = self.embedding(tokens) * math.sqrt(self.embedding.embedding_dim)
-        x = self.dropout(x + self.positions)
-        return x
+        x = self.embedding(tokens) * math.sqrt(self.embedding.embedding_dim)
+        return self.dropout(x + self.positions)
 
 
 def transformer(width: int = 64, heads: int = 8, batch: int = 8, length: int = 64, vocab: int = 256) -> Model:

@@ -44,7 +44,7 @@ class UNet(nn.Module):
         return F.cross_entropy(logits, crop(labels.unsqueeze(1), logits.shape[-1]).squeeze(1))
 
     def logits(self, images: Tensor) -> Tensor:
-        x: Tensor = self.down[0](images)
+        x = self.down[0](images)
         skips = []
         for down in self.down[1:]:
             skips.append(x)
@@ -54,8 +54,7 @@ class UNet(nn.Module):
         for up, merge in zip(self.up, self.merge):
             x = up(x)
             x = merge(torch.cat([crop(skips.pop(), x.shape[-1]), x], 1))
-        x = self.head(x)
-        return x
+        return self.head(x)
 
 
 class PaddedUNet(UNet):
