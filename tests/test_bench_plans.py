@@ -442,7 +442,8 @@ def test_times_counts_what_the_graph_has(model_file: Path, capsys: pytest.Captur
 
 def test_each_layer_of_a_deeper_gpt_is_of_one_size() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
-        counts = [len(trace(*make()).graph.graph.nodes) for make in times.gpts((1, 2, 13)).values()]
+        gpts = [load_target("zoo:gpt_full", layers=layers) for layers in (1, 2, 13)]
+        counts = [len(trace(*gpt).graph.graph.nodes) for gpt in gpts]
     layer = counts[1] - counts[0]
     assert layer > 50
     assert counts[2] == counts[0] + 12 * layer

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dtr_fx.lab.networks import linear
-from dtr_fx.runtime import Deallocation, Heuristic, Runtime, Tensor, collector_paused, resolve
+from dtr_fx.runtime import Deallocation, Heuristic, Runtime, collector_paused, resolve
 from dtr_fx.runtime.driver import drive
 from dtr_fx.runtime.heuristics import Score
 
@@ -28,10 +27,6 @@ class LinearRun:
     def ratio(self) -> float:
         """Operators executed for each of the 2N operators of the program: 1 without a budget."""
         return self.executed / (2 * self.n)
-
-    @property
-    def seconds_per_operator(self) -> float:
-        return self.seconds / self.executed
 
 
 def root_budget(n: int) -> int:
@@ -112,12 +107,8 @@ def run_adversary(n: int, budget: int, heuristic: str | Heuristic | Score = "dtr
         start = runtime.constant(1)
         paths = [list(runtime.perform_op([start], [1], cost=1.0)) for _ in range(min(n, budget))]
         for _ in range(n - len(paths)):
-            path = _longest_evicted(paths)
+            # Of the paths without a resident tensor, the one that costs most to rematerialize.
+            path = max((path for path in paths if not any(tensor.defined for tensor in path)), key=len)
             path += runtime.perform_op(path[-1:], [1], cost=1.0)
     lengths = tuple(len(path) for path in paths)
     return AdversaryRun(n, budget, heuristic.name, lengths, round(runtime.clock))
-
-
-def _longest_evicted(paths: Sequence[list[Tensor]]) -> list[Tensor]:
-    """Of the paths without a resident tensor the one that costs most to rematerialize."""
-    return max((path for path in paths if not any(tensor.defined for tensor in path)), key=len)

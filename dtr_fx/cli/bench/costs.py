@@ -256,11 +256,7 @@ _MOVES, _RANDOM, _MASK = "moves bytes", "random", "stores booleans"
 _KERNELS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "relu": (_MOVES, torch.relu),
     "sum": (_MOVES, lambda x: x.sum(3)),
-    "erf": (FUNCTION, torch.erf),
-    "exp": (FUNCTION, torch.exp),
-    "log": (FUNCTION, torch.log),
-    "sigmoid": (FUNCTION, torch.sigmoid),
-    "sin": (FUNCTION, torch.sin),
+    **{name: (FUNCTION, getattr(torch, name)) for name in ("erf", "exp", "log", "sigmoid", "sin")},
     "tanh": (SCALAR, torch.tanh),
     "max_pool2d": (SCALAR, lambda x: F.max_pool2d(x, 2)),
     "rand_like": (_RANDOM, torch.rand_like),

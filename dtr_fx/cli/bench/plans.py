@@ -114,6 +114,7 @@ def _parts(arguments: argparse.Namespace) -> dict[str, tuple[ModuleType, Iterato
         parts["logs"] = logs, logs.results(known, shares or ((0.5,) if quick else None))
     if "times" in only:
         depths = arguments.layers or ((2, 4) if quick else _LAYERS)
-        subjects = times.of_targets(targets, settings) if targets else times.gpts(depths)
-        parts["times"] = times, times.results(subjects, shares or (0.7,))
+        gpts = {f"gpt of {depth}": ("zoo:gpt_full", {"layers": depth}) for depth in depths}
+        given = {target.rpartition(":")[2]: (target, settings) for target in targets}
+        parts["times"] = times, times.results(given or gpts, shares or (0.7,))
     return parts

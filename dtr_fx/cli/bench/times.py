@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from dtr_fx.cli.bench import Rows
 from dtr_fx.cli.bench.goals import ONLINE, ROUNDING, SEARCH, Goal, worst
 from dtr_fx.cli.output import tracked
-from dtr_fx.cli.targets import Inputs, load_target
+from dtr_fx.cli.targets import load_target
 from dtr_fx.inspect.table import table
 from dtr_fx.lab.baselines import Joint, plan, trace
 from dtr_fx.planning.options import Options
@@ -20,26 +19,18 @@ from dtr_fx.units import format_percent, format_seconds
 _RUNS: dict[Literal["online", "search"], int] = {"online": 2, "search": 1}
 _GROWTH = 2.0
 
-Models: TypeAlias = "Mapping[str, Callable[[], tuple[Callable[..., object], Inputs]]]"
 
-
-def of_targets(targets: Sequence[str], settings: Mapping[str, Any]) -> Models:
-    return {target.rpartition(":")[2]: partial(load_target, target, **settings) for target in targets}
-
-
-def gpts(depths: Sequence[int]) -> Models:
-    """The GPT of full size at some depths."""
-    return {f"gpt of {depth}": partial(load_target, "zoo:gpt_full", layers=depth) for depth in depths}
-
-
-def results(models: Models, shares: Sequence[float]) -> Iterator[dict[str, Any]]:
+def results(
+    models: Mapping[str, tuple[str, dict[str, Any]]], shares: Sequence[float]
+) -> Iterator[dict[str, Any]]:
     """Seconds of planning for models, at budgets that are shares of their peaks.
 
-    Of either planner "whole" is from the graph to the verified one, "plan" finding the plan alone.
+    Each model has a name, a target, and the arguments of its factory. Of either planner "whole" is from the
+    graph to the verified one, "plan" finding the plan alone.
     """
-    for name, make in tracked("times", list(models.items())):
+    for name, (target, settings) in tracked("times", list(models.items())):
         with FakeTensorMode(allow_non_fake_inputs=True):
-            joint = trace(*make())
+            joint = trace(*load_target(target, **settings))
         nodes = list(joint.graph.graph.nodes)
         operators = sum(node.op.startswith("call") for node in nodes)
         for share in shares:
