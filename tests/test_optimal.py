@@ -144,7 +144,7 @@ def test_an_unsolved_program_is_reported_as_such(solve):
 
 
 def test_a_program_too_large_to_write_down():
-    with pytest.raises(CannotPlan, match="variables, more than 500000"):
+    with pytest.raises(CannotPlan, match="500 operators; Checkmate's is for 400 at most"):
         solve_checkmate(training_chain(250), 100)
 
 
@@ -209,6 +209,6 @@ def test_gaps_where_only_dtr_has_a_plan():
 
 
 def test_gaps_of_graphs_too_large_for_checkmate(monkeypatch):
-    monkeypatch.setattr("dtr_fx.lab.planners.checkmate.MAX_VARIABLES", 10)
+    monkeypatch.setattr("dtr_fx.lab.planners.checkmate.MAX_OPERATORS", 10)
     [gap] = gaps([training_chain(6)], [5 / 8], ["dtr"], seconds=20)
     assert (gap.solver, gap.optimal) == ("MOCCASIN", True)

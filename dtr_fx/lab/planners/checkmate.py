@@ -14,8 +14,8 @@ from dtr_fx.errors import DTRError
 from dtr_fx.lab.planners.graph import OperatorGraph
 from dtr_fx.lab.planners.plan import CannotPlan, Solution, solution, solvable, whole_costs, whole_sizes
 
-# A program of more variables does not get anywhere in hours, and takes gigabytes to write down.
-MAX_VARIABLES = 500_000
+# A program of more, of half a million variables, gets nowhere in hours, and takes gigabytes to write down.
+MAX_OPERATORS = 400
 
 # The solver takes a binary of 1e-6 for 0: the budget must not be more units than that can hide.
 FINEST = 10**5
@@ -25,7 +25,7 @@ _Row: TypeAlias = tuple[_Terms, float, float]  # low ≤ row · x ≤ high
 
 
 class TooLarge(CannotPlan):
-    """A graph whose program would have too many variables."""
+    """A graph of too many operators."""
 
 
 def solve_checkmate(graph: OperatorGraph, budget: float, seconds: float = 60.0) -> Solution:
@@ -34,9 +34,8 @@ def solve_checkmate(graph: OperatorGraph, budget: float, seconds: float = 60.0) 
     ``optimal`` is meant up to rounding: costs that are not whole numbers are rounded to 1e-7 of the
     program's, and sizes without a common divisor are rounded up to 1e-5 of the budget.
 
-    Raises ``CannotPlan`` if no plan in stages fits, the program would have more than ``MAX_VARIABLES``
-    variables, or there is nothing to plan; ``ValueError`` if the budget or the seconds are no number, or not
-    positive.
+    Raises ``CannotPlan`` if no plan in stages fits, or there are no operators or more than ``MAX_OPERATORS``;
+    ``ValueError`` if the budget or the seconds are no number, or not positive.
     """
     closed = solvable(graph, budget, seconds, "Checkmate")
     start = time.perf_counter()
@@ -71,12 +70,9 @@ class _Program:
     """
 
     def __init__(self, graph: OperatorGraph, budget: float) -> None:
-        self._variables = _variables(graph)
-        if self._variables > MAX_VARIABLES:
-            raise TooLarge(
-                f"{graph.name}: Checkmate's program for {len(graph)} operators has {self._variables} "
-                f"variables, more than {MAX_VARIABLES}; use MOCCASIN's"
-            )
+        if len(graph) > MAX_OPERATORS:
+            most = f"for {MAX_OPERATORS} at most"
+            raise TooLarge(f"{graph.name}: {len(graph)} operators; Checkmate's is {most}: use MOCCASIN's")
         self._graph = graph
         self._sizes, self._budget = whole_sizes(graph, budget, FINEST)
         self._costs, self.unit = whole_costs(graph)
@@ -87,6 +83,7 @@ class _Program:
         turns = [(t, k) for t in stages for k in range(t + 1)]
         self._free = dict(zip(((t, i, k) for t, k in turns for i in self._touched(k)), numbers))
         self._used = dict(zip(turns, numbers))
+        self._variables = next(numbers)
 
     def solve(self, seconds: float) -> Any:
         """The result of ``scipy.optimize.milp``."""
@@ -156,10 +153,3 @@ class _Program:
         kept: _Terms = [(self._keep[t, i], -1)] if i < t else []
         frees = [(self._free[t, i, k], 1.0) for k in (i, *self._graph.users[i]) if k < before and k <= t]
         return [(self._run[t, i], -1), *kept, *frees]
-
-
-def _variables(graph: OperatorGraph) -> int:
-    """As many of R, S and U as there are pairs of a stage and an operator in it, and the frees."""
-    count = len(graph)
-    frees = ((count - k) * (len(set(node.inputs)) + 1) for k, node in enumerate(graph.nodes))
-    return 3 * (count * (count + 1) // 2) + sum(frees)
