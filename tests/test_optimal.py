@@ -15,7 +15,7 @@ from dtr_fx.lab.planners import (
     Node,
     OperatorGraph,
     check,
-    gaps,
+    find_gap,
     plan_dtr,
     solve_checkmate,
     solve_moccasin,
@@ -188,7 +188,7 @@ def test_gaps():
     """DTR against the optimum: what is not feasible is infinite, and what fits has no gap."""
     graph = training_chain(6)
     shares = [1.0, 5 / 8, 3 / 8]
-    whole, tight, none = gaps([graph], shares, ["dtr", "lru"], seconds=20)
+    whole, tight, none = (find_gap(graph, share, ["dtr", "lru"], seconds=20) for share in shares)
     assert (whole.budget, tight.budget, none.budget) == (8, 5, 3)
     assert (whole.best, whole.gap("dtr"), whole.gap("lru")) == (graph.cost, 0, 0)
     assert tight.optimal
@@ -202,7 +202,7 @@ def test_gaps():
 
 def test_gaps_where_only_dtr_has_a_plan():
     """A budget that every operator fits into, and no plan in stages does: that is proved."""
-    [gap] = gaps([NO_STAGE], [5 / NO_STAGE.peak], ["dtr-eq"], seconds=20)
+    gap = find_gap(NO_STAGE, 5 / NO_STAGE.peak, ["dtr-eq"], seconds=20)
     assert gap.budget == gap.floor == 5
     assert (gap.best, gap.bound, gap.optimal, gap.solver) == (math.inf, math.inf, False, "Checkmate")
     assert gap.dtr["dtr-eq"] == 9
@@ -210,5 +210,5 @@ def test_gaps_where_only_dtr_has_a_plan():
 
 def test_gaps_of_graphs_too_large_for_checkmate(monkeypatch):
     monkeypatch.setattr("dtr_fx.lab.planners.checkmate.MAX_OPERATORS", 10)
-    [gap] = gaps([training_chain(6)], [5 / 8], ["dtr"], seconds=20)
+    gap = find_gap(training_chain(6), 5 / 8, ["dtr"], seconds=20)
     assert (gap.solver, gap.optimal) == ("MOCCASIN", True)

@@ -116,7 +116,7 @@ def _compare(arguments: argparse.Namespace) -> Comparison:
 
 def _optimum(graph: GraphModule, curve: Curve, limit: float, marks: list[Mark]) -> Iterator[str]:
     """Add the optimum at each budget where it is proved; say what is meant by it, or why there is none."""
-    from dtr_fx.lab.planners import gaps
+    from dtr_fx.lab.planners import find_gap
 
     operators = _operators(graph)
     if len(operators) > _MOST_OPERATORS:
@@ -124,7 +124,7 @@ def _optimum(graph: GraphModule, curve: Curve, limit: float, marks: list[Mark]) 
         return
     whole = operators.peak + operators.constants
     shares = tracked("optimum", [point.budget / whole for point in curve.points[1:]])
-    found = [gap for share in shares for gap in gaps([operators], [share], (), limit)]
+    found = [find_gap(operators, share, (), limit) for share in shares]
     proved = [gap for gap in found if gap.optimal]
     for gap in proved:
         overhead = (gap.best - gap.cost) / curve.base_cost

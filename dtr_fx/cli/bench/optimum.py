@@ -13,7 +13,7 @@ from dtr_fx.cli.bench.goals import Goal
 from dtr_fx.cli.output import tracked
 from dtr_fx.inspect.table import table
 from dtr_fx.lab import networks
-from dtr_fx.lab.planners import Gap, OperatorGraph, gaps, training_chain
+from dtr_fx.lab.planners import Gap, OperatorGraph, find_gap, training_chain
 from dtr_fx.lab.planners.gaps import SEARCH
 from dtr_fx.units import format_percent
 
@@ -26,7 +26,7 @@ def results(
 ) -> Iterator[Gap]:
     """DTR's cost above the optimum; ``seconds`` are for each exact planner."""
     for graph, share in tracked("optima", list(itertools.product(graphs, shares))):
-        yield from gaps([graph], [share], heuristics, seconds)
+        yield find_gap(graph, share, heuristics, seconds)
 
 
 def summary(found: Sequence[Gap]) -> str:

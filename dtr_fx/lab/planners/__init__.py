@@ -6,7 +6,7 @@ from dtr_fx.runtime import Plan
 
 from .checkmate import solve_checkmate
 from .checkpointing import plan_chen_greedy, plan_chen_sqrt, plan_revolve
-from .gaps import Gap, gaps
+from .gaps import Gap, find_gap
 from .graph import Node, OperatorGraph, training_chain
 from .moccasin import solve_moccasin
 from .plan import CannotPlan, PlanError, Solution, check, plan_dtr, plan_order
@@ -27,7 +27,7 @@ __all__ = [
     "PlanError",
     "Solution",
     "check",
-    "gaps",
+    "find_gap",
     "plan_chen_greedy",
     "plan_chen_sqrt",
     "plan_dtr",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dtr_fx.lab.planners.checkmate import TooLarge, solve_checkmate
@@ -46,33 +46,29 @@ class Gap:
         return self.dtr[heuristic] / self.bound - 1 if math.isfinite(self.bound) and self.bound else math.nan
 
 
-def gaps(
-    graphs: Iterable[OperatorGraph], shares: Sequence[float], heuristics: Sequence[str], seconds: float = 60.0
-) -> Iterator[Gap]:
-    """A row for each graph and budget, as soon as it is known; ``DTRError`` without scipy or ortools.
+def find_gap(graph: OperatorGraph, share: float, heuristics: Sequence[str], seconds: float = 60.0) -> Gap:
+    """Solve for a graph at a share of its peak; ``DTRError`` without scipy or ortools.
 
     Checkmate's program is tried first, MOCCASIN's where it proves nothing in time, each for ``seconds``.
     """
     require_ortools()
-    for graph in graphs:
-        for share in shares:
-            # The small number: shares such as 11 / 18 shall give whole budgets back.
-            budget = math.floor(share * (graph.peak + graph.constants) + 1e-9) - graph.constants
-            solution = _solve(graph, budget, seconds)
-            yield Gap(
-                graph=graph.name,
-                operators=len(graph),
-                share=share,
-                budget=budget,
-                floor=graph.floor,
-                cost=graph.cost,
-                best=solution.cost,
-                bound=solution.bound,
-                optimal=solution.optimal,
-                solver=solution.planner,
-                seconds=solution.seconds,
-                dtr={heuristic: _cost(graph, budget, heuristic) for heuristic in heuristics},
-            )
+    # The small number: shares such as 11 / 18 shall give whole budgets back.
+    budget = math.floor(share * (graph.peak + graph.constants) + 1e-9) - graph.constants
+    solution = _solve(graph, budget, seconds)
+    return Gap(
+        graph=graph.name,
+        operators=len(graph),
+        share=share,
+        budget=budget,
+        floor=graph.floor,
+        cost=graph.cost,
+        best=solution.cost,
+        bound=solution.bound,
+        optimal=solution.optimal,
+        solver=solution.planner,
+        seconds=solution.seconds,
+        dtr={heuristic: _cost(graph, budget, heuristic) for heuristic in heuristics},
+    )
 
 
 def _solve(graph: OperatorGraph, budget: int, seconds: float) -> Solution:
