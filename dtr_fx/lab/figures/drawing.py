@@ -36,7 +36,6 @@ REPLAYED = tuple(_STUDIED)
 class Drawing:
     """A figure: the ``picture``, and a row for each point in it."""
 
-    number: int
     picture: Figure
     rows: Sequence[dict[str, Any]]
 
@@ -55,7 +54,7 @@ def draw_study(study: Study, number: int) -> Drawing:
     else:
         picture = plot_slowdowns(replays, title, study.programs)
     rows = [{"ratio": replay.budget / replay.whole, **row} for replay, row in zip(replays, as_rows(replays))]
-    return Drawing(number, picture, rows)
+    return Drawing(picture, rows)
 
 
 def draw_comparison(comparison: PlannerComparison) -> Drawing:
@@ -65,7 +64,7 @@ def draw_comparison(comparison: PlannerComparison) -> Drawing:
         "Operator graphs of training steps; constants aside; hollow: not proved optimal in time"
     )
     picture = plot_overheads(comparison.graphs, comparison.results, title)
-    return Drawing(3, picture, [asdict(result) for result in comparison.results])
+    return Drawing(picture, [asdict(result) for result in comparison.results])
 
 
 def draw_linear(trace: LinearTrace) -> Drawing:
@@ -75,4 +74,4 @@ def draw_linear(trace: LinearTrace) -> Drawing:
         f"Evicted by cost of e* over size; {trace.steps} operators executed for the program's {2 * trace.n}"
     )
     picture = plot_residency(trace, title)
-    return Drawing(5, picture, [asdict(interval) for interval in trace.intervals])
+    return Drawing(picture, [asdict(interval) for interval in trace.intervals])
