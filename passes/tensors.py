@@ -80,8 +80,17 @@ def held_by(node: Node) -> list[Held]:
     value = node.meta.get("val")
     found = node.meta.get("dtr_held")
     if found is None or found[0] is not value:
-        found = node.meta["dtr_held"] = value, list(map(held_by_tensor, tensors_of(value)))
+        held = list(map(held_by_tensor, tensors_of(value)))
+        if held and getattr(node.target, "overloadpacket", None) in _COPIES_STORAGE:
+            whole = held_by(cast(Node, node.args[0]))[0].nbytes
+            held = [held[0]._replace(nbytes=max(whole, held[0].nbytes))]
+        found = node.meta["dtr_held"] = value, held
     return cast("list[Held]", found[1])
+
+
+# Of a view these copy all of its storage, which their fake values do not show.
+_aten = torch.ops.aten
+_COPIES_STORAGE = (_aten.copy, _aten.slice_scatter, _aten.select_scatter, _aten.diagonal_scatter)
 
 
 def held_by_tensor(tensor: torch.Tensor) -> Held:

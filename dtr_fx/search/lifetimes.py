@@ -68,7 +68,9 @@ class Operators:
             temporary=tuple(call.workspace + call.replay_workspace + n for call, n in zip(calls, holds)),
             again=tuple(again),
             repeats=tuple(repeats),
-            may_defer=tuple(call.may_defer and not nbytes for call, nbytes in zip(calls, holds)),
+            may_defer=tuple(
+                c.may_defer and bool(m) and not nbytes for c, m, nbytes in zip(calls, makes, holds)
+            ),
             maker=maker,
             size=tuple(output.size for _, output in made),
             kept=tuple(dict.fromkeys(number[tensor] for tensor in results if tensor in number)),
