@@ -1,14 +1,21 @@
 """One thread for torch, here and in the commands that tests start: tests run side by side, one per core.
 
+A search takes a tenth of its effort: what holds of a plan holds of one that is found in less.  Where a test is
+of how good plans are, ``pytest.mark.usual_effort`` has it take what it takes for users.
+
 Times of operators are kept in a folder of the run, not in that of the user. Random cases are the same in
 every run, and may take their time on a busy machine; ``--hypothesis-profile=new`` looks for others.
 """
 
+import importlib
 import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from dtr_fx.runtime import Program
+from dtr_fx.search import default_effort
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["DTR_DEBUG"] = "1"  # an order that the runtime refuses is an error
@@ -23,3 +30,14 @@ def _cache_of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DTR_FX_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.hookimpl(tryfirst=True)  # before the fixtures of a module, which plan too
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    usual = item.get_closest_marker("usual_effort") is not None
+    search = importlib.import_module("dtr_fx.search.search")
+    search.default_effort = default_effort if usual else _little_effort  # type: ignore[attr-defined]
+
+
+def _little_effort(program: Program) -> float:
+    return default_effort(program) / 10

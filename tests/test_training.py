@@ -42,7 +42,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-# --- five models at full size ------------------------------------------------------------------------------
+# --- five models ---------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Study:
 
     @cached_property
     def infeasible(self) -> InfeasibleBudgetError:
-        return smallest_budget(self.trainee, Options(plan_seconds=EFFORT))
+        return smallest_budget(self.trainee, Options())
 
     @property
     def unrewritten(self) -> Outcome:
@@ -72,7 +72,7 @@ class Study:
     def at(self, budget: float | str) -> Outcome:
         if budget not in self.outcomes:
             asked = self.infeasible.smallest if budget == SMALLEST else budget
-            step = measure(self.trainee, Options(budget=asked, plan_seconds=EFFORT))
+            step = measure(self.trainee, Options(budget=asked))
             self.outcomes[budget] = Outcome(step, train(self.trainee, step.forward, OPTIMIZERS[self.name]))
         return self.outcomes[budget]
 
@@ -92,10 +92,14 @@ def train(
     return trainee.results(losses)
 
 
-# Seconds of a search: what holds of a plan holds of one that is found in less.
-EFFORT = 0.2
-# The smallest budget of a long LSTM costs minutes of computing again.
-FEWER = {"lstm_cell": {"steps": 12}}
+# Deep enough that each budget is another plan; the smallest one of a longer LSTM costs minutes of computing again.
+SIZES = {
+    "gpt": {"layers": 4},
+    "lstm_cell": {"steps": 10},
+    "resnet50_32": {},
+    "unet_bn": {"depth": 3},
+    "mlp": {"layers": 16},
+}
 
 
 @contextlib.contextmanager
@@ -133,7 +137,7 @@ CUDA = [
 def study(request: pytest.FixtureRequest) -> Iterator[Study]:
     name, device = request.param
     torch.manual_seed(0)
-    model, inputs = zoo.MODELS[name](**FEWER.get(name, {}))
+    model, inputs = zoo.MODELS[name](**SIZES[name])
     with reproducible() if device == "cuda" else contextlib.nullcontext():
         yield Study(name, Trainee(model.to(device), tuple(x.to(device) for x in inputs)))
         torch._dynamo.reset()
