@@ -1,7 +1,7 @@
 """One thread for torch, here and in the commands that tests start: tests run side by side, one per core.
 
-A search takes a tenth of its effort: what holds of a plan holds of one that is found in less.  Where a test is
-of how good plans are, ``pytest.mark.usual_effort`` has it take what it takes for users.
+Under ``pytest.mark.little_effort`` a search takes a tenth of its effort: what holds of a plan, however
+good, holds of one that is found in less.
 
 Times of operators are kept in a folder of the run, not in that of the user. Random cases are the same in
 every run, and may take their time on a busy machine; ``--hypothesis-profile=new`` looks for others.
@@ -34,9 +34,9 @@ def _cache_of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures of a module, which plan too
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    usual = item.get_closest_marker("usual_effort") is not None
+    little = item.get_closest_marker("little_effort") is not None
     search = importlib.import_module("dtr_fx.search.search")
-    search.default_effort = default_effort if usual else _little_effort  # type: ignore[attr-defined]
+    search.default_effort = _little_effort if little else default_effort  # type: ignore[attr-defined]
 
 
 def _little_effort(program: Program) -> float:

@@ -32,6 +32,8 @@ from dtr_fx.lab.trainee import (
 )
 from dtr_fx.planning.options import Options
 
+pytestmark = pytest.mark.little_effort
+
 BUDGETS = ("90%", "60%", SMALLEST)
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "gpt": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
@@ -42,7 +44,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-# --- five models ---------------------------------------------------------------------------------------------
+# --- five models -------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -92,13 +94,13 @@ def train(
     return trainee.results(losses)
 
 
-# Deep enough that each budget is another plan; the smallest one of a longer LSTM costs minutes of computing again.
-SIZES = {
-    "gpt": {"layers": 4},
-    "lstm_cell": {"steps": 10},
-    "resnet50_32": {},
-    "unet_bn": {"depth": 3},
-    "mlp": {"layers": 16},
+# Deep enough that each budget is another plan.
+SIZES: dict[str, dict[str, Any]] = {
+    "gpt": {"layers": 2, "batch": 4},
+    "lstm_cell": {"steps": 8},
+    "resnet50_32": {"batch": 8, "blocks": (1, 2, 1, 1)},
+    "unet_bn": {"depth": 3, "batch": 4},
+    "mlp": {"layers": 12},
 }
 
 
