@@ -15,12 +15,14 @@ from dtr_fx.errors import GraphError
 from dtr_fx.lab.trainee import Trainee, differing, measure, same_bits, smallest_budget
 from dtr_fx.planning.options import Options
 
+pytestmark = pytest.mark.little_effort
+
 MODEL = """
 import torch
 from torch import nn
 
 def factory():
-    layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.GELU())]
+    layers = [layer for _ in range(5) for layer in (nn.Linear(64, 64), nn.GELU())]
     return nn.Sequential(*layers), torch.randn(512, 64)
 
 def function():
@@ -45,7 +47,7 @@ def dropout_file(tmp_path: Path) -> Path:
 @pytest.fixture
 def trainee() -> Trainee:
     torch.manual_seed(0)
-    layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1))]
+    layers = [layer for _ in range(5) for layer in (nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1))]
     return Trainee(nn.Sequential(*layers), (torch.randn(512, 64),))
 
 
