@@ -7,6 +7,7 @@ left alone.
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from collections.abc import Callable
 
@@ -23,6 +24,8 @@ from dtr_fx.cli import main
 from dtr_fx.compiler import backend
 from dtr_fx.compiler.inductor.partition import Planned
 from dtr_fx.planning.options import Options
+
+pytestmark = pytest.mark.little_effort
 
 WIDTH = 256
 
@@ -92,14 +95,23 @@ def step_of(model: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor) ->
     return found
 
 
-def made(make: Callable[[], nn.Module]) -> tuple[nn.Module, Tensor, list[Tensor]]:
-    """A model, its input, and what plain Inductor makes of a step."""
+def fresh(make: Callable[[], nn.Module]) -> tuple[nn.Module, Tensor]:
+    """A model and its input, always the same."""
+    torch._dynamo.reset()
     torch.manual_seed(0)
-    torch._dynamo.reset()
-    model, x = Residual(make), torch.randn(2048, WIDTH)
-    expected = step_of(model, torch.compile(model), x)
-    torch._dynamo.reset()
-    return model, x, expected
+    return Residual(make), torch.randn(2048, WIDTH)
+
+
+@functools.cache
+def reference(make: Callable[[], nn.Module]) -> list[Tensor]:
+    """What plain Inductor makes of a step."""
+    model, x = fresh(make)
+    return step_of(model, torch.compile(model), x)
+
+
+def made(make: Callable[[], nn.Module]) -> tuple[nn.Module, Tensor, list[Tensor]]:
+    expected = reference(make)
+    return *fresh(make), expected
 
 
 def bytes_measured(model: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor) -> int:
@@ -220,7 +232,7 @@ def test_at_its_own_peak_a_step_is_plain_inductors():
 
 
 def test_what_does_not_fit_is_an_error_and_leaves_no_setting_behind():
-    model, x, _ = made(norm_and_matmul)
+    model, x = fresh(norm_and_matmul)
     before = torch._inductor.config.get_config_copy()
     with pytest.raises(InfeasibleBudgetError):
         step_of(model, torch.compile(model, backend="dtr", options={"budget": 1, "executor": "inductor"}), x)
@@ -293,7 +305,7 @@ def test_a_second_compilation_is_read_from_the_cache():
 
 
 def test_inference_runs_as_plain_inductor_has_it():
-    model, x, _ = made(norm_and_matmul)
+    model, x = fresh(norm_and_matmul)
     with torch.no_grad():
         expected = torch.compile(model)(x)
         torch._dynamo.reset()
