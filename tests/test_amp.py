@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from dtr_fx import Report
 
+pytestmark = pytest.mark.little_effort
+
 
 def trained(
     backend: str, dtype: torch.dtype, options: dict[str, object] | None = None

@@ -12,6 +12,8 @@ from dtr_fx.cli import main
 from dtr_fx.lab import methods
 from dtr_fx.lab.zoo.sized import Subject
 
+pytestmark = pytest.mark.little_effort
+
 CPU, CAP = torch.device("cpu"), 1 << 19
 
 

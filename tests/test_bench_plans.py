@@ -36,6 +36,7 @@ LOG_HEADS = ("unet: ", "lowest ratio ")
 
 
 @pytest.mark.slow
+@pytest.mark.little_effort
 def test_a_quick_run_prints_every_table_and_goal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "plans", "--quick"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -165,6 +166,7 @@ def model_file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.little_effort
 def test_a_comparison_is_consistent(model_file: Path) -> None:
     result = baselines.compare(f"{model_file}:factory", Options(), budgets=(1.0, 0.5))
     assert [point.name for point in result.partitioner] == ["1.0", "0.5"]
@@ -175,6 +177,7 @@ def test_a_comparison_is_consistent(model_file: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.little_effort
 def test_the_command_prints_every_table(model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = f"{model_file}:factory"
     assert main(["bench", "plans", target, "--only", "baselines"]) == 0
@@ -185,6 +188,7 @@ def test_the_command_prints_every_table(model_file: Path, capsys: pytest.Capture
 
 
 @pytest.mark.slow
+@pytest.mark.little_effort
 def test_the_command_prints_json(model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "plans", f"{model_file}:factory", "--only", "baselines", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

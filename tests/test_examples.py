@@ -14,6 +14,8 @@ import torch
 import train_gpt
 from torch.fx.experimental.proxy_tensor import make_fx
 
+pytestmark = pytest.mark.little_effort
+
 SMALL = ["--layers", "2", "--width", "32", "--batch", "8", "--length", "32"]
 
 

@@ -23,6 +23,7 @@ from dtr_fx.report import KINDS, Event, Point, StorageStats
 from dtr_fx.units import format_bytes, format_count, format_percent, format_seconds
 
 SMALL = ["zoo:gpt", "--arg", "layers=1", "--arg", "width=32", "--arg", "batch=4", "--arg", "length=32"]
+SEARCHED = [*SMALL, "--budget", "60%", "--plan-seconds", "0.1"]
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With two saved plans of one model: a search's at 60%, a heuristic's at 70%."""
     place = tmp_path_factory.mktemp("plans")
     torch.compiler.reset()
-    assert main(["diff", *SMALL, "--budget", "60%", "--json", "-o", str(place / "a.json")]) == 0
+    assert main(["diff", *SEARCHED, "--json", "-o", str(place / "a.json")]) == 0
     torch.compiler.reset()
     online = ["--budget", "70%", "--planner", "online", "--heuristic", "dtr-eq"]
     assert main(["diff", *SMALL, *online, "--json", "-o", str(place / "b.json")]) == 0
@@ -73,7 +74,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def test_a_plan_that_is_saved_is_printed_as_when_it_was_made(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = printed(capsys, "diff", *SMALL, "--budget", "60%")
+    made = printed(capsys, "diff", *SEARCHED)
     assert printed(capsys, "diff", folder / "a.json") == made
 
 
@@ -115,7 +116,7 @@ def test_every_figure_of_the_diff_is_the_reports(
 
 
 def test_another_process_prints_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = [sys.executable, "-m", "dtr_fx", "diff", *SMALL, "--budget", "60%"]
+    command = [sys.executable, "-m", "dtr_fx", "diff", *SEARCHED]
     environment = os.environ | {"PYTHONHASHSEED": "7", "PYTHONIOENCODING": "utf-8"}
     other = subprocess.run(command, env=environment, capture_output=True, check=True, encoding="utf-8")
     assert other.stdout == printed(capsys, "diff", folder / "a.json")
@@ -267,7 +268,7 @@ def test_several_graphs_say_why_they_were_traced(tmp_path: Path, capsys: pytest.
 
 def test_two_sets_of_options_are_compared(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     online = "budget=70% planner=online,heuristic=dtr-eq"
-    (found,) = data(capsys, "diff", *SMALL, "--budget", "60%", "--vs", online)
+    (found,) = data(capsys, "diff", *SEARCHED, "--vs", online)
     assert found == data(capsys, "diff", folder / "a.json", folder / "b.json")[0]
 
 
