@@ -15,12 +15,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dtr_fx.compiler.backend import boxed_compiler, partition_fn
     from dtr_fx.compiler.dispatch import plans
     from dtr_fx.compiler.explain import Reports, explain
     from dtr_fx.compiler.inductor import Partitioner
     from dtr_fx.compiler.retrace import LivePlan
     from dtr_fx.costs.measure import measure_peak
-    from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
+    from dtr_fx.errors import (
+        DTRError,
+        GraphError,
+        InfeasibleBudgetError,
+        OptionError,
+        OverBudgetError,
+        UncompiledError,
+        WrittenTensorError,
+    )
     from dtr_fx.inspect.views import Report
     from dtr_fx.lab.record import RecordError, record_log
     from dtr_fx.planning.curve import smallest_budget, sweep
@@ -47,9 +56,13 @@ __all__ = [
     "RecordError",
     "Report",
     "Reports",
+    "UncompiledError",
+    "WrittenTensorError",
+    "boxed_compiler",
     "explain",
     "judge",
     "measure_peak",
+    "partition_fn",
     "plans",
     "record_log",
     "smallest_budget",
@@ -62,8 +75,9 @@ _NAMES = {
     "report": ("Curve", "CurvePoint"),
     "errors": (
         *("DTRError", "GraphError", "InfeasibleBudgetError", "OptionError", "OverBudgetError"),
-        "WrittenTensorError",
+        *("UncompiledError", "WrittenTensorError"),
     ),
+    "compiler.backend": ("boxed_compiler", "partition_fn"),
     "compiler.explain": ("Reports", "explain"),
     "compiler.inductor": ("Partitioner",),
     "planning.interpreter": ("DTRInterpreter",),

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._prims.rng_prims import run_and_save_rng_state
 from torch.fx import GraphModule, Node
 
-from dtr_fx.compiler.backend import run_boxed
+from dtr_fx.compiler.backend import boxed_compiler
 from dtr_fx.costs.measure import measure_peak
 from dtr_fx.lab.baselines import Pair
 
@@ -51,7 +51,7 @@ def peak(pair: Pair) -> int:
 
 def _call(gm: GraphModule, arguments: list[Tensor]) -> list[Tensor]:
     with torch.no_grad():
-        return list(run_boxed(gm, ())(arguments))
+        return list(boxed_compiler(gm, ())(arguments))
 
 
 def _taken(gm: GraphModule) -> list[str]:

@@ -19,7 +19,7 @@ class Blocks(nn.Module):
     def __init__(self, **marks: Any) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 32)) for _ in range(4)
+            nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 32)) for _ in range(3)
         )
         self.marks = marks
 
@@ -62,7 +62,7 @@ def recomputed(report: Report) -> set[str]:
     return {event.origin for event in report.events if event.kind == "recompute"}
 
 
-@pytest.mark.parametrize("options", [{}, {"budget": "100%"}, {"budget": "90%"}, {"budget": "1GiB"}])
+@pytest.mark.parametrize("options", [{}, {"budget": "90%"}, {"budget": "1GiB"}])
 def test_no_plan_takes_more_than_the_users_checkpoints(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     marked, plain = Blocks(**ALL), Blocks()
@@ -102,7 +102,7 @@ def test_what_must_be_recomputed_is_saved_by_no_plan() -> None:
         return CheckpointPolicy.MUST_RECOMPUTE if must else CheckpointPolicy.PREFER_SAVE
 
     _, report = step(Blocks(**selective(policy)), "dtr", budget="1GiB")
-    assert len([name for name in recomputed(report) if name.startswith("native_dropout")]) == 4
+    assert len([name for name in recomputed(report) if name.startswith("native_dropout")]) == 3
 
 
 def test_a_policy_that_no_plan_keeps_is_an_error() -> None:

@@ -59,7 +59,6 @@ def test_an_overhead_and_a_report_are_understood_once(tmp_path: Path) -> None:
     [
         True,
         False,
-        None,
         [1],
         "",
         "Gb",

@@ -22,7 +22,7 @@ from dtr_fx.compiler.accounting import shared_accounting
 from dtr_fx.compiler.dispatch import Dispatcher
 from dtr_fx.compiler.dynamo import keep_what_is_saved, sized_inputs
 from dtr_fx.compiler.frames import watch_frames
-from dtr_fx.compiler.reference import pytorch_budget
+from dtr_fx.compiler.reference import Pair, pytorch_budget
 from dtr_fx.compiler.retrace import Retracer
 from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
 from dtr_fx.inspect.views import Report
@@ -78,32 +78,51 @@ def _raise(error: DTRError, *_: Any) -> Any:
     raise error.with_traceback(None)
 
 
+def partition_fn(budget: float | int | str | None = None, **options: Any) -> Callable[..., Pair]:
+    """A ``partition_fn`` for AOTAutograd: forward and backward graphs that hold a budget between them.
+
+    For a pipeline of one's own, with ``boxed_compiler`` or another that frees its arguments in time:
+    ``aot_module(model, boxed_compiler, boxed_compiler, partition_fn=dtr_fx.partition_fn("60%"))``.  Options
+    are the backend's, see ``Options``; OptionError and InfeasibleBudgetError as there.
+    """
+    chosen = Options.from_mapping({"budget": budget, **options})
+    if chosen.executor == "inductor":
+        raise OptionError("executor='inductor': for Inductor there is dtr_fx.Partitioner")
+    return functools.partial(_partition, chosen, None)
+
+
+def _partition(
+    options: Options, parameters: Sequence[bool] | None, joint: GraphModule, inputs: Any, **facts: Any
+) -> Pair:
+    regions = joint.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph)
+    if options.limits and regions:  # AOTAutograd splits a nested region by itself
+        raise GraphError(
+            "a nested_compile_region saves values that no budget counts: take the decorator off, or "
+            "leave the budget out"
+        )
+    free = options.is_default and not any(map(mark_of, joint.graph.nodes))
+    most = pytorch_budget(joint, inputs, facts) if free else None
+    prepare(joint, facts.get("static_lifetime_input_indices") or (), parameters)
+    _check_backward(joint)
+    if most is None:
+        _rewrite(joint, options)
+    else:
+        _rewrite_within(joint, options, most)
+    return split(joint, inputs, **facts)
+
+
 def _compile_eagerly(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     parameters = [isinstance(value, torch.nn.Parameter) for value in inputs]
 
-    def partition(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, GraphModule]:
-        regions = joint.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph)
-        if options.limits and regions:  # AOTAutograd splits a nested region by itself
-            raise GraphError(
-                "a nested_compile_region saves values that no budget counts: take the decorator off, or "
-                "leave the budget out"
-            )
-        free = options.is_default and not any(map(mark_of, joint.graph.nodes))
-        most = pytorch_budget(joint, inputs, facts) if free else None
-        prepare(joint, facts.get("static_lifetime_input_indices") or (), parameters)
-        _check_backward(joint)
-        _rewrite(joint, options) if most is None else _rewrite_within(joint, options, most)
-        return split(joint, inputs, **facts)
-
     def compile_inference(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         _rewrite(gm, options, saves_nothing=True)
-        return run_boxed(gm, inputs)
+        return boxed_compiler(gm, inputs)
 
     compiler = aot_autograd(
-        fw_compiler=run_boxed,
+        fw_compiler=boxed_compiler,
         bw_compiler=_compile_backward,
         inference_compiler=compile_inference,
-        partition_fn=partition,
+        partition_fn=functools.partial(_partition, options, parameters),
         keep_inference_input_mutations=True,
     )
     compiled: Callable[..., Any] = compiler(gm, inputs)
@@ -112,7 +131,7 @@ def _compile_eagerly(gm: GraphModule, inputs: Sequence[Any], options: Options) -
 
 def _compile_backward(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     keep_what_is_saved()
-    return run_boxed(gm, inputs)
+    return boxed_compiler(gm, inputs)
 
 
 def _check_backward(joint: GraphModule) -> None:
@@ -194,8 +213,11 @@ def _left_alone(model: Callable[..., Any]) -> Iterator[None]:
                 buffer.copy_(before)
 
 
-def run_boxed(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
-    """A function that takes its arguments in a list and empties it, so that each can be freed in time."""
+def boxed_compiler(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+    """A compiler for AOTAutograd: the graph, run as it is, frees each argument after its last use.
+
+    Its function takes the arguments in a list and empties it.
+    """
     gm.graph.set_codegen(BoxedCodeGen())
     gm.recompile()
     forward = gm.forward

@@ -18,7 +18,7 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
-from dtr_fx.compiler.backend import run_boxed
+from dtr_fx.compiler.backend import boxed_compiler
 from dtr_fx.errors import GraphError
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.drops import LowerDrops
@@ -71,7 +71,10 @@ def trace(model: Callable[..., Any], inputs: Inputs) -> Joint:
         raise _Traced(Joint(graph, given, facts))
 
     backend = aot_autograd(
-        fw_compiler=run_boxed, bw_compiler=run_boxed, partition_fn=stop, keep_inference_input_mutations=True
+        fw_compiler=boxed_compiler,
+        bw_compiler=boxed_compiler,
+        partition_fn=stop,
+        keep_inference_input_mutations=True,
     )
     torch.compiler.reset()
     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)

@@ -177,6 +177,7 @@ class _Joined:
         if node.target in _DRAWS:
             return _DRAWS[node.target](self, node)
         copy = self.graph.node_copy(node, self.copies.__getitem__)
+        copy.meta.pop("recompute", None)  # obeyed by now
         if node.op in ("get_attr", "call_module"):
             copy.target = f"{part}.{node.target}"
         elif node.op != "placeholder" and "val" in node.meta:

@@ -63,6 +63,8 @@ def parse_budget(value: object) -> Budget:
     >>> parse_budget("512MiB")
     Budget(kind='bytes', value=536870912, saved=None, asked='512MiB')
     """
+    if value is None:
+        return _NONE
     if isinstance(value, Budget):
         return value
     if isinstance(value, str):
@@ -212,7 +214,7 @@ class Options:
     - ``on_report``: called with the ``Report`` of every graph that was planned.
     """
 
-    budget: _Option[Budget] = _Option(parse_budget, _NONE)
+    budget: _Option[Budget] = _Option(parse_budget, None)
     max_overhead: _Option[float | None] = _Option(_parse_overhead, None)
     heuristic: str | Any = "next-use"
     costs: Any = "roofline"

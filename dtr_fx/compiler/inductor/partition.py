@@ -24,6 +24,7 @@ from dtr_fx.passes.contract import KERNELS, VALUES, Pipeline
 from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.effects import last_writes
 from dtr_fx.passes.kernels import ContractKernels, ExpandKernels
+from dtr_fx.passes.marks import mark_of
 from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.split import prepare, split
 from dtr_fx.passes.tensors import graph_device, is_tangent, storage_bytes, storage_keys, tensors_of
@@ -123,7 +124,7 @@ class Partitioner(Setting, CustomPartitionerFn):
             step, whole = join(*pair), copy_of(gm)
             ContractKernels().call(step)
             ContractKernels().call(whole)
-            self.budget = self._budget_of(whole)
+            self.budget = self._budget_of(whole, peak_of(step) if _is_marked(gm) else None)
             if not self.is_free and peak_of(step) > self.budget:
                 return None
             self.report = replace(rewrite(step, replace(self._options, budget=1.0)), budget=self.budget)
@@ -132,11 +133,16 @@ class Partitioner(Setting, CustomPartitionerFn):
 
     def _planned(self, gm: GraphModule, inputs: Sequence[object], facts: Mapping[str, Any]) -> Pair:
         with torch.no_grad(), fake_mode_of(gm) or contextlib.nullcontext():
+            marked = None
+            if _is_marked(gm):
+                step = join(*pytorch_pair(gm, inputs, facts))
+                ContractKernels().call(step)
+                marked = peak_of(step)
             prepare(gm, facts.get("static_lifetime_input_indices") or ())
             ContractKernels().call(gm)
             options = self._options
             if options.max_overhead is None:
-                nbytes = self._budget_of(gm)
+                nbytes = self._budget_of(gm, marked)
                 options = replace(options, budget=replace(options.budget, kind="bytes", value=nbytes))
             # A view runs nothing, whatever kernels name it among those that they come from.
             for node in itertools.filterfalse(kernels.is_view, gm.graph.nodes):
@@ -151,16 +157,21 @@ class Partitioner(Setting, CustomPartitionerFn):
             self.storage_of = _storages_saved(pair[0])
         return pair
 
-    def _budget_of(self, gm: GraphModule) -> int:
-        """The budget in bytes, of a graph of kernels; a fraction is of its peak as it is."""
+    def _budget_of(self, gm: GraphModule, marked: int | None) -> int:
+        """The budget in bytes, of a graph of kernels; a fraction is of its peak as it is.
+
+        Where the user's checkpoints have a peak, ``marked``, it is of that, and the budget is not above it.
+        """
         budget = self._options.budget
         device = graph_device(gm)
         inputs = gm.graph.find_nodes(op="placeholder")
         counted = (node for node in inputs if node.users and not is_tangent(node))
         tensors = [tensor for node in counted for tensor in tensors_of(node.meta.get("val"))]
         held = sum(storage_bytes(tensor, device) for tensor in tensors)
-        peak = peak_of(gm) if budget.kind == "fraction" else 0
-        return resolve_budget(budget, peak, device, already_held=held)
+        peak = peak_of(gm) if budget.kind in ("fraction", "none") else 0
+        if marked is None:
+            return resolve_budget(budget, peak, device, already_held=held)
+        return min(marked, resolve_budget(budget, min(peak, marked), device, already_held=held))
 
     def uuid(self) -> Any | None:
         """The key of a compiled graph; None, so that nothing is cached, where that cannot be told."""
@@ -193,6 +204,10 @@ class Planned(Partitioner):
 
     def __call__(self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any) -> Pair:
         return self._planned(gm, joint_inputs, facts)
+
+
+def _is_marked(joint: GraphModule) -> bool:
+    return any(map(mark_of, joint.graph.nodes))
 
 
 @functools.cache
