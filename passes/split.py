@@ -26,8 +26,9 @@ def prepare(joint: GraphModule, static: Iterable[int], parameters: Sequence[bool
 class ExecutionOrder(Pass):
     """Put every node into the pass where ``default_partition`` will, and say so in its tag.
 
-    AOTAutograd lists the writes to mutated inputs last: they move to the end of the forward pass.  It gives
-    the backward formulas of ``autograd.Function`` no tag, and the inputs of a subgraph a wrong one.
+    AOTAutograd lists the writes to mutated inputs last, and detaches some outputs there: these move to the end
+    of the forward pass.  It gives the backward formulas of ``autograd.Function`` no tag, and the inputs of a
+    subgraph a wrong one.
     """
 
     name = "execution order"
@@ -40,11 +41,15 @@ class ExecutionOrder(Pass):
         if not ends:
             return False
         forward, backward = nodes[: ends[-1] + 1], nodes[ends[-1] + 1 :]
-        last = nodes[ends[-1]]
+        last, inside = nodes[ends[-1]], set(forward)
         for node in backward:
             if node.meta.get("partitioner_tag") == "must_be_in_forward":
                 last.append(node)
                 last = node
+            elif _gives_back(node, inside):
+                last.append(node)
+                last = node
+                node.meta["partitioner_tag"] = "is_forward"
             elif node.op != "output" and node.meta.get("partitioner_tag") != "must_be_in_backward":
                 node.meta["partitioner_tag"] = "is_backward"
         for node in forward:
@@ -52,6 +57,11 @@ class ExecutionOrder(Pass):
             if node.meta.get("partitioner_tag") != "must_be_in_forward":
                 node.meta["partitioner_tag"] = "is_backward" if comes_late else "is_forward"
         return True
+
+
+def _gives_back(node: Node, forward: set[Node]) -> bool:
+    is_detached = node.target is torch.ops.aten.detach.default and "partitioner_tag" not in node.meta
+    return is_detached and node.args[0] in forward
 
 
 def _is_forward_input(node: Node) -> bool:
