@@ -264,9 +264,11 @@ class _Analysis:
         for node in self.tangents:
             values = self._new_values(node, "input")
             if node.users:
-                fresh = tuple(filter(self.program.is_storage, values))
-                self.results.update(fresh)
-                self.program.calls.append(NodeCall(node, ARRIVE, outputs=fresh, recomputable=False))
+                storages = [self.program.storage(value) for value in values]
+                shared = tuple(each for value, each in zip(values, storages) if each != value)
+                self.results.update(storages)
+                call = NodeCall(node, ARRIVE, inputs=shared, outputs=tuple(values), recomputable=False)
+                self.program.calls.append(call)
         self.tangents = []
 
     def _add_operator(self, position: int, node: Node) -> None:
