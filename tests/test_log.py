@@ -159,6 +159,13 @@ def test_a_tensor_is_released_with_its_last_name(log):
     assert [type(step) for step in program.instructions] == [Call, Call, Release, Keep]
 
 
+def test_results_are_kept_in_the_order_of_their_first_names(log):
+    """In the original of all names that a tensor has had, here of those that it has."""
+    parts = (call("f", "", {"a": 1}), call("g", "", {"b": 2}), CopyLine("c", "a"), ReleaseLine("a"))
+    assert log(*parts).instructions[2:] == (Keep(1), Keep(0))
+    assert log(*parts, simrd=True).instructions[2:] == (Keep(0), Keep(1))
+
+
 def test_a_mutated_storage_is_seen_through_all_of_its_names(log):
     parts = (
         call("f", "", {"x": 8}),

@@ -285,13 +285,16 @@ class _Reader:
         self.instructions: list[Instruction] = []
         self._simrd, self._before = simrd, before
         self._tensors: dict[str, int] = {}  # the tensor that a name stands for
+        self._last: dict[str, int] = {}  # the last tensor of each name, also of those that are gone
         self._storages: list[int] = []  # of each tensor, its storage: the number of the first tensor there
         self._sizes: list[int] = []  # of each tensor, but views
         self._named: dict[int, dict[str, None]] = {}  # the names of a storage's tensors
         self._backward: int | None = None
 
     def program(self, name: str) -> Program:
-        kept = dict.fromkeys(self._tensors.values())
+        live = set(self._tensors.values())
+        names = self._last if self._simrd else self._tensors
+        kept = dict.fromkeys(tensor for tensor in names.values() if tensor in live)
         backward = self._backward
         if backward is None:  # the log does not say where its backward pass begins
             backward = next((at for at, call in enumerate(self.calls) if "backward" in call.name), None)
@@ -411,7 +414,7 @@ class _Reader:
         return tensor
 
     def _bind(self, name: str, tensor: int) -> None:
-        self._tensors[name] = tensor
+        self._tensors[name] = self._last[name] = tensor
         self._named.setdefault(self._storages[tensor], {})[name] = None
 
     def _rename(self, name: str, tensor: int) -> None:

@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from dtr_fx.lab.simrd import SimrdRuntime
 from dtr_fx.runtime import Deallocation, Heuristic, OutOfBudget, Runtime, Thrash, collector_paused, resolve
 from dtr_fx.runtime.driver import drive
-from dtr_fx.runtime.graph import Operator, Storage
 from dtr_fx.runtime.heuristics import Score
 from dtr_fx.runtime.program import Program
-from dtr_fx.runtime.steps import RECOMPUTE, RELEASED
+from dtr_fx.runtime.steps import RECOMPUTE
 
 Outcome: TypeAlias = Literal["ok", "out of memory", "thrash"]
 
@@ -118,21 +118,3 @@ def check_limits(program: Program, deallocation: Deallocation, max_slowdown: flo
         raise ValueError(f"the original simulator's rules are for eager eviction, not {deallocation!r}")
     if not max_slowdown >= 1:
         raise ValueError(f"max_slowdown is {max_slowdown}; it is at least 1, the program's own time")
-
-
-class SimrdRuntime(Runtime):
-    """Eager eviction as the original artifact's simulator has it, to compare results with.
-
-    Source: uwsampl/dtr-prototype, folder simrd, runtime ``V2EagerOptimized``.  A storage that nothing can ask
-    for again stays evicted, and goes on counting in its neighbours' scores; inputs of operators that wait for
-    a rematerialization stay locked, if need be until nothing is left to evict.  ``read_log(..., simrd=True)``
-    has its third rule.  In no switch is a fourth: of equal scores it evicts the last of the pool, dtr_fx the
-    first.
-    """
-
-    def _retire(self, storage: Storage) -> None:
-        if storage.slot >= 0 and storage.root.op is not None:
-            self.perform_eviction(storage, storage.root.op, RELEASED)
-
-    def _borrow(self, op: Operator) -> None:
-        return None

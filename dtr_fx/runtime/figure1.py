@@ -51,9 +51,9 @@ class Figure1(Deallocating):
             self._extend(op, storage)
         return op.outputs
 
-    def _perform(self, op: Operator) -> None:
+    def _perform(self, op: Operator, wanted: Sequence[Tensor] = ()) -> None:
         """Run an operator after whatever must be rematerialized for it, in chains of any length."""
-        self._frames.append(self._frame(op))
+        self._frames.append(self._frame(op, wanted))
         try:
             while self._frames:
                 frame = self._frames[-1]

@@ -7,6 +7,7 @@ of every change.  ``visits`` counts the storages and sets that it looks at on th
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from operator import attrgetter
 from typing import TypeAlias
@@ -17,9 +18,9 @@ from dtr_fx.runtime.graph import Storage
 from dtr_fx.runtime.heuristics import Heuristic
 from dtr_fx.runtime.pool import Pool
 
-_Step: TypeAlias = Callable[[Storage], list[Storage]]
-_parents: _Step = attrgetter("parents")
-_children: _Step = attrgetter("children")
+Step: TypeAlias = Callable[[Storage], list[Storage]]
+parents: Step = attrgetter("parents")
+children: Step = attrgetter("children")
 
 
 class Local:
@@ -63,7 +64,7 @@ class EquivalenceClasses(Local):
         self._up: list[int] = []
         self._cost: list[float] = []
         self._border: list[dict[Storage, None]] = []
-        self._member: dict[Storage, tuple[int, float]] = {}
+        self._member: dict[Storage, int] = defaultdict(lambda: self._unite(()))
         self._touches: dict[Storage, dict[int, int]] = {}
         self._pending: dict[int, float] = {}
 
@@ -72,14 +73,14 @@ class EquivalenceClasses(Local):
         self._touches[storage] = touches
         for other in self._around(storage):
             if other.evicted:
-                number = self._find(self._member[other][0])
+                number = self._find(self._member[other])
                 touches[number] = touches.get(number, 0) + 1
                 self._border[number][storage] = None
         self._rescore(storage)
 
     def evicted(self, storage: Storage) -> None:
         number = self._unite(self._withdraw(storage))
-        self._member[storage] = (number, storage.cost)
+        self._member[storage] = number
         self._change(number, storage.cost)
         border = self._border[number]
         for other in self._around(storage):
@@ -91,8 +92,8 @@ class EquivalenceClasses(Local):
                     self._pool.cost[other.slot] += self._told(number)
 
     def restored(self, storage: Storage) -> None:
-        number, cost = self._member.pop(storage)
-        number = self._find(number)
+        number = self._find(self._member[storage])
+        del self._member[storage]
         border = self._border[number]
         for other in self._around(storage):
             if other.slot >= 0:
@@ -101,7 +102,7 @@ class EquivalenceClasses(Local):
                 if not touches[number]:
                     del touches[number], border[other]
                     self._rescore(other)
-        self._change(number, -cost)
+        self._change(number, -storage.cost)
 
     def left(self, storage: Storage) -> None:
         if storage in self._member:
@@ -217,7 +218,7 @@ class Evicted(Local):
             self._turned[storage] = None
 
     def refresh(self) -> None:
-        for step in (_children,) if self._downward is None else (_children, _parents):
+        for step in (children,) if self._downward is None else (children, parents):
             for conductor in (*self._turned, *self._reach(self._turned, step)):
                 around = step(conductor)
                 self.visits += len(around)
@@ -229,16 +230,16 @@ class Evicted(Local):
         self._changed.clear()
 
     def _neighborhood_cost(self, storage: Storage) -> float:
-        ancestors = self._reach([storage], _parents)
+        ancestors = self._reach([storage], parents)
         cost = storage.cost + sum(other.cost for other in ancestors)
         if self._downward is not None:
-            for other in self._reach([storage], _children):
+            for other in self._reach([storage], children):
                 # Views of several storages can make one both an ancestor and a descendant.
                 if other not in ancestors and self._downward(other):
                     cost += other.cost
         return cost
 
-    def _reach(self, start: Iterable[Storage], step: _Step) -> dict[Storage, None]:
+    def _reach(self, start: Iterable[Storage], step: Step) -> dict[Storage, None]:
         """The evicted storages reached by steps through evicted storages only."""
         reached: dict[Storage, None] = {}
         pending = list(start)

@@ -59,15 +59,9 @@ class Pool:
         self, score: Score, time: Time, clock: float, locked: Iterable[Storage]
     ) -> tuple[Storage, float] | None:
         """The unlocked storage of lowest score, or None; ties go to the first slot."""
-        n = len(self.members)
-        if not n:
+        if not self.members:
             return None
-        self.scored += n
-        elapsed = clock - self.last_access[:n] if time == "staleness" else self.next_use[:n] - clock
-        # A copy: a score may return one of its arguments, and locked storages are crossed out below.
-        scores = np.array(score(np.maximum(elapsed, MIN_TIME), self.size[:n], self.cost[:n]), np.float64)
-        if scores.shape != (n,):
-            raise ValueError(f"the heuristic's scores for {n} storages have the shape {scores.shape}")
+        scores = self._scored(score, np.maximum(self._elapsed(time, clock), MIN_TIME))
         for storage in locked:
             if storage.slot >= 0:
                 scores[storage.slot] = np.inf
@@ -80,3 +74,17 @@ class Pool:
                 return None
             storage = unlocked[0]
         return storage, float(scores[storage.slot])
+
+    def _elapsed(self, time: Time, clock: float) -> Array:
+        n = len(self.members)
+        elapsed: Array = clock - self.last_access[:n] if time == "staleness" else self.next_use[:n] - clock
+        return elapsed
+
+    def _scored(self, score: Score, elapsed: Array) -> Array:
+        n = len(elapsed)
+        self.scored += n
+        # A copy: a score may return one of its arguments, and locked storages are crossed out.
+        scores = np.array(score(elapsed, self.size[:n], self.cost[:n]), np.float64)
+        if scores.shape != (n,):
+            raise ValueError(f"the heuristic's scores for {n} storages have the shape {scores.shape}")
+        return scores

@@ -171,14 +171,14 @@ class Program:
     def peak(self) -> int:
         """The most bytes held at once if each storage is freed with its last tensor, constants never.
 
-        The axis of the paper's figures: a budget is a share of it.
+        The axis of the paper's figures: a budget is a share of it.  For ``simrd`` constants are freed, too.
         """
         storages, sizes = self.storages, self.sizes
         tensors = dict.fromkeys(sizes, 0)
         held = peak = 0
         for step in self.instructions:
             if isinstance(step, Constant):
-                tensors[step.tensor] = 2  # its last is never released
+                tensors[step.tensor] = 1 if self.simrd else 2  # of 2 one is never released
                 held += step.size
                 peak = max(peak, held)
             elif isinstance(step, Call):

@@ -42,7 +42,7 @@ from dtr_fx.units import format_percent
 _REPEATS = 3
 _MAX_RATIO = 20.0  # heuristics for which the theorem does not hold need up to N/4
 _ONLINE = tuple(name for name, heuristic in HEURISTICS.items() if heuristic.time != "next_use")
-_COMPARED = ("dtr", "dtr-eq", "dtr-local", "msps")
+_COMPARED = ("dtr", "dtr-eq", "dtr-local", "msps", "lru", "size")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
