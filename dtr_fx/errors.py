@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from dtr_fx.units import format_bytes, format_percent
 
@@ -156,6 +157,22 @@ class WrittenTensorError(DTRError):
             f"which recomputes from it under this budget: write a clone, or give budget={self.safe_budget} "
             f"({format_bytes(self.safe_budget)}) or more"
         )
+
+
+def ask(option: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a user's function returns, which was given as an option; OptionError if it raises."""
+    try:
+        return function(*arguments)
+    except DTRError:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise OptionError(f"{option}: {name_of(function)} raised {why}") from error
+
+
+def name_of(function: object) -> str:
+    """A user's function, as errors name it."""
+    return str(getattr(function, "__qualname__", None) or repr(function))
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:

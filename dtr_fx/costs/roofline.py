@@ -5,6 +5,8 @@ FLOPs come from ``torch.utils.flop_counter``; bytes are those of tensors read an
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +16,7 @@ from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
 from dtr_fx.costs.profile import Profile
-from dtr_fx.errors import OptionError
+from dtr_fx.errors import OptionError, ask, name_of
 from dtr_fx.passes import subgraphs
 from dtr_fx.passes.tensors import held_by, hint, tensors_of
 
@@ -89,13 +91,13 @@ def flops(node: Node) -> int:
 def resolve(costs: str | Cost | Mapping[Any, float], device: torch.device) -> Cost:
     """``"roofline"``, ``"profile"``, a function of a node, or seconds by name or target; ``OptionError``."""
     if callable(costs):
-        return costs
+        return lambda node: _seconds(ask("costs", costs, node), name_of(costs), node)
     if isinstance(costs, Mapping):
         estimate = roofline(device)
 
         def look_up(node: Node) -> float:
             key = node.name if node.name in costs else node.target
-            return costs[key] if key in costs else estimate(node)
+            return _seconds(costs[key], "the mapping", node) if key in costs else estimate(node)
 
         return look_up
     if costs == "roofline":
@@ -106,3 +108,11 @@ def resolve(costs: str | Cost | Mapping[Any, float], device: torch.device) -> Co
         f"costs={costs!r} is unknown: write 'roofline', 'profile', a function of a node that returns "
         "seconds, or a mapping from node names or targets to seconds"
     )
+
+
+def _seconds(told: object, by: str, node: Node) -> float:
+    """What a user says that a node costs."""
+    is_number = isinstance(told, numbers.Real) and not isinstance(told, bool)
+    if not is_number or not 0 <= (seconds := float(told)) < math.inf:  # type: ignore[arg-type]
+        raise OptionError(f"costs: {by} says {told!r} for the node {node.name}: give seconds, 0 or more")
+    return seconds

@@ -13,6 +13,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from dtr_fx.errors import OptionError, ask
+
 Array: TypeAlias = npt.NDArray[np.float64]
 Score: TypeAlias = Callable[[Array, Array, Array], Array]
 Neighborhood: TypeAlias = Literal["exact", "eq", "ancestors", "needed", "local"]
@@ -97,11 +99,35 @@ def resolve(heuristic: str | Heuristic | Score) -> Heuristic:
     Raises ValueError for an unknown name, TypeError for what is none of the three.
     """
     if isinstance(heuristic, Heuristic):
-        return heuristic
+        is_ours = HEURISTICS.get(heuristic.name) is heuristic or isinstance(heuristic.make_score, _Checked)
+        return heuristic if is_ours else replace(heuristic, make_score=_Checked(heuristic))
     if isinstance(heuristic, str):
         if heuristic not in HEURISTICS:
             raise ValueError(f"unknown heuristic {heuristic!r}; choose one of {', '.join(HEURISTICS)}")
         return HEURISTICS[heuristic]
     if not callable(heuristic):
         raise TypeError(f"a heuristic is a name, a Heuristic or a function score(s, m, c), not {heuristic!r}")
-    return _fixed(getattr(heuristic, "__name__", "custom"), heuristic, "eq")
+    return resolve(_fixed(getattr(heuristic, "__name__", "custom"), heuristic, "eq"))
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """``make_score`` of a user's heuristic: OptionError for scores that are no numbers."""
+
+    heuristic: Heuristic
+
+    def __call__(self) -> Score:
+        option = f"heuristic {self.heuristic.name!r}"
+        score = ask(option, self.heuristic.make_score)
+
+        def checked(s: Array, m: Array, c: Array) -> Array:
+            told = ask(option, score, s, m, c)
+            try:
+                scores = np.asarray(told, np.float64)
+            except (TypeError, ValueError):
+                scores = np.empty(0)
+            if scores.shape != s.shape or np.isnan(scores).any():
+                raise OptionError(f"{option} scores {len(s)} storages {told!r}: return a number for each")
+            return scores
+
+        return checked
