@@ -52,19 +52,18 @@ def run(arguments: argparse.Namespace) -> None:
 def _smallest(arguments: argparse.Namespace) -> Report:
     """The plan for the smallest budget."""
     from dtr_fx.lab.log_plans import LogPlanning
-    from dtr_fx.planning.curve import smallest_budget
-    from dtr_fx.planning.transform import rewritten_copy
+    from dtr_fx.planning.curve import smallest_plan
 
-    target, effort = arguments.target, {"plan_seconds": arguments.plan_seconds}
-    options = Options(max_overhead=arguments.max_overhead, **effort)
+    target = arguments.target
+    options = Options(max_overhead=arguments.max_overhead, plan_seconds=arguments.plan_seconds)
     if target.endswith(plans.SAVED):
         raise CommandError(f"{target} holds plans that are made: name what they were made of")
     if target.endswith(plans.LOGS):
         if options.max_overhead is not None:
             raise CommandError("--max-overhead is for models; dtr-fx simulate has the slowdowns of logs")
         program = read(Path(target))
-        budget = min(LogPlanning(program, options).planner.smallest.peak, program.peak)
-        return LogPlanning(program, replace(options, budget=budget)).report()
-    graph = plans.graph_of(target, dict(arguments.arg))
-    budget = smallest_budget(graph, max_overhead=options.max_overhead, options=effort)
-    return rewritten_copy(graph, replace(options, budget=budget, max_overhead=None))[1]
+        planner = LogPlanning(program, options).planner
+        planning = LogPlanning(program, replace(options, budget=min(planner.smallest.peak, program.peak)))
+        planning.planner = planner
+        return planning.report()
+    return smallest_plan(plans.graph_of(target, dict(arguments.arg)), options)

@@ -106,7 +106,7 @@ def _compare(arguments: argparse.Namespace) -> Comparison:
     graph, _ = baselines.plan(joint, Options())
     budgets = [*arguments.budgets, *(mark.peak for mark in marks)]
     effort = {"plan_seconds": arguments.plan_seconds}
-    with progress("plans", len(budgets)) as advance:
+    with progress("plans", len(budgets) + 1) as advance:
         curve = sweep(graph, budgets, options=effort, watch=lambda done, of: advance(done))
     if arguments.optimum is not None:
         notes += _optimum(graph, curve, arguments.optimum, marks)

@@ -8,11 +8,12 @@ from typing import Any
 from torch.fx import GraphModule
 
 from dtr_fx.errors import OptionError
+from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options, parse_budget
 from dtr_fx.planning.planning import Planning
-from dtr_fx.planning.transform import readable_copy, without_guards
+from dtr_fx.planning.transform import Laps, carry_out, readable_copy, without_guards
 from dtr_fx.report import Curve, CurvePoint
-from dtr_fx.runtime import Plan, collector_paused
+from dtr_fx.runtime import collector_paused
 
 PERCENTS = tuple(f"{percent}%" for percent in range(95, 0, -5))
 
@@ -48,17 +49,19 @@ def sweep(
     graph, chosen = readable_copy(gm, example_inputs), _options(options)
     with collector_paused(), without_guards(graph):
         planning = Planning(graph, chosen)
-        wanted = sorted(set(map(planning.in_bytes, specs)), reverse=True)
-        lowest = planning.planner.smallest
-        plans = {lowest.peak: lowest}
+        least, whole = planning.planner.smallest.peak, planning.baseline_peak
+        wanted = sorted({least, *map(planning.in_bytes, specs)}, reverse=True)
+        points = [CurvePoint(whole, whole, 0.0)]
         for number, budget in enumerate(wanted, 1):
-            if lowest.peak < budget < planning.baseline_peak:
-                plans[budget] = planning.planner.plan(budget)
+            if least <= budget < whole:
+                plan = planning.planner.plan(budget)
+                base = planning.graph.base_cost
+                points.append(CurvePoint(budget, plan.peak, planning.extra(plan) / base if base else 0.0))
             if watch is not None:
                 watch(number, len(wanted))
     return Curve(
-        points=tuple(_points(planning, plans)),
-        baseline_peak=planning.baseline_peak,
+        points=tuple(points),
+        baseline_peak=whole,
         constants=planning.graph.constant_bytes,
         lower_bound=planning.planner.need.nbytes,
         base_cost=planning.graph.base_cost,
@@ -84,12 +87,17 @@ def smallest_budget(
     graph, chosen = readable_copy(gm, example_inputs), _options(given, may="max_overhead")
     with collector_paused(), without_guards(graph):
         planning = Planning(graph, chosen)
-        run = planning.least_memory()
-        if run is None or run.peak >= planning.baseline_peak:
-            return planning.baseline_peak
-        # Of two plans that fit a budget, a search may miss either.
-        again = planning.planner.plan(run.peak)
-        return run.peak if planning.keeps_overhead(again) else int(run.budget)
+        if chosen.max_overhead is not None:
+            return planning.least_memory()[0]
+        return min(planning.planner.smallest.peak, planning.baseline_peak)
+
+
+def smallest_plan(gm: GraphModule, options: Options) -> Report:
+    """The plan for ``smallest_budget``'s bytes, which is ``transform``'s."""
+    graph = readable_copy(gm, None)
+    with collector_paused(), without_guards(graph):
+        planning = Planning(graph, options)
+        return carry_out(graph, planning, *planning.least_memory(), Laps())
 
 
 def _options(given: Mapping[str, Any] | None, may: str = "") -> Options:
@@ -97,16 +105,3 @@ def _options(given: Mapping[str, Any] | None, may: str = "") -> Options:
         if given and name in given and name != may:
             raise OptionError(f"options={{{name!r}: ...}} belongs to one plan: leave it out here")
     return Options.from_mapping(given)
-
-
-def _points(planning: Planning, plans: Mapping[int, Plan]) -> list[CurvePoint]:
-    """From the largest budget down; a plan for less memory that costs less serves a larger budget, too."""
-    base = planning.graph.base_cost
-    best: tuple[float, int] | None = None
-    upwards = []
-    for budget, plan in sorted(plans.items()):
-        if budget < planning.baseline_peak:
-            found = planning.extra(plan), plan.peak
-            best = found if best is None or found[0] < best[0] else best
-            upwards.append(CurvePoint(budget, best[1], best[0] / base if base else 0.0))
-    return [CurvePoint(planning.baseline_peak, planning.baseline_peak, 0.0), *reversed(upwards)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -67,7 +67,7 @@ class Planner:
 
     def plan(self, budget: int) -> Plan:
         """A plan within ``budget`` bytes; Infeasible if there is none at this budget or a smaller one."""
-        plan = self._try(budget, self.program) if budget >= self.need.nbytes else None
+        plan = self.search(budget, self.program, lambda: self.smallest)
         marked = self.checkpointed
         if marked is not None and marked.peak <= budget:
             plan = _cheapest(filter(None, [plan, marked]))
@@ -84,7 +84,7 @@ class Planner:
         if repaired is not None and repaired.cost <= free.cost:
             return free
         limited = limit_saved(self.program, held + saved, budget)
-        plan = _cheapest(filter(None, [repaired, self._try(budget, limited)]))
+        plan = _cheapest(filter(None, [repaired, self.search(budget, limited, lambda: repaired)]))
         while plan is None:
             saved = 2 * saved + 1
             plan = self._repaired(free, budget, held + saved)
@@ -123,13 +123,19 @@ class Planner:
     def _marked(self, *policies: CheckpointPolicy) -> set[int]:
         return {number for number, policy in self._marks.items() if policy in policies}
 
-    def _try(self, budget: int, program: Program) -> Plan | None:
-        weighed = self._weighed(program)
+    def one_pass(self, budget: int, program: Program, most: float = math.inf) -> Plan | None:
+        """The heuristic's plan, if it fits and recomputes no more than this share of the program."""
+        run = search.one_pass(self._weighed(program), budget, self._policy, most)
+        return None if run.failure else self._obeying(run.plan, program, budget)
+
+    def search(self, budget: int, program: Program, lowest: Callable[[], Plan | None]) -> Plan | None:
+        """A plan within the budget, if one is found; where that is hard, from ``lowest()`` on."""
+        if budget < self.need.nbytes:
+            return None
         if self._online:
-            run = search.first_that_fits(weighed, budget, [self._policy])
-            return None if run is None else self._obeying(run.plan, program, budget)
+            return self.one_pass(budget, program)
         try:
-            plan = search.search(weighed, budget, self._policy, self._seconds)
+            plan = search.search(self._weighed(program), budget, self._policy, self._seconds, lowest)
         except search.Infeasible:
             return None
         return self._obeying(plan, program, budget)

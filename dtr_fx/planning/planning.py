@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from functools import cached_property
 
@@ -20,8 +21,13 @@ from dtr_fx.planning.reporting import source_line
 from dtr_fx.runtime import Plan
 from dtr_fx.runtime.steps import RECOMPUTE
 
-# How closely the least memory for an overhead is searched, as a share of the graph's own peak.
-_TOLERANCE = 0.01
+# How closely the least memory for an overhead is looked for, as a share of the graph's own peak, and with how
+# many searches; overheads above this are looked for from the smallest budget.
+_TOLERANCE, _SEARCHES, _DEAR = 0.01, 3, 0.4
+# What a search usually recomputes of what a pass does, and the power of e by which overheads grow from the
+# graph's own peak down to nothing.
+_OF_A_PASS, _STEEP = 0.88, 4.0
+_TINY, _UNKNOWN = 1e-3, 1.3
 
 
 class Planning:
@@ -47,6 +53,7 @@ class Planning:
         as_it_is = workspaces(calls)
         workspace = {node: own + node.meta.get("dtr_extra_workspace", 0) for node, own in as_it_is.items()}
         self.options = options
+        self._trusts_caller = trusts_caller
         replays_randomness = options.executor != "inductor"
         self.graph = storages.analyze(
             gm,
@@ -77,8 +84,7 @@ class Planning:
     def plan(self, *, saves_nothing: bool) -> tuple[int, Plan | None]:
         """The budget in bytes, and the plan for it; None for the graph as it is.  See ``rewrite``."""
         if self.options.max_overhead is not None:
-            plan = self.least_memory()
-            return (self.baseline_peak if plan is None else plan.peak), plan
+            return self.least_memory()
         graph, budget, marked = self.graph, self.budget, self.planner.checkpointed
         saved = None if graph.boundary is None else self.options.budget.saved
         if marked is not None:
@@ -89,6 +95,9 @@ class Planning:
         if is_obeyed and (saved is None or graph.saved_bytes <= saved):
             return budget, None
         try:
+            # This comes after a search in vain, and most often no plan fits here either.
+            if self._trusts_caller and self.planner.smallest.peak > budget:
+                raise Infeasible(self.planner.smallest.peak)
             if saved is None:
                 return budget, self.planner.plan(budget)
             return budget, self.planner.plan_saving(budget, graph.held_between_passes, saved)
@@ -97,28 +106,58 @@ class Planning:
                 return budget, None
             raise self.error(budget, infeasible.smallest) from None
 
-    def least_memory(self) -> Plan | None:
-        """The plan of the lowest peak with at most the options' overhead; None for the graph as it is.
+    def least_memory(self) -> tuple[int, Plan | None]:
+        """The smallest budget that is found for the options' overhead, in bytes, and the plan for it.
 
-        What the user's checkpoints recompute is within any overhead.
+        The plan is None for the graph as it is.  See ``Planner.plan``, which has the same plan.  What the
+        user's checkpoints recompute is within any overhead.
         """
-        best = self._least_memory()
+        budget, plan = self._least_memory()
         marked = self.planner.checkpointed
-        return marked if best is None or (marked is not None and marked.peak < best.peak) else best
+        if marked is not None and marked.peak < (self._peak_unmarked if plan is None else plan.peak):
+            return marked.peak, marked
+        return budget, plan
 
-    def _least_memory(self) -> Plan | None:
-        plan = self.planner.smallest
-        if self.keeps_overhead(plan):
-            return plan
-        best = None
-        low, high = plan.peak, self.baseline_peak
+    def _least_memory(self) -> tuple[int, Plan | None]:
+        limit, planner, whole = self.options.max_overhead, self.planner, self.baseline_peak
+        if limit is None or (limit > _DEAR and self.keeps_overhead(planner.smallest)):
+            budget = planner.smallest.peak
+            return (budget, planner.plan(budget)) if budget < whole else (whole, None)
+        passed = self._passes_within(limit)
+        if limit > _DEAR:
+            plan = planner.plan(passed)
+            return (passed, plan) if passed < whole and self.keeps_overhead(plan) else (whole, None)
+        return self._searched(limit, passed)
+
+    def _passes_within(self, limit: float) -> int:
+        """The smallest budget at which one pass keeps an overhead."""
+        low, high = self.planner.need.nbytes - 1, self.baseline_peak
         while high - low > _TOLERANCE * self.baseline_peak:
             middle = (low + high) // 2
-            plan = self.planner.plan(middle)
-            if self.keeps_overhead(plan):
-                best, high = plan, plan.peak
+            plan = self.planner.one_pass(middle, self.graph.program, limit)
+            if plan is not None and self.keeps_overhead(plan):
+                high = middle
             else:
                 low = middle
+        return high
+
+    def _searched(self, limit: float, passed: int) -> tuple[int, Plan | None]:
+        """The smallest budget of some searches: each is at the budget where the one before sees the limit."""
+        best: tuple[int, Plan | None] = (self.baseline_peak, None)
+        low, high, overhead = self.planner.need.nbytes - 1, passed, _OF_A_PASS * limit
+        budget = passed
+        for left in reversed(range(_SEARCHES)):
+            budget += int(math.log((overhead + _TINY) / (limit + _TINY)) / _STEEP * self.baseline_peak)
+            if not low < budget < high:
+                budget = (low + high) // 2
+            if not left and best[1] is None:
+                budget = passed
+            plan = self.planner.search(budget, self.graph.program, lambda: None)
+            overhead = _UNKNOWN * limit if plan is None else self.extra(plan) / self.graph.base_cost
+            if plan is not None and self.keeps_overhead(plan):
+                best, high = (budget, plan), budget
+            else:
+                low = budget
         return best
 
     def keeps_overhead(self, plan: Plan) -> bool:

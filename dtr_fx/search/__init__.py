@@ -4,7 +4,7 @@ from .bound import Need, lower_bound
 from .execute import execute_order
 from .lifetimes import Lifetimes, Operators
 from .policies import Policy, Scored, paper, portfolio, run_policy, scores_of
-from .search import Infeasible, default_effort, first_that_fits, search, smallest, smallest_by_passes
+from .search import Infeasible, default_effort, one_pass, search, smallest, smallest_by_passes
 from .starts import limit_saved, rerun, rerun_forward
 
 __all__ = [
@@ -16,9 +16,9 @@ __all__ = [
     "Scored",
     "default_effort",
     "execute_order",
-    "first_that_fits",
     "limit_saved",
     "lower_bound",
+    "one_pass",
     "paper",
     "portfolio",
     "rerun",

@@ -11,12 +11,13 @@ effort give the same plan everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from dtr_fx.runtime import HEURISTICS, Plan
 from dtr_fx.runtime.program import Program
+from dtr_fx.search.bound import lower_bound
 from dtr_fx.search.execute import execute_found
 from dtr_fx.search.lifetimes import Operators
 from dtr_fx.search.policies import Policy, Run, portfolio, run_policy
@@ -37,15 +38,17 @@ _PASSES = 0.25
 _STARTS = 0.3
 # The temperatures of these walks, of the last one, and of those over programs of so few operators.
 _COLD, _WARM, _HOT = 0.02, 0.3, 2.0
-# Of walks that look for any plan at all, or for another than one that recomputes so much of the program: how
-# many there are, and how hot they are over few operators.
+# Of walks from the lowest plan, where all others recompute so much of the program or more:
+# how hot they are over few operators, and for what share of their time another one makes them cheap.
 _POOR = 0.5
-_RESCUES, _HOTTER = 3, 5.0
+_HOTTER = 5.0
+_CHEAPER = 0.4
 _SMALL = 200
 _SECONDS_OVER_SMALL = 0.45
-# How closely the smallest budget is searched, as a share of the lower bound.
-_TOLERANCE = 0.005
-_COARSE = 0.02
+# How closely the smallest budget is searched, as a share of the lower bound, and by which shares of the
+# effort: walks, and before them passes.
+_TOLERANCE, _LOWEST_WALKS = 0.005, 0.65
+_COARSE, _LOWEST_PASSES = 0.02, 0.35
 # The factor on the penalty of a byte too many where cost does not count.
 _PENALTY = 100.0
 # Between them these passes reached lowest.
@@ -66,26 +69,37 @@ def default_effort(program: Program) -> float:
     return max(0.7, float((sum(1 for _ in program.calls()) / 2300) ** 0.85))
 
 
-def search(program: Program, budget: int, first: Policy, seconds: float | None = None) -> Plan:
+def search(
+    program: Program,
+    budget: int,
+    first: Policy,
+    seconds: float | None = None,
+    lowest: Callable[[], Plan | None] | None = None,
+) -> Plan:
     """The cheapest plan that is found within ``budget`` bytes, constants included.
 
-    The policy ``first`` is tried first.  The effort is in seconds of a usual machine, ``default_effort`` if
-    None.  Raises ``Infeasible`` if no plan is found.
+    The policy ``first`` is tried first; where nothing fits well, walks start from ``lowest()``, a plan of low
+    peak: the smallest, if None.  The effort is in seconds of a usual machine, ``default_effort`` if None: so
+    much for the search, as much for ``lowest``, and again for the walks from it.  Raises ``Infeasible`` if
+    no plan is found.
     """
-    return _Search(program, budget, default_effort(program) if seconds is None else seconds).find(first)
+    effort = default_effort(program) if seconds is None else seconds
+    lowest = lowest or (lambda: smallest(program, lower_bound(program).nbytes, effort))
+    return _Search(program, budget, effort, lowest).find(first)
 
 
 def smallest(program: Program, bound: int, seconds: float | None = None) -> Plan:
-    """The plan with the lowest peak that is found, by three times the effort of one search.
+    """The plan with the lowest peak that is found by the effort of one search, at any cost.
 
-    None is below ``bound`` bytes.  Walks halve what lies between, and a last one makes what they find cheap.
+    None is below ``bound`` bytes.  Passes come near, and walks halve what lies between.
     """
-    plan = smallest_by_passes(program, bound, _LOW).plan
     effort = default_effort(program) if seconds is None else seconds
+    plan = smallest_by_passes(program, bound, _LOW, _LOWEST_PASSES * effort * _OPERATORS_PER_SECOND).plan
     line = Timeline(Operators.of(program), bound)
     low, refused, step = bound - 1, 0, max(1, _TOLERANCE * bound)
-    halvings = 1 + math.ceil(math.log2(max(1, (plan.peak - low) / step)))
-    trial = partial(walk, line, seconds=effort / halvings, penalty=_PENALTY, any_will_do=True)
+    trials = 2 + 2 * math.ceil(math.log2(max(1, (plan.peak - low) / step)))
+    seconds = _LOWEST_WALKS * effort / trials
+    trial = partial(walk, line, seconds=seconds, penalty=_PENALTY, any_will_do=True)
     while plan.peak - low > step:
         # The bound itself first: it is within reach more often than not.
         budget = bound if low < bound else (low + plan.peak) // 2
@@ -99,34 +113,51 @@ def smallest(program: Program, bound: int, seconds: float | None = None) -> Plan
             refused += found is not None
         else:
             plan = lower
-    line.budget = plan.peak - program.constants
-    found = walk(line, plan.order, effort, penalty=_PENALTY)
-    if found is not None and found.cost < plan.cost:
-        plan = execute_found(program, found.order, plan.peak) or plan
     return replace(plan, refused=refused)
 
 
 def smallest_by_passes(
-    program: Program, bound: int, policies: Sequence[Policy], max_recompute: float = math.inf
+    program: Program, bound: int, policies: Sequence[Policy], work: float = math.inf
 ) -> Run:
-    """The pass of the lowest peak that a bisection finds whose every step tries some policies."""
+    """The pass of the lowest peak that a bisection finds whose every step tries some policies.
+
+    It ends when so many operators have run.
+    """
     best = run_policy(program, math.inf, policies[0])
     low = bound - 1
     while best.runtime.peak - low > max(1, _COARSE * bound):
         middle = (low + best.runtime.peak) // 2
-        run = first_that_fits(program, middle, policies, max_recompute)
-        if run is None:
-            low = middle
+        for policy in policies:
+            run = one_pass(program, middle, policy)
+            work -= _work(run)
+            if run.failure is None:
+                best = run
+                break
+            if work < 0:
+                return best
         else:
-            best = run
+            low = middle
     return best
 
 
+def one_pass(program: Program, budget: int, policy: Policy, most: float = _THRASH) -> Run:
+    """A pass that fails if it rematerializes more than ``most`` times the program's own cost."""
+    return run_policy(program, budget, policy, max_recompute=min(most, _THRASH) * program.cost)
+
+
+def _work(run: Run) -> float:
+    """The effort of a pass, in operators."""
+    return len(run.runtime.steps) + run.runtime.maintained / _VISITS_PER_OPERATOR
+
+
 class _Search:
-    def __init__(self, program: Program, budget: int, seconds: float) -> None:
+    def __init__(
+        self, program: Program, budget: int, seconds: float, lowest: Callable[[], Plan | None]
+    ) -> None:
         self._program = program
         self._budget = budget
         self._seconds = seconds
+        self._lowest = lowest
         self._operators = sum(1 for _ in program.calls())
         self._line = Timeline(Operators.of(program), budget - program.constants)
         self._is_small = self._operators <= _SMALL
@@ -147,7 +178,7 @@ class _Search:
         work = share * _OPERATORS_PER_SECOND
         for number, policy in enumerate(policies):
             run = run_policy(self._program, self._budget, policy, max_recompute=self._limit)
-            work -= len(run.runtime.steps) + run.runtime.maintained / _VISITS_PER_OPERATOR
+            work -= _work(run)
             if run.failure is None and self._is_better(run.runtime.recompute_cost):
                 self._take(run.plan)
             if (work < 0 and number > 0) or self._limit == 0:
@@ -196,15 +227,17 @@ class _Search:
 
     def _rescue(self) -> list[Found]:
         """Where nothing fits well, bytes count for more, and walks start from where there are fewest."""
-        lowest = smallest_by_passes(self._program, self._budget, _LOW, self._limit).plan.order
+        lowest = self._lowest()
+        if lowest is None or lowest.peak > self._budget:
+            return []
+        if self._is_better(lowest.cost):
+            self._take(lowest)
         temperature = _HOTTER if self._is_small else _WARM
-        seconds = min(self._seconds, _SECONDS_OVER_SMALL) if self._is_small else self._seconds
-        for seed in range(_RESCUES):
-            found = walk(self._line, lowest, seconds, temperature=temperature, seed=seed, penalty=_PENALTY)
-            if found is not None:
-                cheaper = walk(self._line, found.order, seconds, temperature=_COLD)
-                return [found] if cheaper is None else [found, cheaper]
-        return []
+        found = walk(self._line, lowest.order, self._seconds, temperature=temperature, penalty=_PENALTY)
+        if found is None:
+            return []
+        cheaper = walk(self._line, found.order, _CHEAPER * self._seconds, temperature=_COLD)
+        return [found] if cheaper is None else [found, cheaper]
 
     def _starts(self) -> list[Sequence[int]]:
         starts: list[Sequence[int]] = [] if self._best is None else [self._best.order]
@@ -212,12 +245,3 @@ class _Search:
         if backward is not None:
             starts += [*cuts(self._line, backward), segmented(self._line, backward)]
         return starts or [range(self._operators)]
-
-
-def first_that_fits(
-    program: Program, budget: int, policies: Sequence[Policy], max_recompute: float = math.inf
-) -> Run | None:
-    """The first of the policies' passes that ends within the budget, None if none does."""
-    limit = min(max_recompute, _THRASH * program.cost)
-    runs = (run_policy(program, budget, policy, max_recompute=limit) for policy in policies)
-    return next((run for run in runs if run.failure is None), None)
