@@ -167,12 +167,7 @@ def ask(option: str, function: Callable[..., Any], *arguments: Any) -> Any:
         raise
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
-        raise OptionError(f"{option}: {name_of(function)} raised {why}") from error
-
-
-def name_of(function: object) -> str:
-    """A user's function, as errors name it."""
-    return str(getattr(function, "__qualname__", None) or repr(function))
+        raise OptionError(f"{option}: {function!r} raised {why}") from error
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:

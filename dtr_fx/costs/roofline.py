@@ -16,7 +16,7 @@ from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
 from dtr_fx.costs.profile import Profile
-from dtr_fx.errors import OptionError, ask, name_of
+from dtr_fx.errors import OptionError, ask
 from dtr_fx.passes import subgraphs
 from dtr_fx.passes.tensors import held_by, hint, tensors_of
 
@@ -91,13 +91,13 @@ def flops(node: Node) -> int:
 def resolve(costs: str | Cost | Mapping[Any, float], device: torch.device) -> Cost:
     """``"roofline"``, ``"profile"``, a function of a node, or seconds by name or target; ``OptionError``."""
     if callable(costs):
-        return lambda node: _seconds(ask("costs", costs, node), name_of(costs), node)
+        return lambda node: _seconds(ask("costs", costs, node), costs, node)
     if isinstance(costs, Mapping):
         estimate = roofline(device)
 
         def look_up(node: Node) -> float:
             key = node.name if node.name in costs else node.target
-            return _seconds(costs[key], "the mapping", node) if key in costs else estimate(node)
+            return _seconds(costs[key], "a mapping", node) if key in costs else estimate(node)
 
         return look_up
     if costs == "roofline":
@@ -110,7 +110,7 @@ def resolve(costs: str | Cost | Mapping[Any, float], device: torch.device) -> Co
     )
 
 
-def _seconds(told: object, by: str, node: Node) -> float:
+def _seconds(told: object, by: object, node: Node) -> float:
     """What a user says that a node costs."""
     is_number = isinstance(told, numbers.Real) and not isinstance(told, bool)
     if not is_number or not 0 <= (seconds := float(told)) < math.inf:  # type: ignore[arg-type]

@@ -19,7 +19,6 @@ from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
 from dtr_fx.lab.baselines import activation_memory_budget, checkpoints
 from dtr_fx.lab.trainee import bytes_held, time_of
 from dtr_fx.lab.zoo.sized import Subject
-from dtr_fx.torch_private import BackendCompilerFailed
 
 Forward: TypeAlias = Callable[..., Tensor]
 
@@ -115,10 +114,6 @@ def attempt(
             seconds = statistics.median(time_of(step, device) for _ in range(_STEPS))
     except (torch.OutOfMemoryError, InfeasibleBudgetError, OverBudgetError):
         return None
-    except BackendCompilerFailed as failure:
-        if isinstance(failure.inner_exception, (InfeasibleBudgetError, OverBudgetError)):
-            return None
-        raise
     return Trial(size, peak, seconds) if peak <= cap else None
 
 

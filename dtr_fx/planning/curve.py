@@ -55,8 +55,7 @@ def sweep(
         for number, budget in enumerate(wanted, 1):
             if least <= budget < whole:
                 plan = planning.planner.plan(budget)
-                base = planning.graph.base_cost
-                points.append(CurvePoint(budget, plan.peak, planning.extra(plan) / base if base else 0.0))
+                points.append(CurvePoint(budget, plan.peak, planning.overhead(plan)))
             if watch is not None:
                 watch(number, len(wanted))
     return Curve(

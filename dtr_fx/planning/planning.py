@@ -24,10 +24,9 @@ from dtr_fx.runtime.steps import RECOMPUTE
 # How closely the least memory for an overhead is looked for, as a share of the graph's own peak, and with how
 # many searches; overheads above this are looked for from the smallest budget.
 _TOLERANCE, _SEARCHES, _DEAR = 0.01, 3, 0.4
-# What a search usually recomputes of what a pass does, and the power of e by which overheads grow from the
-# graph's own peak down to nothing.
-_OF_A_PASS, _STEEP = 0.88, 4.0
-_TINY, _UNKNOWN = 1e-3, 1.3
+# What a search usually recomputes of what a pass does; what counts, in terms of the limit, without a plan;
+# the power of e by which overheads grow from the graph's own peak down to nothing.
+_OF_A_PASS, _UNKNOWN, _STEEP = 0.88, 1.3, 4.0
 
 
 class Planning:
@@ -120,14 +119,15 @@ class Planning:
 
     def _least_memory(self) -> tuple[int, Plan | None]:
         limit, planner, whole = self.options.max_overhead, self.planner, self.baseline_peak
-        if limit is None or (limit > _DEAR and self.keeps_overhead(planner.smallest)):
+        limit = math.inf if limit is None else limit
+        if limit > _DEAR and self.overhead(planner.smallest) <= limit:
             budget = planner.smallest.peak
-            return (budget, planner.plan(budget)) if budget < whole else (whole, None)
-        passed = self._passes_within(limit)
-        if limit > _DEAR:
-            plan = planner.plan(passed)
-            return (passed, plan) if passed < whole and self.keeps_overhead(plan) else (whole, None)
-        return self._searched(limit, passed)
+        else:
+            budget = self._passes_within(limit)
+        if 0 < limit <= _DEAR:
+            return self._searched(limit, budget)
+        plan = planner.plan(budget) if budget < whole else None
+        return (whole, None) if plan is None or self.overhead(plan) > limit else (budget, plan)
 
     def _passes_within(self, limit: float) -> int:
         """The smallest budget at which one pass keeps an overhead."""
@@ -135,35 +135,33 @@ class Planning:
         while high - low > _TOLERANCE * self.baseline_peak:
             middle = (low + high) // 2
             plan = self.planner.one_pass(middle, self.graph.program, limit)
-            if plan is not None and self.keeps_overhead(plan):
-                high = middle
-            else:
+            if plan is None or self.overhead(plan) > limit:
                 low = middle
+            else:
+                high = middle
         return high
 
     def _searched(self, limit: float, passed: int) -> tuple[int, Plan | None]:
         """The smallest budget of some searches: each is at the budget where the one before sees the limit."""
         best: tuple[int, Plan | None] = (self.baseline_peak, None)
-        low, high, overhead = self.planner.need.nbytes - 1, passed, _OF_A_PASS * limit
-        budget = passed
+        low, high, budget, overhead = self.planner.need.nbytes - 1, passed, passed, _OF_A_PASS * limit
         for left in reversed(range(_SEARCHES)):
-            budget += int(math.log((overhead + _TINY) / (limit + _TINY)) / _STEEP * self.baseline_peak)
+            budget += int(math.log(max(0.1, overhead / limit)) / _STEEP * self.baseline_peak)
             if not low < budget < high:
                 budget = (low + high) // 2
             if not left and best[1] is None:
                 budget = passed
             plan = self.planner.search(budget, self.graph.program, lambda: None)
-            overhead = _UNKNOWN * limit if plan is None else self.extra(plan) / self.graph.base_cost
-            if plan is not None and self.keeps_overhead(plan):
-                best, high = (budget, plan), budget
-            else:
+            overhead = _UNKNOWN * limit if plan is None else self.overhead(plan)
+            if overhead > limit:
                 low = budget
+            else:
+                best, high = (budget, plan), budget
         return best
 
-    def keeps_overhead(self, plan: Plan) -> bool:
-        """True if a plan adds no more than the options' overhead."""
-        limit = self.options.max_overhead
-        return limit is None or self.extra(plan) <= limit * self.graph.base_cost
+    def overhead(self, plan: Plan) -> float:
+        """What a plan adds, as a share of the graph's own compute."""
+        return self.extra(plan) / self.graph.base_cost if self.graph.base_cost else 0.0
 
     def extra(self, plan: Plan) -> float:
         """Seconds that a plan adds: what is recomputed, and the copies of changed inputs that this reads."""

@@ -78,10 +78,9 @@ def search(
 ) -> Plan:
     """The cheapest plan that is found within ``budget`` bytes, constants included.
 
-    The policy ``first`` is tried first; where nothing fits well, walks start from ``lowest()``, a plan of low
-    peak: the smallest, if None.  The effort is in seconds of a usual machine, ``default_effort`` if None: so
-    much for the search, as much for ``lowest``, and again for the walks from it.  Raises ``Infeasible`` if
-    no plan is found.
+    The policy ``first`` is tried first; where nothing fits well, walks start from ``lowest()``, the plan of
+    the lowest peak if None: these take the effort again.  It is in seconds of a usual machine,
+    ``default_effort`` if None.  Raises ``Infeasible`` if no plan is found.
     """
     effort = default_effort(program) if seconds is None else seconds
     lowest = lowest or (lambda: smallest(program, lower_bound(program).nbytes, effort))
