@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     plans.add_target(parser, "package.module:factory, path/to/file.py:factory or zoo:NAME")
     about = 'shares of the step\'s own peak ("60%%", 0.6) or bytes ("8GiB") (default: 95%%, 90%%, ... 5%%)'
     add("--budgets", nargs="+", default=PERCENTS, metavar="BUDGET", help=about)
-    about = "effort of the search for each budget (default: 0.7, and 1 for 2,300 operators)"
+    about = "effort of the search for each budget, as in dtr-fx show (default: 0.7, 1 for 2,300 operators)"
     add("--plan-seconds", type=seconds, metavar="S", help=about)
     add("--no-rivals", action="store_true", help="our plans only")
     about = f"solve for the optimum, S seconds a budget (default: 20), up to {_MOST_OPERATORS} operators"
