@@ -27,8 +27,8 @@ class ExecutionOrder(Pass):
     """Put every node into the pass where ``default_partition`` will, and say so in its tag.
 
     AOTAutograd lists the writes to mutated inputs last, and detaches some outputs there: these move to the
-    end of the forward pass.  It gives the backward formulas of ``autograd.Function`` no tag, and the inputs of
-    a subgraph a wrong one.
+    end of the forward pass.  It gives the backward formulas of ``autograd.Function`` no tag, and the inputs
+    of a subgraph a wrong one.
     """
 
     name = "execution order"
