@@ -186,13 +186,14 @@ def storage_key(storage: Any) -> int:
 
 
 def dynamo_source(placeholder: Any) -> Any:
-    """Where Dynamo found an input of a graph; None where DDP's splitting lost it."""
-    return read(placeholder, "_dynamo_source")
+    """Where Dynamo found an input of a graph; None where DDP's splitting or the minifier lost it."""
+    return getattr(placeholder, "_dynamo_source", None)
 
 
 def copy_sources(gm: Any, copied: Any) -> None:
-    """Give a copy of Dynamo's graph what tells AOTAutograd which inputs are parameters."""
-    copied._param_name_to_source = read(gm, "_param_name_to_source")
+    """Give a copy of Dynamo's graph what tells AOTAutograd which inputs are parameters, if it is there."""
+    if hasattr(gm, "_param_name_to_source"):  # not in the minifier's copies
+        copied._param_name_to_source = gm._param_name_to_source
     for ours, theirs in zip(*(each.graph.find_nodes(op="placeholder") for each in (gm, copied))):
         theirs._dynamo_source = dynamo_source(ours)
 

@@ -26,9 +26,9 @@ def prepare(joint: GraphModule, static: Iterable[int], parameters: Sequence[bool
 class ExecutionOrder(Pass):
     """Put every node into the pass where ``default_partition`` will, and say so in its tag.
 
-    AOTAutograd lists the writes to mutated inputs last, and detaches some outputs there: these move to the
-    end of the forward pass.  It gives the backward formulas of ``autograd.Function`` no tag, and the inputs
-    of a subgraph a wrong one.
+    AOTAutograd lists the writes to mutated inputs last, and views that are outputs: these move to the end
+    of the forward pass.  It gives the backward formulas of ``autograd.Function`` no tag, and the inputs of a
+    subgraph a wrong one.
     """
 
     name = "execution order"
@@ -46,9 +46,10 @@ class ExecutionOrder(Pass):
             if node.meta.get("partitioner_tag") == "must_be_in_forward":
                 last.append(node)
                 last = node
-            elif _gives_back(node, inside):
+            elif _is_view_of(node, inside):
                 last.append(node)
                 last = node
+                inside.add(node)
                 node.meta["partitioner_tag"] = "is_forward"
             elif node.op != "output" and node.meta.get("partitioner_tag") != "must_be_in_backward":
                 node.meta["partitioner_tag"] = "is_backward"
@@ -59,9 +60,12 @@ class ExecutionOrder(Pass):
         return True
 
 
-def _gives_back(node: Node, forward: set[Node]) -> bool:
-    is_detached = node.target is torch.ops.aten.detach.default and "partitioner_tag" not in node.meta
-    return is_detached and node.args[0] in forward
+def _is_view_of(node: Node, forward: set[Node]) -> bool:
+    """True if the node, which has no tag, takes a view of what the forward pass made."""
+    read = node.all_input_nodes
+    if "partitioner_tag" in node.meta or node.op != "call_function" or not forward.issuperset(read):
+        return False
+    return bool(read) and {*storage_keys(node)} <= {key for used in read for key in storage_keys(used)}
 
 
 def _is_forward_input(node: Node) -> bool:

@@ -45,7 +45,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a case went: ``"equal"``, ``"refused"`` (by PyTorch, too), ``"failed"`` or ``"absent"``.
+    """How a case went: ``"equal"``, ``"failed"``, ``"absent"``, or ``"refused"`` by PyTorch, too.
 
     ``budgets`` are those that were run, ``notes`` what else was seen.
     """

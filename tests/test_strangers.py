@@ -74,10 +74,20 @@ class GivesADetachedValue(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         a = x.tanh()
         b = self.cell(a.square().neg().exp())
-        return (a * a.sin()).mean() + (b * b.sin()).mean(), b.detach()
+        return (a * a.sin()).mean() + (b * b.sin()).mean(), self.view(b)
+
+    def view(self, b: torch.Tensor) -> torch.Tensor:
+        return b.detach()
 
 
-@pytest.mark.parametrize("make", [WritesARow, GivesADetachedValue])
+class GivesAView(GivesADetachedValue):
+    """Returns a value that the backward pass reads, as a view of it."""
+
+    def view(self, b: torch.Tensor) -> torch.Tensor:
+        return b.view_as(b)
+
+
+@pytest.mark.parametrize("make", [WritesARow, GivesADetachedValue, GivesAView])
 def test_the_smallest_budget_is_kept(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     model, x = make(), torch.randn(256, 16)

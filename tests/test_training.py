@@ -7,6 +7,7 @@ allocator must not see more than was planned. ``dtr-fx bench steps`` shows the s
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -504,13 +505,16 @@ def test_a_budget_too_small_is_refused_with_the_smallest_that_works() -> None:
     assert report.budget == error.smallest
 
 
-def test_validating_without_gradients_goes_on_where_its_own_share_cannot_be_reached() -> None:
-    """The graph of a validation step saves nothing, so 60% of its small peak may be out of reach."""
+def test_validating_without_gradients_goes_on_where_its_own_share_cannot_be_reached(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The graph of a validation step saves nothing, so a share of its small peak may be out of reach."""
     torch.manual_seed(0)
     model, inputs = zoo.gpt(layers=2, length=32)
     reports: list[Report] = []
     compiled = torch.compile(model, backend="dtr", options={"budget": "60%", "on_report": reports.append})
     compiled(*inputs).backward()
+    assert not warnings_in(caplog)
     model.eval()
     with torch.no_grad():
         loss = compiled(*inputs)
@@ -518,3 +522,12 @@ def test_validating_without_gradients_goes_on_where_its_own_share_cannot_be_reac
     training, validation = reports
     assert training.drops > 0
     assert validation.planned_peak <= training.budget
+    assert validation.verdict == "left as it is"
+    assert warnings_in(caplog) == [validation.summary()]
+    strict = torch.compile(model, backend="dtr", options={"budget": "60%", "strict": True})
+    with torch.no_grad(), pytest.raises(InfeasibleBudgetError):
+        strict(*inputs)
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]

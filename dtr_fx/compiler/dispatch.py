@@ -57,6 +57,10 @@ class Dispatcher:
         accounting.end_graph(outputs, arguments, earlier)
         return outputs
 
+    def __deepcopy__(self, memo: object) -> Dispatcher:
+        """A function is its own copy: PyTorch's minifier copies what a backend returns."""
+        return self
+
     def plans(self) -> list[LivePlan]:
         """Those that are kept, in the order of their last use."""
         with self._lock:

@@ -209,8 +209,8 @@ class Options:
     - ``report``: a file, ``.html`` or ``.json``, for the reports of all graphs planned in this process,
       written anew with each.  The environment variable ``DTR_REPORT`` names a folder for both.
     - ``plans_kept``: for how many tuples of sizes each graph keeps its compiled step, the last ones used.
-    - ``strict``: what is only warned of otherwise, a part of the model in which no budget is in force, is an
-      UncompiledError.
+    - ``strict``: what is only warned of otherwise is an error: a part of the model that Dynamo leaves
+      uncompiled (UncompiledError), and a graph without a backward pass whose share no plan reaches.
     - ``on_report``: called with the ``Report`` of every graph that was planned.
     """
 

@@ -101,7 +101,7 @@ class Planning:
                 return budget, self.planner.plan(budget)
             return budget, self.planner.plan_saving(budget, graph.held_between_passes, saved)
         except Infeasible as infeasible:
-            if saves_nothing and self.options.budget.kind == "fraction":
+            if saves_nothing and self.options.budget.kind == "fraction" and not self.options.strict:
                 return budget, None
             raise self.error(budget, infeasible.smallest) from None
 

@@ -181,7 +181,7 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
         origins = {number: call.node.name for number, call in enumerate(graph.calls) if call.role == COMPUTE}
         watched = choices(planning.planner, plan, options.watch, names_of(graph), origins, events)
         report = replace(report, choices=watched)
-    log.info("%s", report.summary())
+    log.log(logging.INFO if report.verdict == "fits" else logging.WARNING, "%s", report.summary())
     return report
 
 

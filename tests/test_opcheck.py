@@ -1,0 +1,99 @@
+"""What a rewritten graph calls beside PyTorch's operators, held to what ``torch.library.opcheck`` asks.
+
+``opcheck`` takes registered operators.  dtr_fx registers none: it puts functions into graphs.
+"""
+
+from __future__ import annotations
+
+import operator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._dynamo import config as dynamo
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import dtr_fx
+from dtr_fx.compiler import inductor  # with all that a step can load
+from dtr_fx.passes import rng
+from dtr_fx.passes.drops import drop
+
+aten = torch.ops.aten
+
+
+def test_no_operator_is_registered() -> None:
+    assert inductor
+    names = torch._C._dispatch_get_all_op_names()
+    assert [name for name in names if name.partition("::")[0] in ("dtr", "dtr_fx")] == []
+
+
+def test_a_rewritten_graph_calls_operators_of_pytorch_and_three_functions() -> None:
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        layers = [x]
+        for _ in range(6):
+            layers.append(aten.native_dropout(layers[-1].sin(), 0.5, True)[0])
+        total = layers[-1]
+        for layer in layers[-2::-1]:
+            total = total * layer
+        return total.sum()
+
+    gm = make_fx(chain, tracing_mode="fake")(torch.randn(256, 64))
+    rewritten, _ = dtr_fx.transform(gm, "70%", planner="online")
+    called = {node.target for node in rewritten.graph.nodes if node.op == "call_function"}
+    own = {target for target in called if not isinstance(target, torch._ops.OpOverload)}
+    assert own == {operator.getitem, drop, rng.save_state, rng.replay}
+
+
+DRAWS = {
+    "rand": (aten.rand.default, ([8, 4],)),
+    "bernoulli": (aten.bernoulli.p, (torch.ones(8, 4), 0.5)),
+    "native_dropout": (aten.native_dropout.default, (torch.ones(8, 4), 0.5, True)),
+    "a function": ("torch.nn.functional:dropout", (torch.ones(8, 4), 0.5)),
+    "a method": (".bernoulli", (torch.ones(8, 4), 0.5)),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_replay_draws_again_what_was_drawn_and_changes_nothing_else(name: str) -> None:
+    target, args = DRAWS[name]
+    first_function = {"a function": F.dropout, "a method": torch.Tensor.bernoulli}.get(name, target)
+    torch.manual_seed(0)
+    state = rng.save_state("cpu")
+    first = torch.utils._pytree.tree_leaves(first_function(*args))
+    after, given = torch.get_rng_state(), state.clone()
+    for _ in range(2):
+        torch.rand(3)
+        before = torch.get_rng_state()
+        again = torch.utils._pytree.tree_leaves(rng.replay(state, "cpu", target, *args))
+        assert all(map(torch.equal, again, first))
+        assert torch.equal(torch.get_rng_state(), before)
+        assert torch.equal(state, given)
+        pointers = {leaf.data_ptr() for leaf in args if isinstance(leaf, torch.Tensor)}
+        assert pointers.isdisjoint(leaf.data_ptr() for leaf in again)
+    assert not torch.equal(torch.get_rng_state(), after)
+
+
+def test_a_saved_state_is_a_tensor_of_its_own() -> None:
+    state = rng.save_state("cpu")
+    torch.rand(3)
+    assert not torch.equal(state, torch.get_rng_state())
+
+
+def test_the_minifier_runs_a_step_and_finds_the_fault(tmp_path: Path) -> None:
+    """What it runs is a copy of the graph and of what the backend returns."""
+
+    def costs(node: torch.fx.Node) -> float:
+        if node.target is aten.sigmoid.default:
+            raise ArithmeticError("no cost of a sigmoid")
+        return 1.0
+
+    torch._dynamo.reset()
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Sigmoid()), torch.randn(4, 8)
+    with dynamo.patch(repro_after="dynamo", repro_level=2, debug_dir_root=str(tmp_path)):
+        torch.compile(model[0], backend="dtr")(x).sum().backward()
+        with pytest.raises(Exception, match="no cost of a sigmoid"):
+            torch.compile(model, backend="dtr", options={"budget": "90%", "costs": costs})(x)
+    [launcher] = tmp_path.rglob("minifier_launcher.py")
+    assert "sigmoid" in launcher.read_text()
+    assert "backend='dtr'" in launcher.read_text()
