@@ -130,3 +130,10 @@ def test_an_error_of_the_model_is_the_models() -> None:
 def test_what_we_raise_through_compile_is_a_dtr_error(options: dict[str, Any]) -> None:
     with pytest.raises(DTRError):
         step(**options)
+
+
+def test_an_on_report_that_raises_is_one_error_and_leaves_no_plan() -> None:
+    with pytest.raises(OptionError, match=r"on_report: .*bad.* raised ZeroDivisionError: it is mine") as told:
+        step(budget="60%", on_report=bad)
+    assert isinstance(told.value.__cause__, ZeroDivisionError)
+    assert dtr_fx.plans() == ()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from dtr_fx.errors import ask
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
 from dtr_fx.torch_private import trace_structured
@@ -35,7 +36,7 @@ def publish(report: Report, options: Options) -> None:
         _published[path].append(report)
         _write(path, _published[path])
     if options.on_report is not None:
-        options.on_report(report)
+        ask("on_report", options.on_report, report)
 
 
 def _trace(name: str, encoding: str, text: Callable[[], str]) -> None:
