@@ -149,7 +149,7 @@ class Skips(nn.Module):
         return x
 
 
-@pytest.mark.parametrize(("make", "count", "budget"), [(Skips, 1, "55%"), (Gates, 6, "65%")])
+@pytest.mark.parametrize(("make", "count", "budget"), [(Skips, 1, "65%"), (Gates, 6, "65%")])
 def test_a_concatenation_takes_what_is_planned(make, count, budget):
     torch.manual_seed(0)
     torch._dynamo.reset()
