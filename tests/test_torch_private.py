@@ -33,9 +33,8 @@ def test_a_missing_name_says_which_torch_lacks_it(place: str, monkeypatch: pytes
 
 
 def test_a_missing_attribute_is_the_same_error() -> None:
-    node = torch.fx.Graph().placeholder("x")
-    with pytest.raises(TorchPrivateError, match="_dynamo_source in Node"):
-        torch_private.dynamo_source(node)
+    with pytest.raises(TorchPrivateError, match="_rename in object"):
+        torch_private.rename(object(), "x")
 
 
 def test_other_names_are_no_names_of_this_module() -> None:
