@@ -71,6 +71,8 @@ class Failure(Exception):
 def check(case: Case) -> Outcome:
     try:
         checker = Checker(case)
+    except Absent:
+        return Outcome("absent")
     except Exception as error:
         return Outcome("refused", f"eager: {type(error).__name__}: {error}")
     try:

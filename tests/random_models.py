@@ -705,8 +705,11 @@ def take_steps(source: Source, compiled: Callable[[nn.Module], Any]) -> Run:
         results |= {f"{name} of step {number}": value for name, value in _state(model, batch, outputs)}
         _update(model, source.accumulates)
     run = Run(results)
+    # Autograd itself adds up the gradients of an input that is also an output.
+    given = {tensor.untyped_storage().data_ptr() for tensor in (*batch, *model.parameters())}
+    is_apart = given.isdisjoint(value.untyped_storage().data_ptr() for value in outputs)
     del outputs
-    if source.is_plain and forward is not model:
+    if is_apart and source.is_plain and forward is not model:
         _update(model, False)
         for value in batches[0]:
             value.grad = None
