@@ -260,15 +260,18 @@ class _Analysis:
                 )
 
     def _arrive(self) -> None:
-        """The inputs that come with the backward pass; they stay with their caller to its end."""
-        for node in self.tangents:
-            values = self._new_values(node, "input")
-            if node.users:
-                storages = [self.program.storage(value) for value in values]
-                shared = tuple(each for value, each in zip(values, storages) if each != value)
-                self.results.update(storages)
-                call = NodeCall(node, ARRIVE, inputs=shared, outputs=tuple(values), recomputable=False)
-                self.program.calls.append(call)
+        """The inputs that come with the backward pass, all at once; they stay with their caller."""
+        used = [node for node in self.tangents if node.users]
+        values = {node: self._new_values(node, "input") for node in used}
+        fresh = tuple(value for node in used for value in values[node] if self.program.is_storage(value))
+        self.results.update(fresh)
+        if used:
+            self.program.calls.append(NodeCall(used[0], ARRIVE, outputs=fresh, recomputable=False))
+        for node in used:
+            views = tuple(value for value in values[node] if not self.program.is_storage(value))
+            if views:
+                read = tuple(map(self.program.storage, views))
+                self.program.calls.append(NodeCall(node, ARRIVE, read, views, recomputable=False))
         self.tangents = []
 
     def _add_operator(self, position: int, node: Node) -> None:
