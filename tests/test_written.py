@@ -91,7 +91,7 @@ def gradients(
 
 
 def dtr(budget: Any, **options: Any) -> Callable[[nn.Module], Any]:
-    given = {"budget": budget, "plan_seconds": 0.2, **options}
+    given = {"budget": budget, "plan_seconds": 0.5, **options}
     return lambda model: torch.compile(model, backend="dtr", options=given)
 
 
