@@ -65,7 +65,6 @@ _NAMES = {
     "TorchDynamoException": "torch._dynamo.exc:TorchDynamoException",  # what it refuses to trace
     "ConvertFrameAssert": "torch._dynamo.convert_frame:ConvertFrameAssert",  # compiles a frame, or refuses
     "Unsupported": "torch._dynamo.exc:Unsupported",  # why it refuses
-    "SkipFrame": "torch._dynamo.exc:SkipFrame",  # the same
     "graph_break_reasons": "torch._dynamo.utils:graph_break_reasons",  # why it compiled in parts
     "innermost_backend": "torch._dynamo.eval_frame:innermost_backend",  # what torch.compile was given
     "lstm_decompositions": "torch._decomp.decompositions",  # chooses how an LSTM is traced

@@ -6,6 +6,7 @@ compiled by ``dtr`` under a budget.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import weakref
@@ -19,7 +20,6 @@ from dtr_fx.errors import OptionError, UncompiledError
 from dtr_fx.planning.options import Options
 from dtr_fx.torch_private import (
     ConvertFrameAssert,
-    SkipFrame,
     Unsupported,
     dynamo_config,
     graph_break_reasons,
@@ -48,11 +48,12 @@ def watch_frames(dtr: Callable[..., Any]) -> None:
             return convert(self, frame, *args, **kwargs)
         earlier = len(graph_break_reasons)
         try:
-            with _ALLOW_RNN:
+            # A compilation inside another has the setting by then.
+            with contextlib.nullcontext() if dynamo_config.allow_rnn else _ALLOW_RNN:
                 converted = convert(self, frame, *args, **kwargs)
-        except (Unsupported, SkipFrame) as error:
+        except Unsupported as error:
             if not read(self, "_one_graph"):  # else the user gets the error
-                _tell(backend, options, frame.f_code.co_name, str(error), getattr(error, "real_stack", ()))
+                _tell(backend, options, frame.f_code.co_name, str(error), read(error, "real_stack"))
             raise
         for broken in graph_break_reasons[earlier:]:
             if "torch.compiler.disable" in broken.reason:

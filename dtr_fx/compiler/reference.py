@@ -21,11 +21,14 @@ from dtr_fx.torch_private import functorch_config
 
 Pair: TypeAlias = "tuple[GraphModule, GraphModule]"
 
+# Each patch that is made leaves something in its thread (a ``ContextVar``, torch 2.13): made once.
+_AS_BY_DEFAULT = functorch_config.patch(activation_memory_budget=1.0)
+
 
 def pytorch_pair(joint: GraphModule, inputs: Sequence[object], facts: Mapping[str, Any]) -> Pair:
     """The forward and backward graphs of ``aot_eager``; the joint graph stays as it is."""
     mode = fake_mode_of(joint) or contextlib.nullcontext()
-    with torch.no_grad(), mode, functorch_config.patch(activation_memory_budget=1.0):
+    with torch.no_grad(), mode, _AS_BY_DEFAULT:
         pair: Pair = min_cut_rematerialization_partition(copy_of(joint), inputs, **facts)
     return pair
 
