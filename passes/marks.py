@@ -5,7 +5,7 @@ They are read as PyTorch's partitioner reads them (``cleanup_recompute_tags``, t
 
 from __future__ import annotations
 
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from dtr_fx.passes.tensors import is_backward
@@ -24,3 +24,8 @@ def mark_of(node: Node) -> CheckpointPolicy | None:
         for user in node.users
     )
     return None if is_entered or is_backward(node) else policy
+
+
+def is_marked(gm: GraphModule) -> bool:
+    """True if an operator has a policy."""
+    return any(map(mark_of, gm.graph.nodes))

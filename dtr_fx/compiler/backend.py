@@ -27,7 +27,7 @@ from dtr_fx.compiler.retrace import Retracer
 from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.drops import LowerDrops
-from dtr_fx.passes.marks import mark_of
+from dtr_fx.passes.marks import is_marked
 from dtr_fx.passes.reach import has_gradients
 from dtr_fx.passes.split import prepare, split
 from dtr_fx.passes.tensors import graph_device
@@ -100,7 +100,7 @@ def _partition(
             "a nested_compile_region saves values that no budget counts: take the decorator off, or "
             "leave the budget out"
         )
-    free = options.is_default and not any(map(mark_of, joint.graph.nodes))
+    free = options.is_default and not is_marked(joint)
     most = pytorch_budget(joint, inputs, facts) if free else None
     prepare(joint, facts.get("static_lifetime_input_indices") or (), parameters)
     _check_backward(joint)

@@ -24,7 +24,7 @@ from dtr_fx.passes.contract import KERNELS, VALUES, Pipeline
 from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.effects import last_writes
 from dtr_fx.passes.kernels import ContractKernels, ExpandKernels
-from dtr_fx.passes.marks import mark_of
+from dtr_fx.passes.marks import is_marked
 from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.split import prepare, split
 from dtr_fx.passes.tensors import graph_device, is_tangent, storage_bytes, storage_keys, tensors_of
@@ -124,7 +124,7 @@ class Partitioner(Setting, CustomPartitionerFn):
             step, whole = join(*pair), copy_of(gm)
             ContractKernels().call(step)
             ContractKernels().call(whole)
-            self.budget = self._budget_of(whole, peak_of(step) if _is_marked(gm) else None)
+            self.budget = self._budget_of(whole, peak_of(step) if is_marked(gm) else None)
             if not self.is_free and peak_of(step) > self.budget:
                 return None
             self.report = replace(rewrite(step, replace(self._options, budget=1.0)), budget=self.budget)
@@ -134,7 +134,7 @@ class Partitioner(Setting, CustomPartitionerFn):
     def _planned(self, gm: GraphModule, inputs: Sequence[object], facts: Mapping[str, Any]) -> Pair:
         with torch.no_grad(), fake_mode_of(gm) or contextlib.nullcontext():
             marked = None
-            if _is_marked(gm):
+            if is_marked(gm):
                 step = join(*pytorch_pair(gm, inputs, facts))
                 ContractKernels().call(step)
                 marked = peak_of(step)
@@ -204,10 +204,6 @@ class Planned(Partitioner):
 
     def __call__(self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any) -> Pair:
         return self._planned(gm, joint_inputs, facts)
-
-
-def _is_marked(joint: GraphModule) -> bool:
-    return any(map(mark_of, joint.graph.nodes))
 
 
 @functools.cache
