@@ -238,9 +238,11 @@ class _Analysis:
         self._give_back()
         self.program.constants = list(self.constants)
         last_use: dict[int, NodeCall] = {}
+        # What a result is a view of stays from when it is made, as the search has it.
+        held = self.results | {self.program.storage(value) for value in self.results}
         for step in self.program.calls:
             last_use.update(dict.fromkeys((*step.outputs, *step.inputs), step))
-            step.pins = [value for value in step.outputs if value in self.results]
+            step.pins = [value for value in step.outputs if value in held]
         for value, step in last_use.items():
             if value not in self.results and value not in self.constants:
                 step.releases.append(value)

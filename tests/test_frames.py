@@ -35,6 +35,13 @@ class BreakInLoop(nn.Module):
         return x.sum()
 
 
+class BreakOnce(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.cos()
+        torch._dynamo.graph_break()
+        return x.exp()
+
+
 class Disabled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -43,6 +50,15 @@ class Disabled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x.sin()).sum()
+
+
+class BreakInSequence(nn.Module):
+    def __init__(self, *others: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(BreakOnce(), *others)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x.sin()).sum()
 
 
 @pytest.fixture(autouse=True)
@@ -85,10 +101,22 @@ def places() -> list[tuple[nn.Module, str, int]]:
     return [
         (BreakInLoop(), "graph_break", line_of(BreakInLoop.forward, "graph_break")),
         (Disabled(), "torch.compiler.disable", line_of(Disabled.forward, "self.layer(")),
+        # Dynamo compiles no code of torch.nn by itself: the linear layer runs in eager.
+        (
+            BreakInSequence(nn.Linear(8, 8)),
+            "nn/modules/container.py",
+            line_of(BreakInSequence.forward, "self.layers("),
+        ),
     ]
 
 
-@pytest.mark.parametrize("at", [0, 1])
+def test_what_a_container_calls_is_compiled(caplog: pytest.LogCaptureFixture) -> None:
+    compiled = torch.compile(BreakInSequence(BreakOnce()), backend="dtr", options=UNDER)
+    compiled(torch.randn(4, 8, requires_grad=True)).backward()
+    assert not warnings_of(caplog)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_skipped_frame_is_told_once_with_reason_and_line(at: int, caplog: pytest.LogCaptureFixture) -> None:
     model, reason, line = places()[at]
     compiled = torch.compile(model, backend="dtr", options=TIGHT)
@@ -100,7 +128,7 @@ def test_a_skipped_frame_is_told_once_with_reason_and_line(at: int, caplog: pyte
     assert f"test_frames.py:{line})" in said
 
 
-@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("at", [0, 1, 2])
 def test_strict_makes_it_an_error_each_time(at: int) -> None:
     model, reason, _ = places()[at]
     compiled = torch.compile(model, backend="dtr", options={**TIGHT, "strict": True})

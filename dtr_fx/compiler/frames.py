@@ -10,7 +10,7 @@ import contextlib
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ from dtr_fx.torch_private import (
 
 log = logging.getLogger(__name__)
 
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = Path(torch.__file__).parent
+_MODULES = _TORCH / "nn" / "modules"
 # Each patch that is made leaves something in its thread (a ``ContextVar``, torch 2.13): made once.
 _ALLOW_RNN = dynamo_config.patch(allow_rnn=True)
 # The functions that torch.compile made of this backend and that have been told of, by id.
@@ -56,11 +57,39 @@ def watch_frames(dtr: Callable[..., Any]) -> None:
                 _tell(backend, options, frame.f_code.co_name, str(error), read(error, "real_stack"))
             raise
         for broken in graph_break_reasons[earlier:]:
+            stack = broken.user_stack
             if "torch.compiler.disable" in broken.reason:
-                _tell(backend, options, "the call", broken.reason, broken.user_stack)
+                _tell(backend, options, "the call", broken.reason, stack)
+            elif (at := _called_in_torch(stack, frame)) is not None:
+                name = f"the call of {Path(stack[at].filename).relative_to(_TORCH.parent)}"
+                _tell(backend, options, name, broken.reason, stack[:at])
         return converted
 
     ConvertFrameAssert.__call__ = watched
+
+
+def _called_in_torch(stack: Sequence[Any], frame: Any) -> int | None:
+    """The place in a graph break's stack of the first module of torch's own that computes.
+
+    The frame that breaks is compiled in parts; what it calls there is compiled by itself, but torch's own
+    modules never are.
+    """
+    models = [value for value in frame.f_locals.values() if isinstance(value, torch.nn.Module)]
+    calls = {_MODULES / "module.py"}  # calls a module's hooks and its forward, nothing else
+    if not any(map(_runs_torchs_modules, models)):
+        calls.add(_MODULES / "container.py")
+    paths = [Path(line.filename) for line in stack]
+    return next((at for at, path in enumerate(paths) if path.parent == _MODULES and path not in calls), None)
+
+
+def _runs_torchs_modules(model: torch.nn.Module) -> bool:
+    """True if a container in the model has a module of torch's beside modules of others."""
+    for container in model.modules():
+        if isinstance(container, torch.nn.Sequential):
+            own = [type(child).__module__.startswith("torch.") for child in container]
+            if any(own) and not all(own):
+                return True
+    return False
 
 
 def _options(backend: Any, dtr: Callable[..., Any]) -> Options | None:
@@ -79,7 +108,7 @@ def _options(backend: Any, dtr: Callable[..., Any]) -> Options | None:
 
 
 def _tell(backend: Any, options: Options, name: str, reason: str, stack: Iterable[Any]) -> None:
-    lines = [line for line in stack if not line.filename.startswith(_TORCH)]
+    lines = [line for line in stack if _TORCH not in Path(line.filename).parents]
     where = f" ({lines[-1].filename}:{lines[-1].lineno})" if lines else ""
     error = UncompiledError(options.asked, f"{name}{where}", reason.strip().partition("\n")[0])
     if options.strict:
