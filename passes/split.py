@@ -13,7 +13,7 @@ from dtr_fx.passes import rng
 from dtr_fx.passes.contract import ORDER, VALUES, Pass, Pipeline
 from dtr_fx.passes.effects import may_run_twice
 from dtr_fx.passes.reach import mark_parameters
-from dtr_fx.passes.tensors import storage_keys
+from dtr_fx.passes.tensors import is_backward, storage_keys
 from dtr_fx.torch_private import side_effectful_functions
 
 
@@ -122,11 +122,28 @@ def split(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, G
         forward, backward = default_partition(joint, inputs, **facts)
     finally:
         side_effectful_functions.difference_update(added)
-    # What is tagged as random is in both graphs, even where nothing reads it: of the forward pass's draws
-    # only the forward graph's are to stay, of the backward pass's recomputes only the backward graph's.
-    forward.graph.eliminate_dead_code(is_impure_node=lambda node: rng.is_random(node) or has_effects(node))
-    backward.graph.eliminate_dead_code(is_impure_node=has_effects)
+    # What is tagged as random is in both graphs, even where nothing reads it: each graph keeps its own draws.
+    draws = {node.name: is_backward(node) for node in joint.graph.nodes if rng.is_random(node)}
+    backward.graph.eliminate_dead_code(lambda node: draws.get(node.name) is True or has_effects(node))
+    _save_what_is_read(forward, backward, facts["num_fwd_outputs"])
+    forward.graph.eliminate_dead_code(lambda node: draws.get(node.name) is False or has_effects(node))
+    forward.recompile()
+    backward.recompile()
     return forward, backward
+
+
+def _save_what_is_read(forward: GraphModule, backward: GraphModule, results: int) -> None:
+    """Take out of both graphs what is saved, but read only by what was dead code in the backward graph."""
+    output = forward.graph.output_node()
+    unread = {node.name: node for node in backward.graph.find_nodes(op="placeholder") if not node.users}
+    found = output.args[0]
+    kept = [at for at, value in enumerate(found) if at < results or value.name not in unread]
+    for at in set(range(len(found))) - set(kept):
+        backward.graph.erase_node(unread[found[at].name])
+    output.args = (tuple(found[at] for at in kept),)
+    for name, described in output.meta.items():
+        if isinstance(described, list) and len(described) == len(found):
+            output.meta[name] = [described[at] for at in kept]
 
 
 def has_effects(node: Node) -> bool:
