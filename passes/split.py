@@ -136,7 +136,7 @@ def _save_what_is_read(forward: GraphModule, backward: GraphModule, results: int
     """Take out of both graphs what is saved, but read only by what was dead code in the backward graph."""
     output = forward.graph.output_node()
     unread = {node.name: node for node in backward.graph.find_nodes(op="placeholder") if not node.users}
-    found = output.args[0]
+    found: Any = output.args[0]
     kept = [at for at, value in enumerate(found) if at < results or value.name not in unread]
     for at in set(range(len(found))) - set(kept):
         backward.graph.erase_node(unread[found[at].name])

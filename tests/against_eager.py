@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._dynamo.utils import counters
 
 from dtr_fx import InfeasibleBudgetError, Report, WrittenTensorError
 
@@ -173,6 +174,7 @@ class Checker:
 
 def run_compiled(case: Case, backend: str, **options: Any) -> Run:
     torch._dynamo.reset()
+    counters.clear()
     reports: list[Report] = []
     given = {"options": {**options, "on_report": reports.append}} if backend == "dtr" else {}
     with _warnings() as warned:
@@ -183,7 +185,7 @@ def run_compiled(case: Case, backend: str, **options: Any) -> Run:
                 raise Failure(f"without a warning: {error}") from error
             raise
     run.reports, run.warned = reports, bool(warned["must not be written"])
-    run.uncompiled = bool(warned["not in force"])
+    run.uncompiled = bool(warned["not in force"] or counters["graph_break"])
     return run
 
 

@@ -705,9 +705,10 @@ def take_steps(source: Source, compiled: Callable[[nn.Module], Any]) -> Run:
         results |= {f"{name} of step {number}": value for name, value in _state(model, batch, outputs)}
         _update(model, source.accumulates)
     run = Run(results)
-    # Autograd itself adds up the gradients of an input that is also an output.
+    # Autograd itself adds up the gradients of an input that is also an output, and of outputs that share one.
     given = {tensor.untyped_storage().data_ptr() for tensor in (*batch, *model.parameters())}
-    is_apart = given.isdisjoint(value.untyped_storage().data_ptr() for value in outputs)
+    made = {value.untyped_storage().data_ptr() for value in outputs}
+    is_apart = given.isdisjoint(made) and len(made) == len(outputs)
     del outputs
     if is_apart and source.is_plain and forward is not model:
         _update(model, False)
