@@ -170,6 +170,10 @@ def _same_layout(node: Node) -> int | None:
     return _plain(node) if _are_contiguous(node) else None
 
 
+def _softmax(node: Node) -> int | None:
+    return _full_precision(node) if _are_contiguous(node) else None
+
+
 def _with_indices(node: Node) -> int | None:
     return SCALARS if _are_contiguous(node) else None
 
@@ -183,7 +187,8 @@ def _matmul(node: Node) -> int | None:
     operands = _inputs(node)
     if any(tensor.dtype not in (torch.float32, torch.float64) for tensor in operands):
         return None
-    return SCALARS if all(_blas_reads(tensor) for tensor in operands) else None
+    is_copied = any(bias.dim() > 1 and not bias.is_contiguous() for bias in operands[:-2])
+    return SCALARS if not is_copied and all(map(_blas_reads, operands)) else None
 
 
 def _blas_reads(tensor: Tensor) -> bool:
@@ -231,7 +236,7 @@ def _safe_softmax(node: Node) -> int | None:
     x = _first_input(node)
     count = hint(x.numel())
     rows = count // max(1, hint(x.shape[node.args[1]])) if x.dim() else 1  # type: ignore[index]
-    return SCALARS + count + rows if _plain(node) is not None else None
+    return SCALARS + count + rows if _same_layout(node) is not None else None
 
 
 def _opaque(node: Node) -> int | None:
@@ -242,15 +247,16 @@ def _opaque(node: Node) -> int | None:
 _OPERATORS: dict[_Rule, str] = {
     _plain: """
         abs add sub rsub mul div neg exp log log1p sqrt rsqrt reciprocal sin cos tanh sigmoid relu silu pow
-        erf clamp clamp_min clamp_max maximum minimum where masked_fill lerp addcmul addcdiv leaky_relu eq
+        erf clamp clamp_min clamp_max maximum minimum where lerp addcmul addcdiv leaky_relu eq
         ne lt le gt ge logical_not logical_and logical_or bitwise_not bitwise_and bitwise_or
         sigmoid_backward tanh_backward threshold_backward leaky_relu_backward hardtanh hardtanh_backward cat
-        stack constant_pad_nd slice_backward select_backward roll flip
+        stack constant_pad_nd select_backward flip
     """,
-    _full_precision: """
-        sum mean amax amin _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data
+    _full_precision: "sum mean amax amin",
+    _same_layout: """
+        gelu gelu_backward silu_backward native_layer_norm native_group_norm masked_fill slice_backward
     """,
-    _same_layout: "gelu gelu_backward silu_backward native_layer_norm native_group_norm",
+    _softmax: "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data",
     _none: """
         zeros ones full empty arange scalar_tensor zeros_like ones_like full_like empty_like new_zeros
         new_ones new_full new_empty empty_strided new_empty_strided rand rand_like randn randn_like
