@@ -108,7 +108,7 @@ class Dispatcher:
     def _plan(
         self, arguments: Sequence[Any], budget: Budget, held: int, accounting: StepAccounting, smallest: int
     ) -> CompiledStep:
-        step = self._retracer.compile(arguments, budget, smallest)
+        step = self._retracer.compile(arguments, budget, smallest, held)
         error = step.plan.error
         if isinstance(error, (InfeasibleBudgetError, OverBudgetError)) and held:
             if not accounting.may_exceed():
@@ -120,7 +120,7 @@ class Dispatcher:
                 format_bytes(accounting.nbytes),
             )
             budget = replace(accounting.budget, value=error.smallest)
-            step = self._retracer.compile(arguments, budget, error.smallest)
+            step = self._retracer.compile(arguments, budget, error.smallest, held)
         self._keep(arguments, step)
         return step
 

@@ -123,9 +123,12 @@ class Retracer:
         return (*sizes, *(arguments[position].item() for position in self._fixed))
 
     def compile(
-        self, arguments: Sequence[Any], budget: Budget | None = None, smallest: int = 0
+        self, arguments: Sequence[Any], budget: Budget | None = None, smallest: int = 0, held: int = 0
     ) -> CompiledStep:
-        """Compile for the sizes of the arguments, under ``budget`` if that is not the options' own."""
+        """Compile for the sizes of the arguments, under ``budget`` if that is not the options' own.
+
+        Of that other graphs hold ``held`` bytes more.
+        """
         key = self._number, self.sizes(arguments)
         reports: list[Report] = []
         options = replace(self._options, budget=budget or self._options.budget, on_report=reports.append)
@@ -141,7 +144,7 @@ class Retracer:
         reason = self._reason if self._last is None else _changes(self._last, named)
         self._last = named
         names = input_names(self._gm, arguments)
-        published = tuple(_told(report, reason, names) for report in reports)
+        published = tuple(_told(report, reason, names, held) for report in reports)
         for report in published:
             publish(report, self._options)
         plan = LivePlan(self._compile_id, reason, named, published, error, seconds)
@@ -171,10 +174,14 @@ class Retracer:
         return numbers or {name: tuple(shape) for name, (shape, _) in sizes.items()}
 
 
-def _told(report: Report, reason: str, names: Sequence[str]) -> Report:
-    """The report with the reason of the trace, and the user's names for inputs that the plan relies on."""
+def _told(report: Report, reason: str, names: Sequence[str], held: int) -> Report:
+    """The report with the reason of the trace, and what the plan relies on in the user's terms."""
     relied = (
-        replace(tensor, name=names[tensor.position]) if tensor.kind == "input" else tensor
+        replace(
+            tensor,
+            name=names[tensor.position] if tensor.kind == "input" else tensor.name,
+            safe_budget=tensor.safe_budget + held,
+        )
         for tensor in report.relied
     )
     return replace(report, trigger=reason, relied=tuple(relied))
