@@ -7,6 +7,7 @@ Times of operators are kept in a folder of the run, not in that of the user. Ran
 every run, and may take their time on a busy machine; ``--hypothesis-profile=new`` looks for others.
 """
 
+import gc
 import importlib
 import os
 from collections.abc import Iterator
@@ -23,6 +24,15 @@ os.environ["DTR_DEBUG"] = "1"  # an order that the runtime refuses is an error
 settings.register_profile("new", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", settings.get_profile("new"), derandomize=True, database=None)
 settings.load_profile("same")
+
+
+def pytest_configure() -> None:
+    importlib.import_module("torch._dynamo")
+    gc.freeze()  # what is imported need not be looked through at each measurement of memory
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
