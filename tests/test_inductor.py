@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from functorch.compile import aot_module, nop
 from torch import Tensor, nn
 from torch._inductor.utils import fresh_cache
+from torch.utils.checkpoint import checkpoint
 
 import dtr_fx
 from dtr_fx import InfeasibleBudgetError, OptionError, Report, measure_peak
@@ -170,6 +171,40 @@ def test_a_view_runs_nothing_so_it_needs_no_extra_workspace():
     aot_module(model, fw_compiler=nop, bw_compiler=nop, partition_fn=partition)(x).backward()
     assert partition.report is not None
     assert partition.report.recomputes
+
+
+@pytest.mark.parametrize("partition", [dtr_fx.Partitioner("90%"), dtr_fx.partition_fn("90%")])
+def test_compilers_that_undo_the_plan_are_told_of_once(partition, caplog):
+    model, x = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))), torch.randn(64, 8)
+    step = aot_module(model, fw_compiler=nop, bw_compiler=nop, partition_fn=partition)
+    for _ in range(2):
+        step(x).sum().backward()
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "the budget (90%) is not in force" in warning
+    assert "dtr_fx.boxed_compiler" in warning
+
+
+def test_a_share_is_of_the_peak_with_checkpoints():
+    class Checkpointed(nn.Module):
+        def __init__(self, is_marked):
+            super().__init__()
+            self.blocks = nn.ModuleList(gelu_mlp() for _ in range(2))
+            self.is_marked = is_marked
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False) if self.is_marked else block(x)
+            return x.sum()
+
+    x, budgets = torch.randn(8, 64, WIDTH), {}
+    for is_marked in (False, True):
+        torch._dynamo.reset()
+        reports: list[Report] = []
+        options = {"budget": "95%", "executor": "inductor", "on_report": reports.append}
+        model = Checkpointed(is_marked)
+        step_of(model, torch.compile(model, backend="dtr", options=options), x)
+        budgets[is_marked] = reports[-1].budget
+    assert budgets[True] < budgets[False]
 
 
 def convolutions() -> nn.Module:

@@ -88,7 +88,26 @@ def partition_fn(budget: float | int | str | None = None, **options: Any) -> Cal
     chosen = Options.from_mapping({"budget": budget, **options})
     if chosen.executor == "inductor":
         raise OptionError("executor='inductor': for Inductor there is dtr_fx.Partitioner")
-    return functools.partial(_partition, chosen, None)
+    return functools.partial(_partition_for_others, chosen)
+
+
+def _partition_for_others(options: Options, joint: GraphModule, inputs: Any, **facts: Any) -> Pair:
+    pair = _partition(options, None, joint, inputs, **facts)
+    hooks: list[Any] = []
+
+    def tell(*_: Any) -> None:
+        """A graph is called as it is: then its caller holds every argument until it returns."""
+        while hooks:
+            hooks.pop().remove()
+        log.warning(
+            "the budget (%s) is not in force: the compilers beside partition_fn keep all arguments of a "
+            "graph until it has run; take dtr_fx.boxed_compiler",
+            options.asked,
+        )
+
+    if options.limits:
+        hooks += [gm.register_forward_pre_hook(tell) for gm in pair]
+    return pair
 
 
 def _partition(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,8 @@ from dtr_fx.planning.judge import join
 from dtr_fx.planning.options import Options, resolve_budget
 from dtr_fx.planning.transform import copy_of, rewrite
 from dtr_fx.torch_private import CustomPartitionerFn, get_hash_for_files
+
+log = logging.getLogger(__name__)
 
 # Stands for every step of a plan.
 _ANY = ""
@@ -75,6 +78,12 @@ class Partitioner(Setting, CustomPartitionerFn):
         self.storage_of: dict[str, int | None] = {}
 
     def __call__(self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any) -> Pair:
+        if facts.get("compiler") != "inductor" and self._options.limits:
+            log.warning(
+                "the budget (%s) is not in force: Partitioner plans for Inductor, and other compilers run "
+                "these graphs; take dtr_fx.partition_fn, and dtr_fx.boxed_compiler beside it",
+                self._options.asked,
+            )
         pair = self._as_it_is(gm, joint_inputs, facts) or self._planned(gm, joint_inputs, facts)
         if self.report is not None:
             publish(self.report, self._options)
