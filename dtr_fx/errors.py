@@ -135,7 +135,8 @@ class WrittenTensorError(DTRError):
     Parameters
     ----------
     kind, name:
-        ``"input"`` or ``"output"`` of a compiled graph, and the user's name for it or that of its node.
+        ``"input"``, ``"parameter"`` or ``"output"`` of a compiled graph, and the user's name for it or that
+        of its node.
     source:
         The user's line that the tensor comes from, or nothing.
     safe_budget:
@@ -152,9 +153,10 @@ class WrittenTensorError(DTRError):
 
     def __str__(self) -> str:
         where = f" ({self.source})" if self.source else ""
+        instead = "it after the backward pass" if self.kind == "parameter" else "a clone"
         return (
             f"the {self.kind} {self.name}{where} was written between the forward and the backward pass, "
-            f"which recomputes from it under this budget: write a clone, or give budget={self.safe_budget} "
+            f"which recomputes from it under this budget: write {instead}, or give budget={self.safe_budget} "
             f"({format_bytes(self.safe_budget)}) or more"
         )
 

@@ -22,7 +22,7 @@ from dtr_fx.torch_private import GradAOTOutput, InputMutationAOTOutput, PlainAOT
 
 @dataclass(frozen=True)
 class Reached:
-    """A tensor that the caller holds: an ``"input"`` or ``"output"``, by its position in the call."""
+    """A tensor that the caller holds: an ``"input"``, ``"parameter"`` or ``"output"``, by its position."""
 
     kind: str
     position: int
@@ -66,7 +66,7 @@ def given_back(gm: GraphModule) -> set[int]:
     return new - others - inputs
 
 
-def reached_by_caller(gm: GraphModule) -> dict[int, Reached]:
+def reached_by_caller(gm: GraphModule, *kinds: str) -> dict[int, Reached]:
     """The tensors, by storage, that the caller may write, as autograd itself would not save them."""
     saved = {
         key
@@ -76,7 +76,10 @@ def reached_by_caller(gm: GraphModule) -> dict[int, Reached]:
         for key in storage_keys(used)
     }
     return {
-        key: reached for reached in _reached(gm) for key in storage_keys(reached.node) if key not in saved
+        key: reached
+        for reached in _reached(gm)
+        for key in storage_keys(reached.node)
+        if key not in saved and reached.kind in kinds
     }
 
 
@@ -100,8 +103,8 @@ def has_gradients(joint: GraphModule) -> bool:
 def _reached(gm: GraphModule) -> Iterator[Reached]:
     for node in gm.graph.find_nodes(op="placeholder"):
         position = _position(node.meta.get("desc"))
-        if position is not None and node.meta.get("dtr_written_by_caller") and not is_tangent(node):
-            yield Reached("input", position, node)
+        if position is not None and "dtr_written_by_caller" in node.meta and not is_tangent(node):
+            yield Reached("input" if node.meta["dtr_written_by_caller"] else "parameter", position, node)
     for node, desc in _described_outputs(gm):
         position = _position(desc)
         if position is not None and not isinstance(desc, (GradAOTOutput, InputMutationAOTOutput)):

@@ -178,7 +178,8 @@ def analyze(
     nothing ``replays_randomness``.  What the caller may write before the backward pass is not read by a
     recompute, unless the plan ``trusts_caller`` not to.
     """
-    writes, between, reached = last_writes(gm.graph), written_after_forward(gm), reached_by_caller(gm)
+    writes, between = last_writes(gm.graph), written_after_forward(gm)
+    reached = reached_by_caller(gm, "input", "output")
     if not trusts_caller:
         between.update(reached)
     nodes = enumerate(gm.graph.nodes)

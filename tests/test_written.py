@@ -160,6 +160,32 @@ def test_a_plan_that_needs_the_input_says_so_and_notices_a_write(how: str, caplo
     assert same(gradients(Chain, dtr(relied.safe_budget), write), expected)
 
 
+class LowPrecision(TwoWeights):
+    """Casts a parameter: autograd saves what it is cast to."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = (x @ self.w.bfloat16().float()).tanh()
+        return (hidden @ self.v.bfloat16().float()).sin().exp().sum()
+
+
+def test_a_parameter_that_was_written_is_an_error_with_a_way_out() -> None:
+    models: list[nn.Module] = []
+
+    def make() -> nn.Module:
+        models.append(LowPrecision())
+        return models[-1]
+
+    def write(x: torch.Tensor, outputs: Any) -> None:
+        with torch.no_grad():
+            for parameter in models[-1].parameters():
+                parameter.mul_(0.5)
+
+    expected = gradients(make, lambda model: model, write)
+    with pytest.raises(dtr_fx.WrittenTensorError, match=r"the parameter L\['self'\]") as caught:
+        gradients(make, dtr("83%"), write)
+    assert same(gradients(make, dtr(caught.value.safe_budget), write), expected)
+
+
 class WritesAView(nn.Module):
     """Writes a view of its non-leaf input."""
 

@@ -24,24 +24,24 @@ def guard(relied: Sequence[Relied], arguments: Sequence[Any], outputs: Any, earl
     node = compiled_node(outputs, arguments, earlier)
     if node is None:
         return
-    given = {"input": arguments, "output": pytree.tree_leaves(outputs)}
+    given = {"input": arguments, "parameter": arguments, "output": pytree.tree_leaves(outputs)}
     # The backward pass holds these tensors as well, and the check lets go of them when it starts.
     held = [(tensor, given[tensor.kind][tensor.position].detach()) for tensor in relied]
-    before = [_fingerprint(value) for _, value in held]
+    before = [_fingerprint(*pair) for pair in held]
 
     def check(_: Any) -> None:
         for (tensor, value), fingerprint in zip(held, before):
-            if _fingerprint(value) != fingerprint:
+            if _fingerprint(tensor, value) != fingerprint:
                 raise WrittenTensorError(tensor.kind, tensor.name, tensor.source, tensor.safe_budget)
         held.clear()
 
     node.register_prehook(check)
 
 
-def _fingerprint(tensor: Tensor) -> tuple[object, ...]:
-    """What changes with the tensor; of a type that cannot be hashed, and without elements, its version."""
-    found: tuple[object, ...] = (version_of(tensor),)
-    if tensor.device.type != "meta":
+def _fingerprint(relied: Relied, value: Tensor) -> tuple[object, ...]:
+    """What changes with the tensor; of a parameter, a type that cannot be hashed, or nothing, its version."""
+    found: tuple[object, ...] = (version_of(value),)
+    if value.device.type != "meta" and relied.kind != "parameter":
         with torch.no_grad(), contextlib.suppress(RuntimeError, NotImplementedError):
-            found += int(torch.hash_tensor(tensor).view(torch.int64).item()), str(tensor.sum().item())
+            found += int(torch.hash_tensor(value).view(torch.int64).item()), str(value.sum().item())
     return found

@@ -88,7 +88,8 @@ class CompiledStep:
     @property
     def relied(self) -> tuple[Relied, ...]:
         """What the caller must not write before the backward pass."""
-        return tuple(tensor for report in self.plan.reports for tensor in report.relied)
+        reports = self.plan.reports
+        return tuple(each for report in reports for each in (*report.relied, *report.relied_parameters))
 
 
 class Retracer:
@@ -176,15 +177,13 @@ class Retracer:
 
 def _told(report: Report, reason: str, names: Sequence[str], held: int) -> Report:
     """The report with the reason of the trace, and what the plan relies on in the user's terms."""
-    relied = (
-        replace(
-            tensor,
-            name=names[tensor.position] if tensor.kind == "input" else tensor.name,
-            safe_budget=tensor.safe_budget + held,
-        )
-        for tensor in report.relied
-    )
-    return replace(report, trigger=reason, relied=tuple(relied))
+
+    def told(tensor: Relied) -> Relied:
+        name = tensor.name if tensor.kind == "output" else names[tensor.position]
+        return replace(tensor, name=name, safe_budget=tensor.safe_budget + held)
+
+    relied, parameters = map(told, report.relied), map(told, report.relied_parameters)
+    return replace(report, trigger=reason, relied=tuple(relied), relied_parameters=tuple(parameters))
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from dtr_fx.passes.contract import ORDER, VALUES, Pipeline
 from dtr_fx.passes.drops import ForgetPlan
 from dtr_fx.passes.liveness import liveness
 from dtr_fx.passes.propagate import Propagate, fake_mode_of
-from dtr_fx.passes.reach import relied_on
+from dtr_fx.passes.reach import Reached, reached_by_caller, relied_on
 from dtr_fx.passes.verify import Verify, check_budget
 from dtr_fx.passes.write import Write
 from dtr_fx.planning.options import Options
@@ -137,11 +137,14 @@ def _trusting_the_caller(gm: GraphModule, options: Options, safe: int, laps: Lap
     planning = Planning(gm, options, trusts_caller=True)
     budget, plan = planning.plan(saves_nothing=False)
     report = carry_out(gm, planning, budget, plan, laps)
-    relied = (
+    return replace(report, relied=_relied(gm, planning.graph.reached, safe))
+
+
+def _relied(gm: GraphModule, reached: Mapping[int, Reached], safe: int) -> tuple[Relied, ...]:
+    return tuple(
         Relied(tensor.kind, tensor.position, tensor.node.name, source_line(tensor.node), safe)
-        for tensor in relied_on(gm, planning.graph.reached)
+        for tensor in relied_on(gm, reached)
     )
-    return replace(report, relied=tuple(relied))
 
 
 def without_guards(gm: GraphModule) -> contextlib.AbstractContextManager[None]:
@@ -154,6 +157,7 @@ def without_guards(gm: GraphModule) -> contextlib.AbstractContextManager[None]:
 def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | None, laps: Laps) -> Report:
     """Write a plan into the graph, verify the graph and report on it; None leaves it as it is."""
     laps.take("plan")
+    parameters = reached_by_caller(gm, "parameter")
     passes = () if plan is None else (Write(planning.graph, plan), Verify())
     Pipeline(*passes, given=(VALUES, ORDER))(gm, laps.take)
     graph, options = planning.graph, planning.options
@@ -176,7 +180,8 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
         storages=stats_of(graph, events),
     )
     laps.take("report")
-    report = replace(report, seconds=laps.seconds)
+    relied = _relied(gm, parameters, planning.baseline_peak)
+    report = replace(report, seconds=laps.seconds, relied_parameters=relied)
     if plan is not None and options.watch is not None:
         origins = {number: call.node.name for number, call in enumerate(graph.calls) if call.role == COMPUTE}
         watched = choices(planning.planner, plan, options.watch, names_of(graph), origins, events)

@@ -99,8 +99,8 @@ class Choice:
 class Relied:
     """A tensor of the caller's that the backward pass recomputes from: it must not be written before.
 
-    ``kind`` is ``"input"`` or ``"output"``, ``position`` its place in the call, ``source`` the user's line.
-    No plan for ``safe_budget`` bytes recomputes from it.
+    ``kind`` is ``"input"``, ``"parameter"`` or ``"output"``, ``position`` its place in the call, ``source``
+    the user's line.  No plan for ``safe_budget`` bytes recomputes from it.
     """
 
     kind: str
@@ -129,7 +129,8 @@ class Report:
     ``"search"``, or ``"none"`` where the graph is left as it is.  ``choices`` are those that concerned the
     value named by the option ``watch``.  ``budget`` is the one in force, ``asked`` what the user wrote for it
     (``"60%"``).  ``refused`` counts the orders of the search that the runtime could not carry out.
-    ``relied`` are the caller's tensors that must not be written between the passes.
+    ``relied`` are the caller's tensors that must not be written between the passes, ``relied_parameters``
+    the parameters.
     """
 
     budget: int
@@ -151,6 +152,7 @@ class Report:
     asked: str = ""
     refused: int = 0
     relied: tuple[Relied, ...] = ()
+    relied_parameters: tuple[Relied, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -221,6 +223,7 @@ _PARTS = {
     "storages": StorageStats,
     "choices": Choice,
     "relied": Relied,
+    "relied_parameters": Relied,
 }
 
 
