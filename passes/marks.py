@@ -14,16 +14,23 @@ _AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 def mark_of(node: Node) -> CheckpointPolicy | None:
-    """The policy of a forward operator; none at the end of a region that another follows: that is saved."""
+    """The policy of a forward operator.
+
+    None at the end of a region that another follows, or that has a backward hook: that is saved.
+    """
     policy: CheckpointPolicy | None = node.meta.get("recompute")
     if policy not in _AGAIN:
         return policy
     region = node.meta.get("ac_graph_id", 0)
-    is_entered = any(
-        user.meta.get("recompute") in _AGAIN and user.meta.get("ac_graph_id", region) > region
-        for user in node.users
-    )
-    return None if is_entered or is_backward(node) else policy
+    inside = [user for user in node.users if user.meta.get("recompute") in _AGAIN]
+    is_entered = any(user.meta.get("ac_graph_id", region) > region for user in inside)
+    is_hooked = not inside and node.meta.get("has_backward_hook", False)
+    return None if is_entered or is_hooked or is_backward(node) else policy
+
+
+def runs_again(node: Node) -> bool:
+    """True if the user wants the operator run again for the backward pass."""
+    return mark_of(node) in _AGAIN
 
 
 def is_marked(gm: GraphModule) -> bool:

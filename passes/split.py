@@ -2,25 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from functorch.compile import default_partition
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from dtr_fx.passes import rng
 from dtr_fx.passes.contract import ORDER, VALUES, Pass, Pipeline
-from dtr_fx.passes.effects import may_run_twice
-from dtr_fx.passes.reach import mark_parameters
+from dtr_fx.passes.effects import last_writes, may_run_twice
+from dtr_fx.passes.marks import runs_again
+from dtr_fx.passes.propagate import fake_mode_of
+from dtr_fx.passes.reach import mark_parameters, written_after_forward
 from dtr_fx.passes.tensors import is_backward, storage_keys
-from dtr_fx.torch_private import side_effectful_functions
+from dtr_fx.torch_private import OpOverload, side_effectful_functions
 
 
 def prepare(joint: GraphModule, static: Iterable[int], parameters: Sequence[bool] | None = None) -> None:
     """Make AOTAutograd's joint graph ready for planning; see ``reach.mark_parameters``."""
     Pipeline(ExecutionOrder(), MergeDuplicates(), given=(VALUES,))(joint)
     mark_parameters(joint, static, parameters)
+
+
+def repeat_results(joint: GraphModule) -> None:
+    """Have the backward pass make marked results of its own, as PyTorch does: the caller may let them go."""
+    written = last_writes(joint.graph).keys() | written_after_forward(joint)
+    returned = {key for node in joint.graph.output_node().all_input_nodes for key in storage_keys(node)}
+    repeated: set[int] = set()
+    copies: dict[Node, Node] = {}
+
+    def again(node: Node) -> Node:
+        if is_backward(node) or repeated.isdisjoint(storage_keys(node)):
+            return node
+        if node not in copies:
+            copy = copies[node] = joint.graph.node_copy(node, again)
+            copy.meta["partitioner_tag"] = "is_backward"
+            args, kwargs = map_arg((copy.args, copy.kwargs), lambda used: used.meta["val"])
+            copy.meta["val"] = copy.target(*args, **kwargs)  # type: ignore[operator]
+        return copies[node]
+
+    with torch.no_grad(), fake_mode_of(joint) or contextlib.nullcontext():
+        for node in list(joint.graph.nodes):
+            read = {key for used in node.all_input_nodes for key in storage_keys(used)}
+            made = {*storage_keys(node)} - read
+            if is_backward(node):
+                with joint.graph.inserting_before(node):
+                    node.args, node.kwargs = map_arg((node.args, node.kwargs), again)
+            elif runs_again(node) and isinstance(node.target, OpOverload) and not rng.is_random(node):
+                is_asked = not repeated.isdisjoint(read) or not returned.isdisjoint(made)
+                if is_asked and may_run_twice(node) and written.isdisjoint(read | made):
+                    repeated |= made
 
 
 class ExecutionOrder(Pass):

@@ -162,3 +162,50 @@ def test_without_options_no_step_takes_more_than_pytorch(make: Callable[[], nn.M
     torch._dynamo.reset()
     theirs = peak(torch.compile(model, backend="aot_eager"))
     assert ours <= 1.01 * min(theirs, peak(model))
+
+
+def test_a_marked_result_is_not_saved() -> None:
+    """The caller may let it go: the backward pass makes its own, and what is read on the way to it."""
+
+    def region(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        first = (x @ weight).sigmoid()
+        return first, first.view(-1).exp()
+
+    def run(backend: str) -> tuple[list[Tensor], int]:
+        torch._dynamo.reset()
+        saved: list[Tensor] = []
+        inputs = [torch.linspace(-1, 1, 64 * 8).view(64, 8), torch.linspace(0, 1, 8 * 32).view(8, 32)]
+        x, weight = (given.requires_grad_() for given in inputs)
+        compiled = torch.compile(
+            lambda x, weight: checkpoint(region, x, weight, use_reentrant=False), backend=backend
+        )
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: (saved.append(tensor), tensor)[1], lambda tensor: tensor
+        ):
+            first, second = compiled(x, weight)
+        (first.square().sum() + second.sin().sum()).backward()
+        return [first, second, x.grad, weight.grad], sum(tensor.nbytes for tensor in saved)
+
+    found, nbytes = run("dtr")
+    expected, _ = run("aot_eager_default_partitioner")
+    assert nbytes == 4 * (64 * 8 + 8 * 32)
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_the_end_of_a_region_with_a_hook_is_saved(hooked: bool) -> None:
+    def region(x: Tensor) -> Tensor:
+        end = x.sin().square()
+        if hooked:
+            end.register_hook(lambda gradient: 3 * gradient)
+        return end
+
+    def function(x: Tensor) -> Tensor:
+        return checkpoint(region, x * 2, use_reentrant=False).cos().sum()
+
+    reports: list[Report] = []
+    with torch._dynamo.config.patch(compiled_autograd=True):  # else a hook is a function of its own
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend="dtr", options={"on_report": reports.append})
+        compiled(torch.randn(64, requires_grad=True))
+    assert ("pow_1" not in recomputed(reports[0])) == hooked

@@ -29,7 +29,7 @@ from dtr_fx.inspect.views import Report
 from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.marks import is_marked
 from dtr_fx.passes.reach import has_gradients
-from dtr_fx.passes.split import prepare, split
+from dtr_fx.passes.split import prepare, repeat_results, split
 from dtr_fx.passes.tensors import graph_device
 from dtr_fx.planning.options import Budget, Options
 from dtr_fx.planning.step import Inputs, call, loss_of
@@ -123,6 +123,8 @@ def _partition(
     most = pytorch_budget(joint, inputs, facts) if free else None
     prepare(joint, facts.get("static_lifetime_input_indices") or (), parameters)
     _check_backward(joint)
+    if options.is_default:
+        repeat_results(joint)
     if most is None:
         _rewrite(joint, options)
     else:
