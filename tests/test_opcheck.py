@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import operator
+import traceback
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,39 @@ def test_the_minifier_is_given_the_fault(tmp_path: Path) -> None:
     [launcher] = tmp_path.rglob("minifier_launcher.py")
     assert "sigmoid" in launcher.read_text()
     assert "backend='dtr'" in launcher.read_text()
+
+
+@torch.library.custom_op("dtr_tests::drifting", mutates_args=())
+def drifting(x: torch.Tensor) -> torch.Tensor:
+    """Another value when it is recomputed."""
+    is_late = any(frame.name == "backward" for frame in traceback.extract_stack())
+    return x.sin() + 0.1 * is_late
+
+
+drifting.register_fake(torch.empty_like)
+drifting.register_autograd(
+    lambda ctx, gradient: gradient * ctx.saved_tensors[0].cos(),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+@pytest.mark.parametrize("budget", ["90%", "100%"])
+def test_the_minifier_is_given_results_that_are_off(budget: str, tmp_path: Path) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = drifting(x * 2)
+        for _ in range(6):
+            y = y.sin()
+        return y.sum()
+
+    torch._dynamo.reset()
+    costs = {torch.ops.dtr_tests.drifting.default: 0.0}  # so that a plan recomputes it
+    compiled = torch.compile(function, backend="dtr", options={"budget": budget, "costs": costs})
+    x = torch.randn(4096, requires_grad=True)
+    with dynamo.patch(repro_after="dynamo", repro_level=4, debug_dir_root=str(tmp_path)):
+        if budget == "100%":
+            compiled(x).backward()
+            return
+        with pytest.raises(Exception, match="Bad accuracy"):
+            compiled(x)
+    [launcher] = tmp_path.rglob("minifier_launcher.py")
+    assert "drifting" in launcher.read_text()

@@ -42,6 +42,9 @@ class Dispatcher:
         self._accounting = accounting
         self._steps: OrderedDict[Sizes, CompiledStep] = OrderedDict()
         self._lock = threading.Lock()
+        # PyTorch's minifier asks what a backend returns for these.
+        self.zero_grad = retracer.gm.zero_grad
+        self.named_parameters, self.named_buffers = retracer.gm.named_parameters, retracer.gm.named_buffers
         _DISPATCHERS.add(self)
 
     def __call__(self, *arguments: Any) -> Any:

@@ -100,7 +100,7 @@ class Retracer:
     """
 
     def __init__(self, gm: GraphModule, options: Options, compile_step: Compile) -> None:
-        self._gm = copy_of_dynamos(gm)
+        self.gm = copy_of_dynamos(gm)
         self._options = options
         self._compile_step = compile_step
         self._sized = sized_inputs(gm)
@@ -144,7 +144,7 @@ class Retracer:
         named = self._named(arguments)
         reason = self._reason if self._last is None else _changes(self._last, named)
         self._last = named
-        names = input_names(self._gm, arguments)
+        names = input_names(self.gm, arguments)
         published = tuple(_told(report, reason, names, held) for report in reports)
         for report in published:
             publish(report, self._options)
@@ -157,7 +157,7 @@ class Retracer:
         self, arguments: Sequence[Any], mode: FakeTensorMode, options: Options
     ) -> Callable[..., Any]:
         """Floats are any, unless the graph does not trace so: then they are told apart, too."""
-        graph = bound(self._gm, arguments, self._fixed)
+        graph = bound(self.gm, arguments, self._fixed)
         fakes = pytree.tree_map_only(Tensor, mode.from_tensor, without_numbers(arguments))
         try:
             return self._compile_step(graph, fakes, options)
