@@ -685,6 +685,12 @@ def test_all_errors_of_ours_are_dtr_errors(options: dict[str, Any]) -> None:
         torch.compile(linear(), backend="dtr", options=options)(rows())
 
 
+def test_a_nested_tensor_is_refused_with_a_way_out() -> None:
+    rows = torch.nested.as_nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
+    with pytest.raises(GraphError, match="make it inside"):
+        torch.compile(lambda x: x.sin() * 2, backend="dtr")(rows)
+
+
 def test_a_nested_region_has_no_budget() -> None:
     region = torch.compiler.nested_compile_region(lambda x, weight: chain(x @ weight).tanh())
     layer, x = linear(), rows()

@@ -356,3 +356,22 @@ def test_a_replay_that_fails_leaves_the_generator_alone() -> None:
     with pytest.raises(RuntimeError):
         rng.replay(state, "cpu", torch.ops.aten.bernoulli.default, torch.full((3,), math.pi))
     assert generators() == before
+
+
+def test_without_a_budget_a_step_in_which_no_draw_can_be_repeated_is_left_as_it_is() -> None:
+    """A recompute would need a saved state of the generator, which is larger than all else."""
+
+    def run(function: Callable[..., Any]) -> list[Tensor]:
+        torch.manual_seed(0)
+        x = torch.linspace(-2, -1, 16, requires_grad=True)
+        changed, noise = function(x.clone())
+        (changed * noise).sum().backward()
+        return [changed, noise, x.grad]
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        noise = torch.ones_like(x)
+        torch.ops.aten.rrelu_with_noise_(x, noise, 0.2, 0.8, True)
+        return x, noise
+
+    torch._dynamo.reset()
+    assert all(map(torch.equal, run(torch.compile(function, backend="dtr")), run(function)))

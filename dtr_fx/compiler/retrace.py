@@ -29,7 +29,7 @@ from dtr_fx.compiler.dynamo import (
     without_numbers,
 )
 from dtr_fx.compiler.publish import publish
-from dtr_fx.errors import DTRError, InfeasibleBudgetError, OverBudgetError
+from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OverBudgetError
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Budget, Options
 from dtr_fx.report import Relied
@@ -158,6 +158,11 @@ class Retracer:
     ) -> Callable[..., Any]:
         """Floats are any, unless the graph does not trace so: then they are told apart, too."""
         graph = bound(self.gm, arguments, self._fixed)
+        if any(isinstance(value, Tensor) and value.is_nested for value in arguments):
+            raise GraphError(
+                "an input is a nested tensor, whose sizes are no numbers: make it inside, by "
+                "torch.nested.nested_tensor_from_jagged(values, offsets)"
+            )
         fakes = pytree.tree_map_only(Tensor, mode.from_tensor, without_numbers(arguments))
         try:
             return self._compile_step(graph, fakes, options)

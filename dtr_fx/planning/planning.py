@@ -101,7 +101,8 @@ class Planning:
                 return budget, self.planner.plan(budget)
             return budget, self.planner.plan_saving(budget, graph.held_between_passes, saved)
         except Infeasible as infeasible:
-            if saves_nothing and self.options.budget.kind == "fraction" and not self.options.strict:
+            may_be_left = saves_nothing and self.options.budget.kind == "fraction" and not self.options.strict
+            if is_obeyed or may_be_left:
                 return budget, None
             raise self.error(budget, infeasible.smallest) from None
 
