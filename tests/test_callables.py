@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 from typing import Any
@@ -81,6 +82,7 @@ def test_nothing_of_a_plan_that_failed_stays() -> None:
     answers: dict[str, Any] = {"seconds": None}
     model, x = layers()
     torch._dynamo.reset()
+    gc.collect()  # plans of other tests
     compiled = torch.compile(
         model, backend="dtr", options={**QUICK, "budget": "60%", "costs": lambda node: answers["seconds"]}
     )

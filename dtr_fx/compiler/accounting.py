@@ -71,6 +71,26 @@ class _Run:
     parameters: int
 
 
+class _Saver:
+    """A node of autograd's graph that saved tensors, and whether its backward pass has started."""
+
+    def __init__(self, node: Any) -> None:
+        self.node = weakref.ref(node)
+        self.started = False
+        node.register_prehook(self._start)
+
+    def _start(self, _: Any) -> None:
+        self.started = True
+
+
+@dataclass(frozen=True)
+class _Doubt:
+    """What was learned from a sequence that broke off: its graphs, and the fractions before."""
+
+    path: tuple[Hashable, ...]
+    fractions: dict[Hashable, float]
+
+
 def shared_accounting(given: Mapping[str, Any] | None, options: Options) -> StepAccounting | None:
     """The accounting of all graphs compiled with one object of options; None if its budget is not in bytes.
 
@@ -92,27 +112,36 @@ class StepAccounting(threading.local):
     it is seen, its graphs are planned one after the other, each for what is left, and a late one may find too
     little: it then exceeds the budget, with a warning.  From the second time on all of them get the same
     fraction of what they would like above their inputs, the largest that fits.
+
+    A sequence broke off if a forward pass of its raised, or a backward pass did not come to its end.  Unless
+    the next sequence is the same, what was learned from it is forgotten, and its graphs are planned anew.
     """
 
     def __init__(self, budget: Budget, options: Mapping[str, Any] | None) -> None:
         self.budget = budget
         self.nbytes = int(budget.value)
         self._options = options  # whose identity stays theirs as long as this lives
-        self._nodes: list[weakref.ref[Any]] = []  # of autograd's graph, which hold saved tensors
+        self._savers: list[_Saver] = []
         self._parameters: dict[StorageWeakRef, int] = {}
         self._sequence: list[_Run] = []
         self._learned_from: list[_Run] = []
         self._known: dict[tuple[Hashable, ...], _Run] = {}
         self._fractions: dict[Hashable, float] = {}  # by the first graph of a sequence
-        self._planned_at: dict[Hashable, float] = {}  # by graph
+        self._planned_at: dict[Hashable, float] = {}  # by graph; infinite if it is to be planned anew
+        self._runs = self._broke_off = False
+        self._doubt: _Doubt | None = None
 
     def start_graph(self) -> None:
         """A graph is about to run; if nothing is held, a new sequence starts with it."""
-        self._nodes = [reference for reference in self._nodes if _saved_by(reference())]
-        if not self._nodes:
+        held = [saver for saver in self._savers if _saved_by(saver.node())]
+        # Of a backward pass that ends, what was saved is freed.
+        self._broke_off |= self._runs or any(saver.started == (saver in held) for saver in self._savers)
+        self._savers, self._runs = held, True
+        if not held:
+            self._forget_if_unlike()
             self._learn_fraction()
-        if not self._nodes or len(self._sequence) >= _LONGEST:
-            self._sequence = []
+        if not held or len(self._sequence) >= _LONGEST:
+            self._sequence, self._broke_off = [], False
 
     def continues(self, need: Need) -> bool:
         """Add a graph whose plan was found right in this place before; False if there is none."""
@@ -160,20 +189,25 @@ class StepAccounting(threading.local):
 
     def end_graph(self, outputs: Any, arguments: Sequence[Any], earlier: Collection[Any]) -> None:
         """The graph ran: remember what it saved, unless hooks keep that: looking would run a region again."""
+        self._runs = False
         is_hooked = top_saved_tensors_hooks(True) is not None
         node = None if is_hooked else compiled_node(outputs, arguments, earlier)
         if node is not None:
-            self._nodes.append(weakref.ref(node))
+            self._savers.append(_Saver(node))
 
     def _fraction(self, need: Need) -> float:
         first = self._sequence[0].need if self._sequence else need
         return self._fractions.get(first.key, 1.0)
 
     def _path(self, need: Need) -> tuple[Hashable, ...]:
-        return (*(run.need.key for run in self._sequence), need.key)
+        return (*self._graphs, need.key)
+
+    @property
+    def _graphs(self) -> tuple[Hashable, ...]:
+        return tuple(run.need.key for run in self._sequence)
 
     def _saved_bytes(self, device: torch.device) -> dict[StorageWeakRef, int]:
-        return _storages((tensor for node in self._nodes for tensor in _saved_by(node())), device)
+        return _storages((tensor for saver in self._savers for tensor in _saved_by(saver.node())), device)
 
     def _learn_parameters(self, arguments: Sequence[Any]) -> None:
         """Parameters, and as much again for the gradient of each."""
@@ -187,11 +221,22 @@ class StepAccounting(threading.local):
         if sum(self._parameters.values()) > before:
             self._known.clear()  # plans were right beside fewer
 
+    def _forget_if_unlike(self) -> None:
+        """Forget what is in doubt, unless the sequence that ended is what it was learned from, once more."""
+        doubt, self._doubt = self._doubt, None
+        if doubt is not None and doubt.path != self._graphs:
+            self._fractions = doubt.fractions
+            self._planned_at.update(dict.fromkeys(doubt.path, math.inf))
+            self._known.clear()
+            self._learned_from = []
+
     def _learn_fraction(self) -> None:
         """Learn from the sequence that ended which fraction its graphs may have."""
         if len(self._sequence) < 2 or self._sequence == self._learned_from:
             return
         self._learned_from = self._sequence
+        if self._broke_off and any(run.need.planned < run.need.unconstrained for run in self._sequence):
+            self._doubt = _Doubt(self._graphs, dict(self._fractions))
         first = self._sequence[0].need.key
         parameters = sum(self._parameters.values())
         fraction = _largest_fraction(self._sequence, self.nbytes, parameters)

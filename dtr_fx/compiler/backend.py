@@ -8,6 +8,7 @@ plan put it.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import logging
 import sys
@@ -66,7 +67,7 @@ def dtr(
             raise OptionError(f"mode={mode!r}: {why}")
     except OptionError as error:
         # Raised here, Dynamo would wrap it in an error of its own.
-        return functools.partial(_raise, error)
+        return functools.partial(_raise, copy.copy(error))
     retracer = Retracer(gm, chosen, _COMPILE[chosen.executor or _default_executor(gm, example_inputs)])
     return Dispatcher(retracer, chosen.plans_kept, shared_accounting(options, chosen))
 
@@ -75,7 +76,7 @@ watch_frames(dtr)
 
 
 def _raise(error: DTRError, *_: Any) -> Any:
-    raise error.with_traceback(None)
+    raise copy.copy(error)  # what is raised holds the frames that it came through
 
 
 def partition_fn(budget: float | int | str | None = None, **options: Any) -> Callable[..., Pair]:
@@ -220,9 +221,9 @@ def _left_alone(model: Callable[..., Any]) -> Iterator[None]:
     module = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    for parameter, _ in gradients:
-        parameter.grad = None  # a backward pass adds to the one that is there
     try:
+        for parameter, _ in gradients:
+            parameter.grad = None  # a backward pass adds to the one that is there
         # Named, devices raise no warning that they are many.
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             yield

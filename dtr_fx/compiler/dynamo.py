@@ -194,8 +194,10 @@ def stores_watched() -> Iterator[set[str]]:
     made: set[str] = set()
     try:
         yield made
-    finally:
-        made.update(source_loader.eval_cache.keys() - before)
+    except BaseException:
+        _forget(source_loader.eval_cache.keys() - before)
+        raise
+    made.update(source_loader.eval_cache.keys() - before)
 
 
 def forget_with(owner: object, sources: Iterable[str]) -> None:

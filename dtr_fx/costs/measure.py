@@ -74,11 +74,10 @@ def cpu_peaks(calls: Iterable[Callable[[], Any]]) -> list[int]:
     one call when the one before is over. Starting a profile costs milliseconds, a call in it next to none.
     """
     is_set = "KINETO_LOG_LEVEL" in os.environ
-    if not is_set:
-        # The profiler's start and stop lines (torch 2.13) stay off stderr; severities end at 5.
-        os.environ["KINETO_LOG_LEVEL"] = "6"
     cpu = torch.profiler.ProfilerActivity.CPU
     try:
+        # The profiler's start and stop lines (torch 2.13) stay off stderr; severities end at 5.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")
         with torch.profiler.profile(activities=[cpu], profile_memory=True) as profiler:
             for call in calls:
                 with torch.profiler.record_function(_REGION):

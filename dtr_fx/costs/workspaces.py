@@ -31,7 +31,7 @@ from dtr_fx.passes.liveness import liveness
 from dtr_fx.passes.subgraphs import graphs_of, is_higher_order
 from dtr_fx.passes.tensors import graph_device, held_by, hint, nbytes_of, tensors_of
 from dtr_fx.report import Point
-from dtr_fx.torch_private import OpOverload, any_profiler_runs, schema_of
+from dtr_fx.torch_private import OpOverload, any_profiler_runs, compile_lock, schema_of
 
 log = logging.getLogger(__name__)
 aten = torch.ops.aten
@@ -40,6 +40,7 @@ aten = torch.ops.aten
 SCALARS = 24
 
 _measured: dict[Any, int] = {}
+_MOST_MEASURED = 4096  # after which all are forgotten and measured again
 
 
 def memory_timeline(gm: GraphModule) -> list[Point]:
@@ -52,8 +53,9 @@ def workspaces(nodes: Iterable[Node]) -> dict[Node, int]:
     """Hidden temporary bytes of each operator, those of other devices than the CPU taken as none."""
     known = {node: _inside(node) if is_higher_order(node) else _known(node) for node in nodes}
     unknown = [node for node, nbytes in known.items() if nbytes is None]
-    # No profiler can measure beside a running one: as much again as the outputs.
-    found = {node: _fresh_bytes(node) for node in unknown} if any_profiler_runs() else _measure(unknown)
+    with compile_lock:  # one thread measures
+        # No profiler can measure beside a running one: as much again as the outputs.
+        found = {node: _fresh_bytes(node) for node in unknown} if any_profiler_runs() else _measure(unknown)
     return {node: found[node] if nbytes is None else nbytes for node, nbytes in known.items()}
 
 
@@ -74,6 +76,8 @@ def _inside(node: Node) -> int:
 def _measure(nodes: Sequence[Node]) -> dict[Node, int]:
     """From the cache, filled for all of ``nodes`` under one profile: much cheaper than one by one."""
     keys = {node: _key(node) for node in nodes}
+    if len(_measured) > _MOST_MEASURED:
+        _measured.clear()
     cases = {key: node for node, key in keys.items() if key not in _measured}
     failed: dict[Any, Exception] = {}
     if cases:

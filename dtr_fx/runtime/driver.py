@@ -15,8 +15,8 @@ from .runtime import Runtime
 def collector_paused() -> Iterator[None]:
     """Keep the cyclic collector from walking a run's objects, all alive, again and again: half the time."""
     enabled = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if enabled:

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 _Error = TypeVar("_Error", bound=BaseException)
 
+# A plan is made, and reported, even if its two graphs are in the cache.
+_NOT_CACHED = functorch_config.patch(enable_autograd_cache=False)
 # How often a step is planned anew.
 _TRIES = 10
 # Under these settings kernels need what a plan counts with. A layout chosen for speed makes copies of
@@ -72,8 +74,7 @@ def _compile(gm: GraphModule, example_inputs: Sequence[Any], partitioner: Partit
         "reorder_for_peak_memory": False,
     }
     with (
-        # A plan is made, and reported, even if its two graphs are in the cache.
-        functorch_config.patch(enable_autograd_cache=False),
+        _NOT_CACHED,
         V.set_choices_handler(Fusion(partitioner)),
         contextlib.nullcontext() if partitioner.is_free else kernel_by_kernel(),
     ):
