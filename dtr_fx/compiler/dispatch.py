@@ -82,7 +82,7 @@ class Dispatcher:
             self._steps[self._retracer.sizes(arguments)] = step
             while len(self._steps) > self._plans_kept:
                 self._steps.popitem(last=False)
-        log.info("%s", step.plan)
+        log.info("%s", str(step.plan))  # what keeps a record of the log keeps no plan
 
     def _make(self, arguments: Sequence[Any]) -> CompiledStep:
         with compile_lock:
