@@ -15,7 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from dtr_fx import InfeasibleBudgetError, Report
+from dtr_fx import InfeasibleBudgetError, LivePlan, Report, plans
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,11 @@ def differing(ours: Run, theirs: Run) -> list[str]:
     for step, (mine, other) in enumerate(zip(ours.results, theirs.results, strict=True)):
         names += [f"{name} of step {step}" for name in {**mine, **other} if mine.get(name) != other.get(name)]
     return names
+
+
+def plans_beside(earlier: Sequence[LivePlan]) -> list[LivePlan]:
+    """The plans that are alive and were not before: a module's globals keep some of Dynamo's graphs."""
+    return [plan for plan in plans() if not any(plan is other for other in earlier)]
 
 
 def take_step(made: Job, forward: Callable[..., Any], batch: tuple[Any, ...], seed: int) -> dict[str, Any]:
