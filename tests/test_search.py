@@ -249,7 +249,7 @@ def change(line: Timeline, dice: random.Random) -> None:
         line.add(op, dice.choice(free))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(small_networks | programs() | graphs().map(lambda graph: graph.program), st.integers(0, 10**9))
 def test_a_timeline_is_kept_up_to_date(program, seed):
     """After any changes it is what a timeline of the same order is, and what its slots say."""
@@ -286,7 +286,7 @@ def _last_reads(line: Timeline) -> list[list[int]]:
     ]
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(graphs() | st.builds(OperatorGraph.of, small_networks), st.integers(0, 10**9))
 def test_a_timelines_peak_and_cost_are_those_of_the_plan(graph, seed):
     dice = random.Random(seed)
@@ -301,7 +301,7 @@ def test_a_timelines_peak_and_cost_are_those_of_the_plan(graph, seed):
 # Where walks start
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(small_networks, st.sampled_from([0.1, 1.0, 3.0]))
 def test_a_minimum_cut_is_the_cheapest_choice_of_what_to_save(program, price):
     """By trying every choice of operators to run again."""
@@ -320,7 +320,7 @@ def test_a_minimum_cut_is_the_cheapest_choice_of_what_to_save(program, price):
     assert costs(cheapest_cut(operators, backward, price)) == pytest.approx(min(map(costs, choices)))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(small_networks, st.floats(0.3, 1))
 def test_starts_run_every_operator_at_most_twice_and_for_the_first_time_in_order(program, share):
     operators, backward = Operators.of(program), program.backward
@@ -332,7 +332,7 @@ def test_starts_run_every_operator_at_most_twice_and_for_the_first_time_in_order
         check_plan(program, execute_order(program, order, math.inf), math.inf)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(small_networks | programs(), st.floats(0.3, 1))
 def test_relief_leaves_a_plan_that_is_no_further_above_the_budget(program, share):
     operators = Operators.of(program)
@@ -405,7 +405,7 @@ def is_done(line: Timeline, op: int, slot: int) -> bool:
     return is_first or any(line.last_read(storage, slot) > slot for storage in line.operators.makes[op])
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(programs(), st.floats(0.6, 1), st.integers(0, 10))
 def test_the_runtime_carries_out_what_a_walk_finds(program, share, seed):
     operators = Operators.of(program)
@@ -484,7 +484,7 @@ def test_an_order_that_the_runtime_refuses_is_an_error_with_a_reproducer(monkeyp
     assert execute_found(program, [0, 1], 7) is None
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(programs())
 def test_the_plain_order_is_the_program(program):
     operators = Operators.of(program)
