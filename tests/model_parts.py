@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Scale(torch.autograd.Function):
@@ -53,6 +54,20 @@ class Parted(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:
         (signs,) = ctx.saved_tensors
         return grad * signs
+
+
+class Part(nn.Module):
+    """Three layers, each added to what it reads."""
+
+    def __init__(self, width: int, activation: Callable[[Tensor], Tensor] = nn.functional.gelu) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + self.activation(layer(x)).sin()
+        return x
 
 
 class Noise(torch.autograd.Function):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_parts import Part
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -21,23 +22,12 @@ pytestmark = pytest.mark.little_effort
 WIDTH, ROWS = 64, 512
 
 
-class Part(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = x + nn.functional.gelu(layer(x)).sin()
-        return x
-
-
 class Broken(nn.Module):
     """Four parts with a graph break between each two."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.third, self.fourth = (Part() for _ in range(4))
+        self.first, self.second, self.third, self.fourth = (Part(WIDTH) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
@@ -124,7 +114,7 @@ def test_what_no_division_makes_fit_is_an_error_that_counts_the_other_graphs(mod
 def test_two_forward_passes_before_one_backward_pass() -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = Part()
+    model = Part(WIDTH)
     x, y = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
 
     def step(forward: Any) -> None:
@@ -150,7 +140,7 @@ def test_what_is_garbage_is_not_held(model: nn.Module) -> None:
     """A forward pass without a backward pass, again and again, is not counted once it is gone."""
     x = torch.randn(ROWS, WIDTH)
     reports: list[Report] = []
-    part = Part()
+    part = Part(WIDTH)
     options = {"budget": 4_000_000, "on_report": reports.append}
     forward = torch.compile(part, backend="dtr", options=options)
     for _ in range(10):
@@ -164,7 +154,7 @@ def test_models_have_budgets_of_their_own() -> None:
     reports: list[Report] = []
     budgets = [3_000_000, 3_100_000]
     steps = [
-        torch.compile(Part(), backend="dtr", options={"budget": budget, "on_report": reports.append})
+        torch.compile(Part(WIDTH), backend="dtr", options={"budget": budget, "on_report": reports.append})
         for budget in budgets
     ]
     held = [step(x) for step in steps]
@@ -177,7 +167,7 @@ class Pair(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = Part(), Part()
+        self.first, self.second = Part(WIDTH), Part(WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
@@ -221,7 +211,7 @@ def test_two_threads_train_as_each_would_alone() -> None:
 def test_threads_may_share_a_compiled_model() -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = Part()
+    model = Part(WIDTH)
     batches = [torch.randn(rows, WIDTH) for rows in (256, 384, 512, 320)]
 
     def steps(forward: Any, order: list[int]) -> list[tuple[Tensor, ...]]:
@@ -241,7 +231,7 @@ def test_threads_may_share_a_compiled_model() -> None:
 def test_checkpoints_around_compiled_graphs_run_again_in_the_backward_pass_only() -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    parts, x = [Part(), Part()], torch.randn(ROWS, WIDTH, requires_grad=True)
+    parts, x = [Part(WIDTH), Part(WIDTH)], torch.randn(ROWS, WIDTH, requires_grad=True)
     options = {"budget": "64MiB", "planner": "online"}
     runs = []
 

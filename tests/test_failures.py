@@ -18,6 +18,7 @@ from typing import Any
 import growth
 import pytest
 import torch
+from model_parts import Part
 from operator_logs import write_chain
 from steps import plans_beside
 from torch import Tensor, nn
@@ -235,31 +236,13 @@ def test_an_option_that_is_refused_holds_no_tensor() -> None:
 # --- one budget for two models -----------------------------------------------------------------------------
 
 
-class Part(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = x + F.gelu(layer(x)).sin()
-        return x
-
-
-class Other(Part):
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = x + F.silu(layer(x)).cos()
-        return x
-
-
 @pytest.mark.parametrize("where", ["user's code", "hook", "backward"])
 def test_a_failed_step_costs_the_models_that_share_its_budget_nothing_for_long(where: str) -> None:
     """While it is held the other model recomputes; when it is gone, both are soon trained as before."""
     reports: list[dtr_fx.Report] = []
     earlier = dtr_fx.plans()
     torch.manual_seed(0)
-    models, x = [Part(), Other()], torch.randn(ROWS, WIDTH)
+    models, x = [Part(WIDTH), Part(WIDTH, F.silu)], torch.randn(ROWS, WIDTH)
     options = {"budget": "100%", "planner": "online", "on_report": reports.append}
     for model in models:
         torch.compile(model, backend="dtr", options=dict(options))(x)
