@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dtr_fx.inspect.views import Report
     from dtr_fx.lab.record import RecordError, record_log
     from dtr_fx.planning.curve import smallest_budget, sweep
+    from dtr_fx.planning.defaults import config
     from dtr_fx.planning.interpreter import DTRInterpreter
     from dtr_fx.planning.judge import Judgement, judge
     from dtr_fx.planning.transform import transform
@@ -59,6 +60,7 @@ __all__ = [
     "UncompiledError",
     "WrittenTensorError",
     "boxed_compiler",
+    "config",
     "explain",
     "judge",
     "measure_peak",
@@ -80,6 +82,7 @@ _NAMES = {
     "compiler.backend": ("boxed_compiler", "partition_fn"),
     "compiler.explain": ("Reports", "explain"),
     "compiler.inductor": ("Partitioner",),
+    "planning.defaults": ("config",),
     "planning.interpreter": ("DTRInterpreter",),
     "planning.judge": ("Judgement", "judge"),
     "compiler.dispatch": ("plans",),

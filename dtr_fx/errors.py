@@ -55,9 +55,11 @@ class InfeasibleBudgetError(DTRError, ValueError):
         where = f" ({self.source})" if self.source else ""
         kinds = sorted(((size, kind) for kind, size in self.pinned.items() if size), reverse=True)
         pinned = ", ".join(f"{kind} {format_bytes(size)}" for size, kind in kinds) or "nothing"
+        beside = " beside the other graphs of its step" if "other graphs" in self.pinned else ""
+        whose = "the step's" if beside else "its"
         return (
-            f"no plan fits this graph into {self._size(self.asked)}\n"
-            f"  its peak as it is: {self.baseline_peak} bytes = {format_bytes(self.baseline_peak)}\n"
+            f"no plan fits this graph{beside} into {self._size(self.asked)}\n"
+            f"  {whose} peak as it is: {self.baseline_peak} bytes = {format_bytes(self.baseline_peak)}\n"
             f"  smallest budget that works: {self._size(self.smallest)}\n"
             f"  lower bound for any plan: {self._size(self.lower_bound)}\n"
             f"  operator that needs it: {self.operator}{where}\n"
@@ -66,8 +68,11 @@ class InfeasibleBudgetError(DTRError, ValueError):
         )
 
     def _size(self, nbytes: int) -> str:
-        share = f" = {format_percent(nbytes / self.baseline_peak)} of its peak" if self.baseline_peak else ""
-        return f"{nbytes} bytes = {format_bytes(nbytes)}{share}"
+        whose = "the step's" if "other graphs" in self.pinned else "its"
+        in_bytes = f"{nbytes} bytes = {format_bytes(nbytes)}"
+        if not self.baseline_peak:
+            return in_bytes
+        return f"{in_bytes} = {format_percent(nbytes / self.baseline_peak)} of {whose} peak"
 
     def _advice(self) -> str:
         works = f"budget={self.smallest}"

@@ -77,6 +77,8 @@ _NAMES = {
     "compile_context": "torch._guards:compile_context",  # sets it
     "TracingContext": "torch._guards:TracingContext",  # what a trace knows of the step
     "tracing": "torch._guards:tracing",  # sets it
+    "call_module": "torch.nn:Module._call_impl",  # on the stack for each module that runs
+    "OptimizedModule": "torch._dynamo.eval_frame:OptimizedModule",  # what torch.compile makes of a module
     "trace_structured": "torch._logging:trace_structured",  # artifacts for TORCH_TRACE
     "top_saved_tensors_hooks": "torch._C._autograd:_top_saved_tensors_default_hooks",  # a checkpoint's region
     # AOTAutograd and FX.
@@ -195,6 +197,12 @@ def copy_sources(gm: Any, copied: Any) -> None:
         copied._param_name_to_source = gm._param_name_to_source
     for ours, theirs in zip(*(each.graph.find_nodes(op="placeholder") for each in (gm, copied))):
         theirs._dynamo_source = dynamo_source(ours)
+
+
+def is_followed(gm: Any) -> bool:
+    """True if Dynamo broke a graph, so that another comes after it; the minifier's copies do not tell."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    return reason is not None and bool(read(reason, "graph_break"))
 
 
 def compilation_facts(metrics_context: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -83,6 +84,66 @@ def test_the_peak_of_a_step_of_four_graphs(model: nn.Module, share: float) -> No
     assert len({report.recomputes > 0 for report in reports[-4:]}) == 1  # no graph pays for the others
 
 
+class Loss(nn.Module):
+    """A part, and after a graph break a loss that cannot do with a share of its own peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.head = Part(WIDTH), nn.Linear(WIDTH, 4 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.head(self.part(x))
+        torch._dynamo.graph_break()
+        return logits.log_softmax(1).mean()
+
+
+def whole(model: nn.Module, backend: str, options: dict[str, Any]) -> Any:
+    return torch.compile(model, backend=backend, options=options)
+
+
+def part_by_part(model: Broken, backend: str, options: dict[str, Any]) -> Any:
+    """Each part is compiled by itself, with options of its own that are equal."""
+    for part in (model.first, model.second, model.third, model.fourth):
+        part.compile(backend=backend, options=dict(options))
+    return model
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("make", "compiled", "share"), [(Loss, whole, 0.8), (Broken, whole, 0.6), (Broken, part_by_part, 0.6)]
+)
+def test_a_share_is_of_the_step(
+    make: Callable[[], nn.Module], compiled: Any, share: float, strict: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(ROWS, WIDTH)
+    gradients(model, model, x)
+    room = int(share * (constants(model, x) + peak_of_step(model, model, x))) - constants(model, x)
+    expected = gradients(model, compiled(model, "aot_eager", {}), x)
+    options = {"budget": share, "planner": "online", "strict": strict}
+    forward = compiled(model, "dtr", options)
+    first = peak_of_step(model, forward, x)
+    assert first <= room or (not strict and "the first step may be above the budget" in caplog.text)
+    for _ in range(2):
+        assert peak_of_step(model, forward, x) <= room
+        assert all(map(torch.equal, gradients(model, forward, x), expected))
+
+
+def test_graphs_share_by_name_whatever_their_other_options() -> None:
+    def room_of_the_second(**names: str) -> int:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        x, reports = torch.randn(ROWS, WIDTH), list[Report]()
+        for plans_kept in (8, 9):
+            given = {"budget": "16MiB", "plans_kept": plans_kept, "on_report": reports.append, **names}
+            x = torch.compile(Part(WIDTH), backend="dtr", options=given)(x)
+        return reports[-1].budget
+
+    assert room_of_the_second() == 16 * 2**20
+    assert room_of_the_second(ledger="net") < 16 * 2**20
+
+
 def test_the_first_step_may_exceed_the_budget_and_says_so(
     model: nn.Module, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -93,7 +154,7 @@ def test_the_first_step_may_exceed_the_budget_and_says_so(
     forward = torch.compile(model, backend="dtr", options=options)
     with caplog.at_level(logging.WARNING, logger="dtr_fx"):
         forward(x).backward()
-        assert "planned for less from the next step on" in caplog.text
+        assert "the first step may be above the budget" in caplog.text
         caplog.clear()
         gradients(model, forward, x)
         assert caplog.text == ""

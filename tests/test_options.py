@@ -1,4 +1,5 @@
 import copy
+import logging
 import math
 import os
 import pickle
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import dtr_fx
 from dtr_fx.costs import measure
 from dtr_fx.errors import DTRError, InfeasibleBudgetError, OptionError
 from dtr_fx.planning import options as options_module
@@ -240,3 +242,42 @@ def test_an_infeasible_budget_is_an_error_that_travels() -> None:
     assert isinstance(error, ValueError)
     for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert (str(twin), twin.smallest) == (str(error), error.smallest)
+
+
+@pytest.mark.parametrize("origin", ["DTR_BUDGET", "dtr_fx.config.budget"])
+def test_a_default_from_outside_holds_where_no_limit_is_given(
+    origin: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch._dynamo.reset()
+    if origin == "DTR_BUDGET":
+        monkeypatch.setenv("DTR_BUDGET", "90%")
+        monkeypatch.setenv("DTR_PLANNER", "online")
+    else:
+        monkeypatch.setattr(dtr_fx.config, "budget", "90%")
+        monkeypatch.setattr(dtr_fx.config, "planner", "online")
+        monkeypatch.setenv("DTR_BUDGET", "10B")  # the program goes first
+    x, reports = torch.randn(64, 64, requires_grad=True), []
+
+    def wavy(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(8):
+            x = x.sin()
+        return x.sum()
+
+    def budget_of(**given: object) -> str:
+        torch._dynamo.reset()
+        options = {"on_report": reports.append, **given}
+        torch.compile(wavy, backend="dtr", options=options)(x)
+        return reports[-1].asked
+
+    with caplog.at_level(logging.INFO, logger="dtr_fx"):
+        assert budget_of() == f"90% ({origin})"
+    assert f"90% ({origin}) = " in caplog.text
+    assert budget_of(budget="95%") == "95%"
+    assert budget_of(max_overhead="50%") == "overhead of at most 50.0%"
+
+
+def test_a_default_that_is_not_understood_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setenv("DTR_BUDGET", "60")
+    with pytest.raises(OptionError, match="DTR_BUDGET: budget='60'"):
+        torch.compile(torch.sin, backend="dtr")(torch.ones(4))

@@ -1,7 +1,8 @@
 """One budget for the graphs of a step that hold memory side by side.
 
 After a graph break, or with two forward passes before a backward pass, several compiled graphs have saved
-tensors for their backward passes: the next graph is planned for what these leave.
+tensors for their backward passes: the next graph is planned for what these leave.  A share is of the peak
+that all of them together would have.
 """
 
 from __future__ import annotations
@@ -12,40 +13,44 @@ import threading
 import weakref
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dtr_fx.passes.tensors import storage_bytes
-from dtr_fx.planning.options import Budget, Options
+from dtr_fx.planning.options import Budget, Options, Others, resolve_budget
 from dtr_fx.torch_private import is_compiled_step, pytree, saved_tensors, top_saved_tensors_hooks
 
 _HALVINGS = 30
 _LONGEST = 256  # graphs in a sequence, after which it counts as ended
 _MOST_KNOWN = 4096  # sequences, after which all are forgotten and learned again
 
-_SHARED: weakref.WeakValueDictionary[tuple[int, int], StepAccounting] = weakref.WeakValueDictionary()
+_Key: TypeAlias = "tuple[int, Hashable]"  # a graph's number, and sizes
+
+_SHARED: weakref.WeakSet[StepAccounting] = weakref.WeakSet()
 _LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Need:
-    """The bytes of a compiled graph: inputs, unconstrained peak, smallest budget, planned peak.
+    """The bytes of a compiled graph: inputs, unconstrained peak, what it then saves, and planned peak.
 
-    ``key`` is the same for whatever is compiled from one graph for one tuple of sizes.
+    It needs ``smallest``, as far as is known.  ``key`` is the same for whatever is compiled from one graph
+    for one tuple of sizes.
     """
 
-    key: Hashable
+    key: _Key
     inputs: int
     unconstrained: int
+    saved: int
     smallest: int
     planned: int
 
     def saved_at(self, fraction: float) -> int:
-        """The bytes that the graph may save at a fraction of what it would like above its inputs."""
-        return int(fraction * (self.unconstrained - self.inputs))
+        """The bytes that the graph may save at a fraction of what it saves unconstrained."""
+        return int(fraction * self.saved)
 
     def peak_at(self, fraction: float) -> int:
         """The bytes that it then is to have while it runs.
@@ -61,11 +66,13 @@ class Need:
 class _Run:
     """A graph in a sequence, with bytes of its inputs.
 
-    ``saved_by_others`` are those that earlier graphs hold, too, ``own`` those there for its sake, and
-    ``parameters`` those of its parameters and their gradients.
+    ``saved_by_others`` are those that earlier graphs hold, too, ``own`` those there for its sake, with those
+    of the outputs that it saves, and ``parameters`` those of its parameters and their gradients.  ``family``
+    is what it was compiled with.
     """
 
     need: Need
+    family: int
     saved_by_others: int
     own: int
     parameters: int
@@ -91,45 +98,61 @@ class _Doubt:
     fractions: dict[Hashable, float]
 
 
-def shared_accounting(given: Mapping[str, Any] | None, options: Options) -> StepAccounting | None:
-    """The accounting of all graphs compiled with one object of options; None if its budget is not in bytes.
-
-    ``torch.compile`` hands the same object over for each graph of a model, and models with the same object
-    share a budget.
-    """
+def shared_accounting(options: Options) -> StepAccounting | None:
+    """The accounting of all graphs compiled with equal options, or under one name, if they share a budget."""
     budget = options.budget
-    if budget.kind != "bytes":
+    if budget.kind not in ("bytes", "fraction") or not options.limits:
         return None
     with _LOCK:
-        return _SHARED.setdefault((id(given), int(budget.value)), StepAccounting(budget, given))
+        for accounting in _SHARED:
+            if accounting.covers(options):
+                return accounting
+        accounting = StepAccounting(options)
+        _SHARED.add(accounting)
+        return accounting
 
 
 class StepAccounting(threading.local):
     """The memory that the graphs of one shared budget hold; each thread has its own.
 
-    ``held`` are bytes that other graphs hold now: saved tensors, and parameters with their gradients.  A
-    sequence is the graphs that ran since nothing was held, the forward half of a step.  The first time that
-    it is seen, its graphs are planned one after the other, each for what is left, and a late one may find too
-    little: it then exceeds the budget, with a warning.  From the second time on all of them get the same
-    fraction of what they would like above their inputs, the largest that fits.
+    Other graphs hold saved tensors, and parameters with their gradients.  A sequence is the graphs that ran
+    since nothing was held, the forward half of a step.  The first time that it is seen, its graphs are
+    planned one after the other, each for what is left, and a late one may find too little: it then exceeds
+    the budget, with a warning.  From the second time on all of them get the same fraction of what they would
+    save, the largest that fits.
+
+    Under ``strict`` no step exceeds it: the graphs of a new sequence save as little as they can.
 
     A sequence broke off if a forward pass of its raised, or a backward pass did not come to its end.  Unless
     the next sequence is the same, what was learned from it is forgotten, and its graphs are planned anew.
+
+    A family is the graphs compiled with one object of options.  Copies are other families, which join when
+    their graphs meet in a sequence.  In a budget in bytes all parameters of a family count, in a share those
+    of the sequence.
     """
 
-    def __init__(self, budget: Budget, options: Mapping[str, Any] | None) -> None:
-        self.budget = budget
-        self.nbytes = int(budget.value)
-        self._options = options  # whose identity stays theirs as long as this lives
+    def __init__(self, options: Options) -> None:
+        self.budget = options.budget
+        self._options = options
         self._savers: list[_Saver] = []
-        self._parameters: dict[StorageWeakRef, int] = {}
+        self._families: list[object] = []  # objects of options: their families have their places as numbers
+        self._joined: dict[int, int] = {}  # a family, and the one that it joined
+        self._parameters: dict[int, dict[StorageWeakRef, int]] = {}  # by family or first graph
+        self._peaks: dict[Hashable, int] = {}  # unconstrained, by the first graph of a sequence that ended
         self._sequence: list[_Run] = []
         self._learned_from: list[_Run] = []
         self._known: dict[tuple[Hashable, ...], _Run] = {}
         self._fractions: dict[Hashable, float] = {}  # by the first graph of a sequence
         self._planned_at: dict[Hashable, float] = {}  # by graph; infinite if it is to be planned anew
-        self._runs = self._broke_off = False
+        self._runs = self._broke_off = self._is_added = self._exceeded = self._is_part = False
         self._doubt: _Doubt | None = None
+
+    def covers(self, options: Options) -> bool:
+        """True if graphs with these options share this budget."""
+        own = self._options
+        if own.ledger is None and options.ledger is None:
+            return own == options
+        return own.ledger == options.ledger and own.budget == options.budget
 
     def start_graph(self) -> None:
         """A graph is about to run; if nothing is held, a new sequence starts with it."""
@@ -141,7 +164,7 @@ class StepAccounting(threading.local):
             self._forget_if_unlike()
             self._learn_fraction()
         if not held or len(self._sequence) >= _LONGEST:
-            self._sequence, self._broke_off = [], False
+            self._sequence, self._broke_off, self._exceeded = [], False, False
 
     def continues(self, need: Need) -> bool:
         """Add a graph whose plan was found right in this place before; False if there is none."""
@@ -149,55 +172,114 @@ class StepAccounting(threading.local):
         if run is None or run.need is not need:
             return False
         self._sequence.append(run)
+        self._is_added = False
         return True
 
-    def held(self, arguments: Sequence[Any]) -> int:
-        """Bytes that other graphs hold on the device, the arguments apart."""
-        self._learn_parameters(arguments)
+    def others(self, key: _Key, given: object, arguments: Sequence[Any], *, is_part: bool) -> Others:
+        """What other graphs hold on the device, the arguments apart, beside the graph that is to run.
+
+        It was compiled with the ``given`` object of options, and ``is_part`` of more if others are to come.
+        """
+        self._is_part = is_part or bool(self._sequence)
+        parameters = self._learn_parameters(key, self._family(given), arguments)
         device = _device_of(arguments)
-        others = {**self._saved_bytes(device), **self._parameters}
-        return sum(others[storage] for storage in others.keys() - _storages(arguments, device).keys())
+        saved, given = self._saved_bytes(device), _storages(arguments, device)
+        others = {**saved, **parameters}
+        held = sum(others[storage] for storage in others.keys() - given.keys())
+        if self.budget.kind == "bytes":
+            return Others(held)
+        elsewhere = sum(parameters[storage] for storage in parameters.keys() - given.keys())
+        elsewhere += _saved_at(self._sequence, 1.0) - sum(given.get(storage, 0) for storage in saved)
+        first = self._sequence[0].need.key if self._sequence else key
+        peak = _peak_at(1.0, self._sequence, sum(parameters.values()))
+        return Others(held, max(0, elsewhere), max(peak, self._peaks.get(first, 0)))
 
-    def is_right(self, need: Need, left: int) -> bool:
-        """True if a plan does with what is left, or nearly if it may, and saves as its fraction allows."""
-        if self._fraction(need) < self._planned_at.get(need.key, 1.0):
+    def first_budget(self, key: _Key, others: Others) -> Budget:
+        """The budget of a graph that is planned for the first time."""
+        if self._fraction(key) > 0:
+            return replace(self.budget, others=others)
+        self._planned_at[key] = 0.0
+        return replace(self.budget, others=others, saved=0)
+
+    def is_right(self, need: Need, others: Others, *, is_new: bool) -> bool:
+        """True if a plan does with what is left, or nearly if it may, and saves as its fraction allows.
+
+        One that ``is_new`` was made for what is left.
+        """
+        fraction, planned_at = self._fraction(need.key), self._planned_at.get(need.key, 1.0)
+        if fraction < planned_at or (planned_at == 0 and fraction > 0):
             return False
-        return need.planned <= left or (need.smallest > left and self.may_exceed())
+        if is_new:
+            return True
+        left = resolve_budget(replace(self.budget, others=others), need.unconstrained)
+        return need.planned <= left or (need.smallest > left and self.may_exceed(need.key))
 
-    def budget_for(self, need: Need, left: int) -> Budget:
+    def budget_for(self, need: Need, others: Others) -> Budget:
         """The budget to plan a graph anew for."""
-        fraction = self._planned_at[need.key] = self._fraction(need)
-        return replace(self.budget, value=left, saved=need.saved_at(fraction) if fraction < 1 else None)
+        fraction = self._planned_at[need.key] = self._fraction(need.key)
+        saved = need.saved_at(fraction) if fraction < 1 else None
+        return replace(self.budget, others=others, saved=saved)
 
-    def may_exceed(self) -> bool:
-        """True if a graph that finds too little may go on: once, since the next such sequence is divided."""
-        return bool(self._sequence) and self._sequence[0].need.key not in self._fractions
+    def may_exceed(self, key: _Key, *, is_news: bool = False) -> bool:
+        """True if a graph that finds too little may go on: once, since the next such sequence is divided.
 
-    def add(self, need: Need, arguments: Sequence[Any]) -> None:
+        So may one of which it ``is_news`` how much it needs.  Of a share so may all that are part of a new
+        sequence: what comes makes the budget larger.
+        """
+        first = self._sequence[0].need.key if self._sequence else key
+        if self._is_part and self.budget.kind == "fraction" and first not in self._peaks:
+            return True
+        if self._options.strict:
+            return False
+        return is_news or (bool(self._sequence) and first not in self._fractions)
+
+    def is_first_excess(self) -> bool:
+        """True the first time that this is asked in a sequence."""
+        is_first, self._exceeded = not self._exceeded, True
+        return is_first
+
+    def add(self, need: Need, given: object, arguments: Sequence[Any]) -> None:
         """The graph runs next, by a plan that was found right."""
+        family = self._family(given)
         device = _device_of(arguments)
         given = _storages(arguments, device)
+        known = self._parameters[self._group(need.key, family)]
         saved = sum(given.get(storage, 0) for storage in self._saved_bytes(device))
-        parameters = given.keys() & self._parameters.keys()
+        parameters = given.keys() & known.keys()
         own = sum(given.values()) - saved - sum(given[storage] for storage in parameters)
-        run = _Run(need, saved, own, sum(self._parameters[storage] for storage in parameters))
-        if max(len(self._known), len(self._fractions), len(self._planned_at)) > _MOST_KNOWN:
-            for learned in (self._known, self._fractions, self._planned_at):
-                learned.clear()
-        self._known[self._path(need)] = run
+        run = _Run(need, family, saved, own, sum(known[storage] for storage in parameters))
+        learned: list[dict[Any, Any]] = [self._known, self._fractions, self._planned_at, self._peaks]
+        if max(map(len, learned)) > _MOST_KNOWN:
+            for each in learned:
+                each.clear()
         self._sequence.append(run)
+        self._is_added = True
+        self._know(run)
+
+    def _know(self, run: _Run) -> None:
+        """Remember what the last graph of the sequence takes."""
+        self._sequence[-1] = run
+        self._known[self._graphs] = run
 
     def end_graph(self, outputs: Any, arguments: Sequence[Any], earlier: Collection[Any]) -> None:
         """The graph ran: remember what it saved, unless hooks keep that: looking would run a region again."""
         self._runs = False
         is_hooked = top_saved_tensors_hooks(True) is not None
         node = None if is_hooked else compiled_node(outputs, arguments, earlier)
-        if node is not None:
-            self._savers.append(_Saver(node))
+        if node is None:
+            return
+        self._savers.append(_Saver(node))
+        if self._is_added:
+            run, device = self._sequence[-1], _device_of(arguments)
+            given, made = (_storages(each, device) for each in (arguments, pytree.tree_leaves(outputs)))
+            saved = _storages(_saved_by(node), device).keys() & (made.keys() - given.keys())
+            self._know(replace(run, own=run.own + sum(made[storage] for storage in saved)))
 
-    def _fraction(self, need: Need) -> float:
-        first = self._sequence[0].need if self._sequence else need
-        return self._fractions.get(first.key, 1.0)
+    def _fraction(self, key: _Key) -> float:
+        """Of what a graph would save; in a sequence that is new and must not exceed the budget, nothing."""
+        first = self._sequence[0].need.key if self._sequence else key
+        must_fit = self._options.strict and self._is_part and first not in self._peaks
+        return self._fractions.get(first, 0.0 if must_fit else 1.0)
 
     def _path(self, need: Need) -> tuple[Hashable, ...]:
         return (*self._graphs, need.key)
@@ -209,17 +291,45 @@ class StepAccounting(threading.local):
     def _saved_bytes(self, device: torch.device) -> dict[StorageWeakRef, int]:
         return _storages((tensor for saver in self._savers for tensor in _saved_by(saver.node())), device)
 
-    def _learn_parameters(self, arguments: Sequence[Any]) -> None:
-        """Parameters, and as much again for the gradient of each."""
-        self._parameters = {ref: size for ref, size in self._parameters.items() if not ref.expired()}
+    def _family(self, given: object) -> int:
+        known = self._families
+        at = next((at for at, each in enumerate(known) if each is given), len(known))
+        if at == len(known):
+            known.append(given)
+        return at
+
+    def _learn_parameters(
+        self, key: _Key, family: int, arguments: Sequence[Any]
+    ) -> Mapping[StorageWeakRef, int]:
+        """Those that count beside a graph's own: parameters, and as much again for the gradient of each."""
+        group = self._group(key, family)
+        known = self._parameters.get(group, {})
+        found = self._parameters[group] = {ref: size for ref, size in known.items() if not ref.expired()}
         device = _device_of(arguments)
-        before = sum(self._parameters.values())
+        before = sum(found.values())
         for argument in arguments:
             if isinstance(argument, nn.Parameter):
                 [(storage, nbytes)] = _storages([argument], device).items()
-                self._parameters[storage] = nbytes * (2 if argument.requires_grad else 1)
-        if sum(self._parameters.values()) > before:
+                found[storage] = nbytes * (2 if argument.requires_grad else 1)
+        if sum(found.values()) > before:
             self._known.clear()  # plans were right beside fewer
+        return found
+
+    def _group(self, key: _Key, family: int) -> int:
+        """Whose parameters are counted together, of the sequence that a graph is to run in."""
+        if self.budget.kind == "fraction":
+            number, _ = self._sequence[0].need.key if self._sequence else key
+            return number
+        if self._sequence:
+            self._join(family, self._sequence[0].family)
+        return self._joined.get(family, family)
+
+    def _join(self, family: int, other: int) -> None:
+        family, other = (self._joined.get(each, each) for each in (family, other))
+        if family != other:
+            for each in (family, *(old for old, new in self._joined.items() if new == family)):
+                self._joined[each] = other
+            self._parameters.setdefault(other, {}).update(self._parameters.pop(family, {}))
 
     def _forget_if_unlike(self) -> None:
         """Forget what is in doubt, unless the sequence that ended is what it was learned from, once more."""
@@ -232,14 +342,19 @@ class StepAccounting(threading.local):
 
     def _learn_fraction(self) -> None:
         """Learn from the sequence that ended which fraction its graphs may have."""
-        if len(self._sequence) < 2 or self._sequence == self._learned_from:
+        if not self._sequence or self._sequence == self._learned_from:
             return
         self._learned_from = self._sequence
+        start = self._sequence[0]
+        first, group = start.need.key, self._parameters.get(self._group(start.need.key, start.family), {})
+        parameters = sum(group.values())
+        self._peaks[first] = max(_peak_at(1.0, self._sequence, parameters), self._peaks.get(first, 0))
+        if len(self._sequence) < 2:
+            return
         if self._broke_off and any(run.need.planned < run.need.unconstrained for run in self._sequence):
             self._doubt = _Doubt(self._graphs, dict(self._fractions))
-        first = self._sequence[0].need.key
-        parameters = sum(self._parameters.values())
-        fraction = _largest_fraction(self._sequence, self.nbytes, parameters)
+        budget = resolve_budget(replace(self.budget, others=Others(peak=self._peaks[first])), 0)
+        fraction = _largest_fraction(self._sequence, budget, parameters)
         if fraction < self._fractions.get(first, 1.0):
             self._fractions[first] = fraction
             self._known.clear()
@@ -247,23 +362,28 @@ class StepAccounting(threading.local):
 
 def _largest_fraction(sequence: Sequence[_Run], budget: int, parameters: int) -> float:
     """The largest fraction, the same for all graphs, with which each fits beside those before it."""
-
-    def fits(fraction: float) -> bool:
-        saved = 0
-        for run in sequence:
-            elsewhere = parameters - run.parameters + saved - run.saved_by_others
-            if elsewhere + run.need.peak_at(fraction) > budget:
-                return False
-            saved += run.own + run.need.saved_at(fraction)
-        return True
-
     low, high = 0.0, 1.0
-    if fits(high):
+    if _peak_at(high, sequence, parameters) <= budget:
         return high
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        fits = _peak_at(middle, sequence, parameters) <= budget
+        low, high = (middle, high) if fits else (low, middle)
     return low
+
+
+def _peak_at(fraction: float, sequence: Sequence[_Run], parameters: int) -> int:
+    """The peak of graphs of a fraction; each runs beside what those before it save."""
+    peak = saved = 0
+    for run in sequence:
+        elsewhere = parameters - run.parameters + saved - run.saved_by_others
+        peak = max(peak, elsewhere + run.need.peak_at(fraction))
+        saved += _saved_at([run], fraction)
+    return peak
+
+
+def _saved_at(sequence: Sequence[_Run], fraction: float) -> int:
+    return sum(run.own + run.need.saved_at(fraction) for run in sequence)
 
 
 def _storages(values: Iterable[Any], device: torch.device) -> dict[StorageWeakRef, int]:

@@ -61,7 +61,7 @@ def dtr(
     OverBudgetError where plans fit, but not what Inductor makes of them.
     """
     try:
-        chosen = Options.from_mapping(options)
+        chosen = Options.of_backend(options)
         if mode not in (None, "default"):
             why = "CUDA graphs keep memory that no budget counts; leave the mode out"
             raise OptionError(f"mode={mode!r}: {why}")
@@ -69,7 +69,7 @@ def dtr(
         # Raised here, Dynamo would wrap it in an error of its own.
         return functools.partial(_raise, copy.copy(error))
     retracer = Retracer(gm, chosen, _COMPILE[chosen.executor or _default_executor(gm, example_inputs)])
-    return Dispatcher(retracer, chosen.plans_kept, shared_accounting(options, chosen))
+    return Dispatcher(retracer, chosen.plans_kept, shared_accounting(chosen), options)
 
 
 watch_frames(dtr)

@@ -20,7 +20,7 @@ from dtr_fx.compiler.dynamo import without_numbers
 from dtr_fx.compiler.guard import guard
 from dtr_fx.compiler.retrace import CompiledStep, LivePlan, Retracer, Sizes
 from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
-from dtr_fx.planning.options import Budget
+from dtr_fx.planning.options import Budget, Others
 from dtr_fx.torch_private import compile_lock
 from dtr_fx.units import format_bytes
 
@@ -32,14 +32,18 @@ _DISPATCHERS: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 class Dispatcher:
     """A graph of Dynamo's as a function that compiles a step for each new tuple of sizes.
 
-    The last ``plans_kept`` steps that were used are kept.  Under a budget in bytes, whose ``accounting`` the
-    graph shares with others, a step is planned for what these leave, and anew when that was too much.
+    The last ``plans_kept`` steps that were used are kept.  Under a budget whose ``accounting`` the graph
+    shares with others, a step is planned for what these leave, and anew when that was too much; ``given`` is
+    the object of options that the graph was compiled with.
     """
 
-    def __init__(self, retracer: Retracer, plans_kept: int, accounting: StepAccounting | None) -> None:
+    def __init__(
+        self, retracer: Retracer, plans_kept: int, accounting: StepAccounting | None, given: object
+    ) -> None:
         self._retracer = retracer
         self._plans_kept = plans_kept
         self._accounting = accounting
+        self._given = given
         self._steps: OrderedDict[Sizes, CompiledStep] = OrderedDict()
         self._lock = threading.Lock()
         # PyTorch's minifier asks what a backend returns for these.
@@ -97,33 +101,38 @@ class Dispatcher:
         self, step: CompiledStep | None, arguments: Sequence[Any], accounting: StepAccounting
     ) -> CompiledStep:
         """A step that fits beside what other graphs hold."""
-        held = accounting.held(arguments)
-        left = max(1, accounting.nbytes - held)
+        key, is_part = self._retracer.key(arguments), self._retracer.is_part(arguments)
+        others = accounting.others(key, self._given, arguments, is_part=is_part)
+        is_new = step is None or step.run is None
         if step is None or step.run is None:
-            step = self._plan(arguments, replace(accounting.budget, value=left), held, accounting, 0)
-        if step.run is not None and not accounting.is_right(step.need, left):
-            budget = accounting.budget_for(step.need, left)
-            step = self._plan(arguments, budget, held, accounting, step.need.smallest)
+            step = self._plan(arguments, accounting.first_budget(key, others), accounting)
+        if step.run is not None and not accounting.is_right(step.need, others, is_new=is_new):
+            budget = accounting.budget_for(step.need, others)
+            step = self._plan(arguments, budget, accounting, step.need.smallest)
         if step.run is not None:
-            accounting.add(step.need, arguments)
+            accounting.add(step.need, self._given, arguments)
         return step
 
     def _plan(
-        self, arguments: Sequence[Any], budget: Budget, held: int, accounting: StepAccounting, smallest: int
+        self, arguments: Sequence[Any], budget: Budget, accounting: StepAccounting, known: int = 0
     ) -> CompiledStep:
-        step = self._retracer.compile(arguments, budget, smallest, held)
+        """A step planned for the budget; it needs at least ``known`` bytes, as far as is known."""
+        others = budget.others
+        step = self._retracer.compile(arguments, budget, known, others.held)
         error = step.plan.error
-        if isinstance(error, (InfeasibleBudgetError, OverBudgetError)) and held:
-            if not accounting.may_exceed():
-                return replace(step, plan=replace(step.plan, error=_with_others(error, held)))
-            log.warning(
-                "this step needs %s, the budget is %s: earlier graphs hold too much, and are planned for "
-                "less from the next step on",
-                format_bytes(error.smallest + held),
-                format_bytes(accounting.nbytes),
+        if isinstance(error, (InfeasibleBudgetError, OverBudgetError)):
+            if not accounting.may_exceed(step.need.key, is_news=0 < known < error.smallest):
+                return replace(step, plan=replace(step.plan, error=_with_others(error, others)))
+            log.log(
+                logging.WARNING if accounting.is_first_excess() else logging.INFO,
+                "the first step may be above the budget: a graph takes %s beside %s that others hold, %s is "
+                "left for it; from the next step on all of them are planned to fit",
+                format_bytes(error.smallest),
+                format_bytes(others.held),
+                format_bytes(error.budget if isinstance(error, OverBudgetError) else error.asked),
             )
-            budget = replace(accounting.budget, value=error.smallest)
-            step = self._retracer.compile(arguments, budget, error.smallest, held)
+            least = Budget("bytes", error.smallest, budget.saved, asked=budget.asked)
+            step = self._retracer.compile(arguments, least, error.smallest, others.held)
         self._keep(arguments, step)
         return step
 
@@ -151,9 +160,12 @@ def _run(step: CompiledStep, arguments: Sequence[Any]) -> Any:
 
 
 def _with_others(
-    error: InfeasibleBudgetError | OverBudgetError, held: int
+    error: InfeasibleBudgetError | OverBudgetError, others: Others
 ) -> InfeasibleBudgetError | OverBudgetError:
     """The error in terms of the budget that the graphs of a step share."""
+    if others == Others():
+        return error
+    held = others.held
     if isinstance(error, OverBudgetError):
         return replace(error, budget=error.budget + held)
     return replace(
@@ -161,6 +173,6 @@ def _with_others(
         asked=error.asked + held,
         smallest=error.smallest + held,
         lower_bound=error.lower_bound + held,
-        baseline_peak=error.baseline_peak + held,
+        baseline_peak=max(error.baseline_peak + (others.unconstrained or held), others.peak),
         pinned={**error.pinned, "other graphs": held},
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 from torch import SymFloat, SymInt, Tensor
@@ -18,7 +20,9 @@ from dtr_fx.torch_private import (
     CompileContext,
     FakeTensor,
     FakeTensorMode,
+    OptimizedModule,
     TracingContext,
+    call_module,
     compilation_facts,
     compile_context,
     compile_lock,
@@ -122,6 +126,17 @@ def recompile_reason() -> str:
     if "BACKEND_MATCH" in first_line:  # the same graph, compiled by another backend or with other options
         return ""
     return first_line.partition(" # ")[0].strip()
+
+
+def is_called_by_module() -> bool:
+    """True if the module whose graph runs is called by another, which is not compiled with it."""
+    running = set()
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is call_module.__code__:
+            running.add(frame.f_locals["self"])
+        frame = frame.f_back
+    return sum(not isinstance(module, OptimizedModule) for module in running) > 1
 
 
 def without_numbers(arguments: Sequence[Any]) -> list[Any]:

@@ -101,7 +101,7 @@ def _options(backend: Any, dtr: Callable[..., Any]) -> Options | None:
     if function is not dtr:
         return None
     try:
-        options = Options.from_mapping(given.get("options"))
+        options = Options.of_backend(given.get("options"))
     except OptionError:
         return None  # told when the graph is called
     return options if options.limits else None

@@ -36,9 +36,7 @@ def pytorch_pair(joint: GraphModule, inputs: Sequence[object], facts: Mapping[st
 def pytorch_budget(joint: GraphModule, inputs: Sequence[object], facts: Mapping[str, Any]) -> Budget:
     """The peak of these graphs, and what they save from one pass to the other."""
     planning = Planning(join(*pytorch_pair(joint, inputs, facts)), Options())
-    return replace(
-        Options().budget, kind="bytes", value=planning.baseline_peak, saved=planning.graph.saved_bytes
-    )
+    return replace(Options().budget, kind="bytes", value=planning.baseline_peak, saved=planning.saved)
 
 
 def peak_of(gm: GraphModule) -> int:

@@ -22,6 +22,7 @@ from dtr_fx.compiler.dynamo import (
     float_inputs,
     forget_with,
     input_names,
+    is_called_by_module,
     recompile_reason,
     sized_inputs,
     stores_watched,
@@ -33,7 +34,7 @@ from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OverBudge
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Budget, Options
 from dtr_fx.report import Relied
-from dtr_fx.torch_private import CompileContext, FakeTensorMode, pytree
+from dtr_fx.torch_private import CompileContext, FakeTensorMode, is_followed, pytree
 
 _NUMBERS = itertools.count()
 
@@ -109,6 +110,7 @@ class Retracer:
         self._context = CompileContext.try_get()
         self._compile_id = compile_id()
         self._reason = recompile_reason()
+        self._is_followed = is_followed(gm)
         self._last: Mapping[str, Any] | None = None
         self._number = next(_NUMBERS)
 
@@ -123,14 +125,26 @@ class Retracer:
         sizes = [(given.shape, given.stride()) if isinstance(given, Tensor) else given for given in sized]
         return (*sizes, *(arguments[position].item() for position in self._fixed))
 
+    def key(self, arguments: Sequence[Any]) -> tuple[int, Hashable]:
+        """What tells this graph, for these sizes, from all others."""
+        return self._number, self.sizes(arguments)
+
+    def is_part(self, arguments: Sequence[Any]) -> bool:
+        """True if more than this graph is seen to belong to the step that it runs in.
+
+        Dynamo broke a graph here, autograd knows where an argument comes from, or another module calls.
+        """
+        made = any(isinstance(value, Tensor) and value.grad_fn is not None for value in arguments)
+        return made or self._is_followed or is_called_by_module()
+
     def compile(
         self, arguments: Sequence[Any], budget: Budget | None = None, smallest: int = 0, held: int = 0
     ) -> CompiledStep:
         """Compile for the sizes of the arguments, under ``budget`` if that is not the options' own.
 
-        Of that other graphs hold ``held`` bytes more.
+        Beside it other graphs hold ``held`` bytes.
         """
-        key = self._number, self.sizes(arguments)
+        key = self.key(arguments)
         reports: list[Report] = []
         options = replace(self._options, budget=budget or self._options.budget, on_report=reports.append)
         run = error = None
@@ -196,8 +210,15 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}: {before[name]} → {now[name]}" for name in changed)
 
 
-def _need(key: Hashable, reports: Iterable[Report], smallest: int) -> Need:
+def _need(key: tuple[int, Hashable], reports: Iterable[Report], smallest: int) -> Need:
     """Of the step's one report; where there was nothing to plan, nothing."""
     for report in reports:
-        return Need(key, report.constants, report.baseline_peak, smallest, report.planned_peak)
-    return Need(key, 0, 0, smallest, 0)
+        return Need(
+            key,
+            inputs=report.constants,
+            unconstrained=report.unconstrained_peak,
+            saved=report.unconstrained_saved,
+            smallest=max(smallest, report.lower_bound),
+            planned=report.planned_peak,
+        )
+    return Need(key, 0, 0, 0, smallest, 0)

@@ -16,8 +16,9 @@ import torch
 from dtr_fx.costs.measure import free_memory
 from dtr_fx.errors import OptionError, did_you_mean
 from dtr_fx.inspect.views import Report
+from dtr_fx.planning.defaults import defaults
 from dtr_fx.runtime.heuristics import HEURISTICS, resolve
-from dtr_fx.units import format_percent, parse_bytes, parse_percent
+from dtr_fx.units import format_bytes, format_percent, parse_bytes, parse_percent
 
 _FORMS = (
     "write a fraction of the graph's own peak (0.6 or '60%'), bytes (an int, '8GiB' or '8GB'), "
@@ -25,9 +26,23 @@ _FORMS = (
 )
 # The caching allocator takes memory in blocks of 2 MiB and more, and what lies between them is lost.
 _USABLE = 0.95
+_CPU = torch.device("cpu")
 _NAMES = {"planner": ("search", "online"), "executor": ("eager", "inductor", None)}
 
 _Parsed = TypeVar("_Parsed")
+
+
+@dataclass(frozen=True)
+class Others:
+    """The other graphs of a step beside one of them, in bytes.
+
+    They hold ``held`` by now, and would hold ``unconstrained`` without a budget; ``peak`` is the peak that
+    the step would then have, as far as it is known.
+    """
+
+    held: int = 0
+    unconstrained: int = 0
+    peak: int = 0
 
 
 @dataclass(frozen=True)
@@ -36,13 +51,14 @@ class Budget:
 
     If there is ``"none"``, the peak is not to be above that of PyTorch's own partition.
 
-    ``saved`` are the bytes, of a budget that graphs share, that this one may leave from its forward to its
-    backward pass, inputs and outputs apart.  ``asked`` is what the user wrote.
+    Of a budget that graphs share, this one has what the ``others`` leave, and may leave ``saved`` bytes from
+    its forward to its backward pass, inputs and outputs apart.  ``asked`` is what the user wrote.
     """
 
     kind: Literal["fraction", "bytes", "auto", "none"]
     value: float
     saved: int | None = None
+    others: Others = Others()
     asked: str = field(default="", compare=False)
 
 
@@ -58,10 +74,10 @@ def parse_budget(value: object) -> Budget:
     ``"auto"`` what the device has free, on a GPU 95% of it.  A number in a string, as a command line gives
     it, means what the number means: ``"0.6"`` is a fraction, ``"100000"`` bytes.  All else is an OptionError.
 
-    >>> parse_budget("60%")
-    Budget(kind='fraction', value=0.6, saved=None, asked='60%')
-    >>> parse_budget("512MiB")
-    Budget(kind='bytes', value=536870912, saved=None, asked='512MiB')
+    >>> parse_budget("60%").value
+    0.6
+    >>> parse_budget("512MiB").value
+    536870912
     """
     if value is None:
         return _NONE
@@ -78,22 +94,26 @@ def parse_budget(value: object) -> Budget:
     raise _rejected(value, f"{type(value).__name__} is no budget")
 
 
-def resolve_budget(budget: Budget, baseline_peak: int, device: torch.device, *, already_held: int = 0) -> int:
+def resolve_budget(
+    budget: Budget, baseline_peak: int, device: torch.device = _CPU, *, already_held: int = 0
+) -> int:
     """The budget in bytes for one graph that has ``baseline_peak`` bytes, constants included, as it is.
 
     ``already_held`` are bytes of its inputs and parameters that are on the device by now: a budget counts
     them, the device's free memory no longer does, so ``"auto"`` adds them.  It is an OptionError on a device
-    that does not tell its free memory.
+    that does not tell its free memory.  A share is of the step, if other graphs hold memory beside this one.
     """
     if budget.kind == "auto":
         free = free_memory(device)
         if free is None:
             raise OptionError(f"budget='auto': {device.type} does not tell its free memory; write the bytes")
         return (int(_USABLE * free) if device.type == "cuda" else free) + already_held
+    others = budget.others
     if budget.kind == "bytes":
-        return int(budget.value)
+        return max(1, int(budget.value) - others.held)
+    step = max(others.peak, baseline_peak + others.unconstrained)
     # The fraction as written: in binary 0.29 * 100 is 28.999999999999996.
-    return int(Decimal(str(budget.value)) * baseline_peak)
+    return max(1, int(Decimal(str(budget.value)) * step) - others.held)
 
 
 class _Overhead(float):
@@ -211,6 +231,8 @@ class Options:
     - ``plans_kept``: for how many tuples of sizes each graph keeps its compiled step, the last ones used.
     - ``strict``: what is only warned of otherwise is an error: a part of the model that Dynamo leaves
       uncompiled (UncompiledError), and a graph without a backward pass whose share no plan reaches.
+    - ``ledger``: a name: all graphs compiled under it share one budget.  Without one those do that are
+      compiled with equal options, in parts of one model, say.
     - ``on_report``: called with the ``Report`` of every graph that was planned.
     """
 
@@ -225,6 +247,7 @@ class Options:
     report: _Option[Path | None] = _Option(_parse_report, None)
     plans_kept: int = 64
     strict: bool = False
+    ledger: str | None = None
     on_report: Callable[[Report], None] | None = None
 
     def __post_init__(self) -> None:
@@ -245,6 +268,8 @@ class Options:
             raise OptionError(f"plan_seconds={self.plan_seconds!r}: give seconds above 0, or None")
         if not _is_positive(self.plans_kept, int):
             raise OptionError(f"plans_kept={self.plans_kept!r}: give an int of at least 1")
+        if self.ledger is not None and not (isinstance(self.ledger, str) and self.ledger):
+            raise OptionError(f"ledger={self.ledger!r}: give the name under which graphs share the budget")
         if self.on_report is not None and not callable(self.on_report):
             raise OptionError(f"on_report={self.on_report!r} cannot be called: give a function of a Report")
 
@@ -263,7 +288,10 @@ class Options:
         """The limit as the user wrote it."""
         if self.max_overhead is not None:
             return f"overhead of at most {format_percent(self.max_overhead)}"
-        return self.budget.asked
+        budget = self.budget
+        if budget.kind == "bytes" or budget.others == Others():
+            return budget.asked
+        return f"{budget.asked} of the step less {format_bytes(budget.others.held)} that other graphs hold"
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any] | None) -> Options:
@@ -274,3 +302,17 @@ class Options:
             if key not in known:
                 raise OptionError(f"unknown option {key!r}{did_you_mean(key, known)}")
         return cls(**given)
+
+    @classmethod
+    def of_backend(cls, options: Mapping[str, Any] | None) -> Options:
+        """``from_mapping``, where what is not given is what the program or the environment says."""
+        given = dict(options or {})
+        for name, value, origin in defaults(given):
+            try:
+                told = cls(**{name: value})
+            except OptionError as error:
+                raise OptionError(f"{origin}: {error}") from None
+            given[name] = getattr(told, name)
+            if name == "budget":
+                given[name] = replace(told.budget, asked=f"{told.budget.asked} ({origin})")
+        return cls.from_mapping(given)

@@ -33,7 +33,8 @@ class Planning:
     """The analysis of a graph, before it is rewritten; OptionError where its costs cannot be told.
 
     ``before`` is its memory timeline as it is, ``graph`` its program.  ``baseline_peak``, what a share is of
-    and no plan exceeds, is its peak as it is or as the user's checkpoints have it.  The extra workspace that
+    and no plan exceeds, is its peak as it is or as the user's checkpoints have it, and ``saved`` what it then
+    makes for its backward pass, outputs apart.  The extra workspace that
     an executor has found a node to need, while it runs under a plan, stands in
     ``meta["dtr_extra_workspace"]``, in bytes.
     """
@@ -68,9 +69,11 @@ class Planning:
         self.planner = Planner(self.graph.program, options, marks)
         marked = self.planner.checkpointed
         self._peak_unmarked = max(point.live for point in self.before)
-        self.baseline_peak = self._peak_unmarked
+        self.baseline_peak, self.saved = self._peak_unmarked, self.graph.saved_bytes
         if marked is not None and (self.planner.must or marked.peak < self.baseline_peak):
             self.baseline_peak = marked.peak
+            start = next(step for step in marked.steps if step.op == self.graph.boundary)
+            self.saved = start.live - self.graph.held_between_passes
 
     @cached_property
     def budget(self) -> int:

@@ -181,7 +181,13 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
     )
     laps.take("report")
     relied = _relied(gm, parameters, planning.baseline_peak)
-    report = replace(report, seconds=laps.seconds, relied_parameters=relied)
+    report = replace(
+        report,
+        seconds=laps.seconds,
+        relied_parameters=relied,
+        unconstrained_peak=planning.baseline_peak,
+        unconstrained_saved=planning.saved,
+    )
     if plan is not None and options.watch is not None:
         origins = {number: call.node.name for number, call in enumerate(graph.calls) if call.role == COMPUTE}
         watched = choices(planning.planner, plan, options.watch, names_of(graph), origins, events)

@@ -130,7 +130,8 @@ class Report:
     value named by the option ``watch``.  ``budget`` is the one in force, ``asked`` what the user wrote for it
     (``"60%"``).  ``refused`` counts the orders of the search that the runtime could not carry out.
     ``relied`` are the caller's tensors that must not be written between the passes, ``relied_parameters``
-    the parameters.
+    the parameters.  ``unconstrained_peak`` is what a share is of, the peak of the graph as it was or as the
+    user's checkpoints have it, and ``unconstrained_saved`` what it then saves for its backward pass.
     """
 
     budget: int
@@ -153,6 +154,8 @@ class Report:
     refused: int = 0
     relied: tuple[Relied, ...] = ()
     relied_parameters: tuple[Relied, ...] = ()
+    unconstrained_peak: int = 0
+    unconstrained_saved: int = 0
 
     @property
     def verdict(self) -> str:

@@ -30,7 +30,7 @@ from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.split import prepare, split
 from dtr_fx.passes.tensors import graph_device, is_tangent, storage_bytes, storage_keys, tensors_of
 from dtr_fx.planning.judge import join
-from dtr_fx.planning.options import Options, resolve_budget
+from dtr_fx.planning.options import Options, Others, resolve_budget
 from dtr_fx.planning.transform import copy_of, rewrite
 from dtr_fx.torch_private import CustomPartitionerFn, get_hash_for_files
 
@@ -152,7 +152,8 @@ class Partitioner(Setting, CustomPartitionerFn):
             options = self._options
             if options.max_overhead is None:
                 nbytes = self._budget_of(gm, marked)
-                options = replace(options, budget=replace(options.budget, kind="bytes", value=nbytes))
+                in_bytes = replace(options.budget, kind="bytes", value=nbytes, others=Others())
+                options = replace(options, budget=in_bytes)
             # A view runs nothing, whatever kernels name it among those that they come from.
             for node in itertools.filterfalse(kernels.is_view, gm.graph.nodes):
                 self._step_of.update((inner.name, node.name) for inner in kernels.operators(node))
