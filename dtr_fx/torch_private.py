@@ -1,13 +1,15 @@
-"""Every private name of torch that dtr_fx uses; all are checked on torch 2.11 and 2.13.
+"""Every private name of torch that dtr_fx uses; all are checked on the versions in ``CHECKED``.
 
 Each is looked up when it is first asked for, since Inductor takes a second to import.  One that this torch
-lacks is a ``TorchPrivateError`` in the module that imports it; so is a missing private attribute.
+lacks is a ``TorchPrivateError`` in the module that imports it; so is a missing private attribute.  A torch
+that is newer than those is a warning, once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +37,10 @@ if TYPE_CHECKING:  # the types among them
     from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
-CHECKED = ("2.11", "2.13")
+log = logging.getLogger(__name__)
+
+# Oldest first; .ci/run runs the tests on each.
+CHECKED = ("2.11", "2.13", "2.15")
 
 _DESCRIPTORS = "torch._functorch._aot_autograd.descriptors"
 # Where each name lies, and what it is for.
@@ -125,13 +130,25 @@ class TorchPrivateError(DTRError, ImportError):
     def __init__(self, missing: str) -> None:
         super().__init__(
             f"torch {torch.__version__} has no {missing}: dtr_fx relies on it, as checked on torch "
-            f"{' and '.join(CHECKED)}; install one of these"
+            f"{', '.join(CHECKED)}; install one of these"
         )
 
 
 def torch_has(name: str) -> bool:
     """True unless the name is of a later torch than this one."""
-    return tuple(map(int, torch.__version__.split(".")[:2])) >= _SINCE.get(name, (0, 0))
+    return _version(torch.__version__) >= _SINCE.get(name, (0, 0))
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")[:2]))
+
+
+def warn_if_unchecked(torch_version: str) -> None:
+    """Log a warning of a torch that is newer than those that were checked."""
+    if _version(torch_version) > _version(CHECKED[-1]):
+        log.warning(
+            "dtr_fx was checked with torch %s to %s; this is %s", CHECKED[0], CHECKED[-1], torch_version
+        )
 
 
 def __getattr__(name: str) -> Any:
@@ -247,3 +264,6 @@ def any_profiler_runs() -> bool:
 def profile_tree(profiler: Any) -> Any:
     """The events of a profile as a tree, with address, bytes and time of allocations."""
     return read(read(profiler.profiler, "kineto_results"), "experimental_event_tree")()
+
+
+warn_if_unchecked(torch.__version__)  # once, as a module is imported once

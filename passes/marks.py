@@ -1,6 +1,6 @@
 """What the user marked with ``torch.utils.checkpoint``: AOTAutograd's tags on the operators of its regions.
 
-They are read as PyTorch's partitioner reads them (``cleanup_recompute_tags``, torch 2.13).
+They are read as PyTorch's partitioner reads them (``cleanup_recompute_tags``, torch 2.15).
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
+from dtr_fx.errors import GraphError
 from dtr_fx.passes.tensors import is_backward
+from dtr_fx.torch_private import HigherOrderOperator
 
 _AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
@@ -36,3 +38,14 @@ def runs_again(node: Node) -> bool:
 def is_marked(gm: GraphModule) -> bool:
     """True if an operator has a policy."""
     return any(map(mark_of, gm.graph.nodes))
+
+
+def check_marks(gm: GraphModule) -> None:
+    """Raise GraphError where an operator with effects must be recomputed: it runs once, in its order."""
+    for node in gm.graph.nodes:
+        has_effect = isinstance(node.target, HigherOrderOperator) and node.target.name() == "with_effects"
+        if has_effect and mark_of(node) is CheckpointPolicy.MUST_RECOMPUTE:
+            raise GraphError(
+                f"{node.args[1]} has effects and runs once, but a policy marks it MUST_RECOMPUTE: "
+                "let the policy return PREFER_RECOMPUTE or MUST_SAVE for it"
+            )

@@ -1,6 +1,6 @@
 """What a training step's caller can write between the forward and the backward pass.
 
-Requires: AOTAutograd's joint graph, whose inputs and outputs carry ``meta["desc"]`` (torch 2.11 to 2.13).
+Requires: AOTAutograd's joint graph, whose inputs and outputs carry ``meta["desc"]``.
 
 A recompute in the backward pass that reads such a tensor may read another value than the forward pass did.
 """

@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 from dtr_fx.passes import rng
 from dtr_fx.passes.contract import ORDER, VALUES, Pass, Pipeline
 from dtr_fx.passes.effects import last_writes, may_run_twice
-from dtr_fx.passes.marks import runs_again
+from dtr_fx.passes.marks import check_marks, runs_again
 from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.reach import mark_parameters, written_after_forward
 from dtr_fx.passes.tensors import is_backward, storage_keys
@@ -22,7 +22,11 @@ from dtr_fx.torch_private import OpOverload, side_effectful_functions
 
 
 def prepare(joint: GraphModule, static: Iterable[int], parameters: Sequence[bool] | None = None) -> None:
-    """Make AOTAutograd's joint graph ready for planning; see ``reach.mark_parameters``."""
+    """Make AOTAutograd's joint graph ready for planning; see ``reach.mark_parameters``.
+
+    GraphError where the user's marks cannot be obeyed.
+    """
+    check_marks(joint)
     Pipeline(ExecutionOrder(), MergeDuplicates(), given=(VALUES,))(joint)
     mark_parameters(joint, static, parameters)
 

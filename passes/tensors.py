@@ -142,7 +142,7 @@ def nbytes_of(tensor: torch.Tensor) -> int:
 
 
 def hint(size: int | torch.SymInt) -> int:
-    """The size in the trace at hand, without a guard on it (``SymNode.hint``: torch 2.11 to 2.13)."""
+    """The size in the trace at hand, without a guard on it (``SymNode.hint``)."""
     return size if isinstance(size, int) else int(size.node.hint or 0)
 
 

@@ -115,8 +115,8 @@ def join(forward: GraphModule, backward: GraphModule | None = None) -> GraphModu
 
     Its nodes are tagged as in AOTAutograd's joint graph, those of a lone graph as they were.  PyTorch's
     partitioners leave the fake value of a node on its copy in the backward graph, as if both were in one
-    storage: here a copy gets storages of its own.  Their wrapped random operators (torch 2.11 to 2.13) become
-    the saved state and the replay of ``passes.rng``, which costs what the operator does.
+    storage: here a copy gets storages of its own.  Their wrapped random operators become the saved
+    state and the replay of ``passes.rng``, which costs what the operator does.
     """
     joined = _Joined()
     returned = joined.add(forward, {}, None if backward is None else "is_forward")
