@@ -9,6 +9,7 @@ every run, and may take their time on a busy machine; ``--hypothesis-profile=new
 
 import gc
 import importlib
+import logging
 import os
 from collections.abc import Iterator
 
@@ -28,6 +29,9 @@ settings.load_profile("same")
 
 def pytest_configure() -> None:
     importlib.import_module("torch._dynamo")
+    # pytest listens to loggers that do not propagate; torch would print each graph for it.
+    logging.getLogger("torch.__trace").propagate = True
+    gc.set_threshold(20_000, 20, 20)  # a compilation makes millions of objects that stay
     gc.freeze()  # what is imported need not be looked through at each measurement of memory
 
 
