@@ -639,7 +639,7 @@ def test_the_cheapest_of_all_plans_is_found_for_small_graphs(graph, share):
     """Against trying everything: no plan is cheaper than that, and what is found costs at most 3% more."""
     budget = within(graph.floor, graph.peak, share)
     optimum = cheapest(graph, budget)
-    found = plan_of(graph, budget, 0.3)
+    found = plan_of(graph, budget, 0.1)
     assert optimum <= found
     assert found <= 1.03 * optimum
 
@@ -663,14 +663,14 @@ def optimum(graph: OperatorGraph, budget: int) -> float | None:
     return None
 
 
-# 16 to 30 operators; shares of the peak at which a proof takes about a second.
+# 16 to 30 operators; shares of the peak at which a proof takes less than two seconds.
 OPTIMA = [
     (training_chain(8), (0.7, 0.4)),
-    (training_chain(12), (0.7, 0.5)),
+    (training_chain(12), (0.5,)),
     (with_costs(training_chain(12), 1), (0.6,)),
     *zip(
         of(networks.residual(4), networks.unet(2), networks.tree(3), networks.linear(10)),
-        ((0.7, 0.5), (0.7,), (0.8,), (0.6, 0.4)),
+        ((0.7, 0.5), (0.7,), (0.8,), (0.6,)),
     ),
     (with_costs(*of(networks.residual(4)), seed=1), (0.6, 0.5)),
     (with_costs(*of(networks.unet(2)), seed=1), (0.8,)),
@@ -681,6 +681,7 @@ OPTIMA = [
 ]
 
 
+@pytest.mark.little_effort
 def test_plans_are_close_to_the_optimum():
     """Within 3% of the total cost each and 1% on average, wherever an exact planner proves its plan best."""
     pytest.importorskip("scipy")
@@ -711,7 +712,7 @@ def test_the_same_arguments_give_the_same_plan(graph):
 
 @by_name
 def test_more_memory_never_costs_more(graph):
-    costs = [plan_of(graph, within(graph.floor, graph.peak, share / 8), 0.2) for share in range(9)]
+    costs = [plan_of(graph, within(graph.floor, graph.peak, share / 4), 0.1) for share in range(5)]
     assert costs == sorted(costs, reverse=True)
     assert costs[-1] == graph.cost
 
