@@ -42,7 +42,8 @@ PAGES = [README, *sorted(DOCS.glob("*.md"))]
 ALL = [*PAGES, ROOT / "RESULTS.md"]
 # Pages with commands that take minutes, or name a reader's own files: these are only parsed.
 PARSED = {"README.md", "budget.md", "options.md", "paper.md"}
-SLOW = {"README.md", "budget.md", "diff.md", "extending.md", "limits.md", "tutorial.md"}
+# Pages with lines of a plan, which takes the whole effort of a search; elsewhere any plan will do.
+PLANS = {"tutorial.md"}
 
 every_text = pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
 
@@ -96,7 +97,10 @@ def pictures() -> ModuleType:
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[pytest.mark.slow] * (page.name in SLOW)) for page in PAGES],
+    [
+        pytest.param(page, marks=pytest.mark.slow if page.name in PLANS else pytest.mark.little_effort)
+        for page in PAGES
+    ],
     ids=lambda page: page.name,
 )
 def test_code_runs(page: Path, folder: Path, pictures: ModuleType) -> None:
