@@ -1,6 +1,6 @@
 """Training steps under one backend or another, and all that they leave behind, to the bit.
 
-    check(make) ── run under aot_eager ── run under dtr, budget 1.0 ── run under dtr, the smallest budget
+    check(make) ── run under aot_eager ── run under dtr, budget 1.0 ── run under dtr, the least budget
 
 ``make`` makes a job: a model and what it is called with.
 """
@@ -106,7 +106,7 @@ def run(make: Make, backend: str, *, dynamic: bool | None = None, budget: float 
     torch.manual_seed(0)
     made = make()
     reports: list[Report] = []
-    options = {"budget": budget, "planner": "online", "on_report": reports.append}
+    options = {"budget": budget, "planner": "online", "heuristic": "dtr-eq", "on_report": reports.append}
     given = {"options": options} if backend == "dtr" else {}
     # nn.LSTM and its kin would be left to run uncompiled.
     with torch._dynamo.config.patch(allow_rnn=True):
@@ -115,13 +115,13 @@ def run(make: Make, backend: str, *, dynamic: bool | None = None, budget: float 
     return Run(results, reports, torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
-def run_smallest(make: Make, *, dynamic: bool | None = None) -> Run:
-    """The job under the smallest budget that works, as the errors name it.
+def run_smallest(make: Make, full: Run, *, dynamic: bool | None = None) -> Run:
+    """The job at the lower bound that was reported in full, or else at the smallest budget that errors name.
 
     A budget is for each graph: where Dynamo makes several, one that is enough for the first may not be for
     the next.
     """
-    budget = 1
+    budget = max((report.lower_bound for report in full.reports), default=1)
     while True:
         try:
             return run(make, "dtr", dynamic=dynamic, budget=budget)
@@ -136,7 +136,7 @@ def check(make: Make, *, reference: str = "aot_eager", dynamic: bool | None = No
     """Hold ``dtr`` at its two ends against the reference; the runs at 100% and at the smallest budget."""
     expected = run(make, reference, dynamic=dynamic)
     full = run(make, "dtr", dynamic=dynamic, budget=1.0)
-    small = run_smallest(make, dynamic=dynamic)
+    small = run_smallest(make, full, dynamic=dynamic)
     assert expected.gradients > 0
     for ours in (full, small):
         assert differing(ours, expected) == []
