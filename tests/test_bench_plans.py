@@ -28,26 +28,35 @@ from dtr_fx.planning.options import Options
 
 pytest.importorskip("scipy")
 pytest.importorskip("ortools")
+pytestmark = pytest.mark.little_effort
 
 FUTURES = ("bench", "plans", "--only", "logs", "--logs")
 LOGS = Path(__file__).resolve().parents[2] / "shared" / "dtr_logs"
-HEADS = ("mlp_full: ", "checkpoint ", "smallest budget ", "network ", "above the optimum ", "planning at ")
-LOG_HEADS = ("unet: ", "lowest ratio ")
+HEADS = (
+    "factory: ",
+    "checkpoint ",
+    "smallest budget ",
+    "network ",
+    "above the optimum ",
+    "chain: ",
+    "lowest ratio ",
+)
 
 
-@pytest.mark.slow
-@pytest.mark.little_effort
-def test_a_quick_run_prints_every_table_and_goal(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "plans", "--quick"]) == 0
+def test_a_quick_run_prints_every_table_and_goal(
+    model_file: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reference = write_reference(tmp_path, dtr={"0.5": 1.5})
+    known = ["--logs", str(log), "--reference", str(reference)]
+    assert main(["bench", "plans", f"{model_file}:factory", "--quick", *known]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert not any(line.startswith(("{", "[")) for line in lines)
-    for head in (*HEADS, *(LOG_HEADS if LOGS.is_dir() else ("operator logs are left out",))):
+    for head in (*HEADS, "lowest ratio ", "planning at "):
         assert sum(line.startswith(head) for line in lines) == 1
     [heading] = (number for number, line in enumerate(lines) if line.startswith("goal "))
     goals = {line.split("  ")[0]: "  yes  " in line for line in lines[heading + 2 :]}
-    for subject in ("partitioner", "checkpoint", "smallest budget", "optimum", "GPTs"):
+    for subject in ("partitioner", "checkpoint", "smallest budget", "optimum", "logs", "GPTs"):
         assert any(goal.startswith(subject) for goal in goals)
-    assert any(goal.startswith("logs") for goal in goals) == LOGS.is_dir()
     # A goal that is said to be met is met by the numbers in the tables above it.
     if goals["partitioner: at each of its peaks, no more extra compute"]:
         for line in lines:
@@ -165,8 +174,6 @@ def model_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
-@pytest.mark.little_effort
 def test_a_comparison_is_consistent(model_file: Path) -> None:
     result = baselines.compare(f"{model_file}:factory", Options(), budgets=(1.0, 0.5))
     assert [point.name for point in result.partitioner] == ["1.0", "0.5"]
@@ -176,19 +183,15 @@ def test_a_comparison_is_consistent(model_file: Path) -> None:
     assert result.lowest is None or result.lowest.overhead <= result.checkpoint.overhead + 1e-9
 
 
-@pytest.mark.slow
-@pytest.mark.little_effort
 def test_the_command_prints_every_table(model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = f"{model_file}:factory"
-    assert main(["bench", "plans", target, "--only", "baselines"]) == 0
+    assert main(["bench", "plans", target, "--only", "baselines", "--shares", "1.0", "0.5"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith(("1.0 ", "0.0 ", "sum ")) for line in lines) == 3
+    assert sum(line.startswith(("1.0 ", "0.5 ", "sum ")) for line in lines) == 3
     for head in ("factory: ", "checkpoint ", "smallest budget ", "goal "):
         assert any(line.startswith(head) for line in lines)
 
 
-@pytest.mark.slow
-@pytest.mark.little_effort
 def test_the_command_prints_json(model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "plans", f"{model_file}:factory", "--only", "baselines", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -358,9 +361,7 @@ def test_logs_print_the_best_of_the_original_and_ours(
     assert verdicts(out) == ["yes"]
 
 
-@pytest.mark.parametrize(
-    ("ratio", "slowdown", "expected"), [("0.5", 1.0001, "NO"), ("0.5", 1.0, "NO"), ("1.0", 1.0, "yes")]
-)
+@pytest.mark.parametrize(("ratio", "slowdown", "expected"), [("0.5", 1.0001, "NO"), ("1.0", 1.0, "yes")])
 def test_a_plan_that_recomputes_is_not_cheaper_than_one_that_hardly_does(
     log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], ratio: str, slowdown: float, expected: str
 ) -> None:
@@ -446,11 +447,11 @@ def test_times_counts_what_the_graph_has(model_file: Path, capsys: pytest.Captur
 
 def test_each_layer_of_a_deeper_gpt_is_of_one_size() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
-        gpts = [load_target("zoo:gpt_full", layers=layers) for layers in (1, 2, 13)]
+        gpts = [load_target("zoo:gpt_full", layers=layers) for layers in (1, 2, 5)]
         counts = [len(trace(*gpt).graph.graph.nodes) for gpt in gpts]
     layer = counts[1] - counts[0]
     assert layer > 50
-    assert counts[2] == counts[0] + 12 * layer
+    assert counts[2] == counts[0] + 4 * layer
 
 
 def test_a_target_has_no_layers(capsys: pytest.CaptureFixture[str]) -> None:
