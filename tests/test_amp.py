@@ -17,7 +17,7 @@ def trained(
     """Losses and parameters of two optimizer steps, each over two batches."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    layers = (layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1)))
+    layers = (layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1)))
     model = nn.Sequential(*layers)
     forward = torch.compile(model, backend=backend, options=options)
     optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu")
