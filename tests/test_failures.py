@@ -332,7 +332,7 @@ def test_a_command_can_be_interrupted(command: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("make", "count"),
-    [(growth.steps, 300), (partial(growth.compilations, sizes=1), 16)],
+    [(growth.steps, 300), (partial(growth.compilations, sizes=1), 12)],
     ids=["steps", "compilations"],
 )
 def test_no_growth_beyond_that_of_aot_eager(make: Callable[[str], Callable[[int], None]], count: int) -> None:
