@@ -63,13 +63,8 @@ def pointwise(*names: str) -> dict[str, list[Make]]:
 
 
 def inplace(*names: str) -> dict[str, list[Make]]:
-    return {
-        name: [
-            lambda name=name: between(getattr(nn, name)(), real(*FLAT)),
-            lambda name=name: between(getattr(nn, name)(inplace=True), real(*FLAT)),
-        ]
-        for name in names
-    }
+    """AOTAutograd makes the same graph of them out of place."""
+    return {name: [lambda name=name: between(getattr(nn, name)(inplace=True), real(*FLAT))] for name in names}
 
 
 def spatial(name: str, *args: Any, dims: tuple[int, ...] = (1, 2, 3), **kwargs: Any) -> dict[str, list[Make]]:
@@ -114,11 +109,7 @@ def unpooling(n: int) -> Job:
 def pairs(*names: str, target: Callable[..., Tensor] = given) -> dict[str, list[Make]]:
     """Losses of a prediction and a target of its shape."""
     return {
-        name: [
-            lambda name=name: between(getattr(nn, name)(), real(*FLAT), target(*FLAT)),
-            lambda name=name: between(getattr(nn, name)(reduction="none"), real(*FLAT), target(*FLAT)),
-        ]
-        for name in names
+        name: [lambda name=name: between(getattr(nn, name)(), real(*FLAT), target(*FLAT))] for name in names
     }
 
 
