@@ -120,7 +120,7 @@ def bytes_measured(model: nn.Module, forward: Callable[[Tensor], Tensor], x: Ten
     return held + measure_peak(step_of, model, forward, x)
 
 
-@pytest.mark.parametrize("make", [norms, norm_and_matmul, gelu_mlp, Attention, attention_and_dropout])
+@pytest.mark.parametrize("make", [norms, norm_and_matmul, gelu_mlp, attention_and_dropout])
 def test_the_measured_peak_is_within_the_budget(make):
     model, x, expected = made(make)
     reports: list[Report] = []
@@ -216,8 +216,7 @@ def convolutions() -> nn.Module:
     )
 
 
-@pytest.mark.parametrize("budget", ["70%", "50%"])
-def test_every_gradient_of_convolutions_and_pooling(budget):
+def test_every_gradient_of_convolutions_and_pooling():
     torch.manual_seed(0)
     torch._dynamo.reset()
     stem = nn.Sequential(
@@ -230,7 +229,7 @@ def test_every_gradient_of_convolutions_and_pooling(budget):
     exact = copy.deepcopy(model).double()
     expected = step_of(exact, exact, x.double())
     reports: list[Report] = []
-    options = {"budget": budget, "executor": "inductor", "on_report": reports.append}
+    options = {"budget": "50%", "executor": "inductor", "on_report": reports.append}
     forward = torch.compile(model, backend="dtr", options=options)
     for ours, theirs in zip(step_of(model, forward, x), expected):
         # A maximum or a sign may flip by rounding; before batch norms a bias has no gradient at all.
