@@ -1,70 +1,167 @@
-"""Two processes under DistributedDataParallel: the same gradients as without dtr, in both of them."""
+"""Two processes: under every kind of parallelism the same step as without dtr, inside the budget."""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+
+from dtr_fx import measure_peak
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"
 )
 
+WIDTH, ROWS = 32, 512
+Compile = Callable[[nn.Module], nn.Module]
 
-def train(rank: int, port: int, reference: str, options: dict[str, Any], results: Any) -> None:
-    """Without dtr, then with it: gradients of both and dtr's recomputes go to ``results``."""
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+def ddp_outside(blocks: nn.Sequential, compiled: Compile) -> nn.Module:
+    return DistributedDataParallel(compiled(blocks))
+
+
+def ddp_inside(blocks: nn.Sequential, compiled: Compile) -> nn.Module:
+    return compiled(DistributedDataParallel(blocks))
+
+
+def fsdp1(blocks: nn.Sequential, compiled: Compile) -> nn.Module:
+    return compiled(FullyShardedDataParallel(blocks, use_orig_params=True, device_id=torch.device("cpu")))
+
+
+def fsdp2_by_block(blocks: nn.Sequential, compiled: Compile) -> nn.Module:
+    for block in blocks:
+        compiled(block)
+        fully_shard(block)
+    return fully_shard(blocks)
+
+
+def tensor_parallel(blocks: nn.Sequential, compiled: Compile) -> nn.Module:
+    mesh = init_device_mesh("cpu", (2,))
+    for block in blocks:
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return compiled(blocks)
+
+
+STACKS = (ddp_outside, ddp_inside, fsdp1, fsdp2_by_block, tensor_parallel)
+
+
+def steps(stack: Any, rank: int, backend: str | None, options: dict[str, Any] | None) -> Any:
+    """Losses and parameters after three steps, with the highest peak of the last two above parameters."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    blocks = nn.Sequential(*(Block() for _ in range(4)))
+
+    def compiled(module: nn.Module) -> nn.Module:
+        if backend is not None:
+            module.compile(backend=backend, options=None if options is None else dict(options))
+        return module
+
+    model = stack(blocks, compiled)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(rank + 1)
+    losses, peaks = [], []
+    for _ in range(3):
+        x = torch.randn(ROWS, WIDTH)
+
+        def step(x: Tensor = x) -> None:
+            loss = model(x).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+
+        peaks.append(measure_peak(step))
+        optimizer.step()
+        optimizer.zero_grad()
+    found = [each.full_tensor() if isinstance(each, DTensor) else each for each in model.parameters()]
+    return losses, [each.detach().numpy() for each in found], max(peaks[1:])
+
+
+def run(rank: int, port: int, work: Callable[..., Any], arguments: Any, results: Any) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=2)
     torch.set_num_threads(1)
-    recomputes: list[int] = []
-    options = {**options, "on_report": lambda report: recomputes.append(report.recomputes)}
-    results.put((gradients(rank, reference, None), gradients(rank, "dtr", options), recomputes))
+    try:
+        results.put(work(rank, *arguments))
+    except Exception as error:
+        results.put(error)
     dist.destroy_process_group()
 
 
-def gradients(rank: int, backend: str, options: dict[str, Any] | None) -> list[Any]:
-    """Those of the second step, each process on batches of its own."""
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU())))
-    step = DistributedDataParallel(torch.compile(model, backend=backend, options=options))
-    torch.manual_seed(rank + 1)
-    for _ in range(2):
-        model.zero_grad()
-        step(torch.randn(512, 64)).square().mean().backward()
-    return [parameter.grad.numpy() for parameter in model.parameters()]
-
-
-def trained(reference: str, options: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """What each of the two processes came to."""
+def of_both_ranks(work: Callable[..., Any], *arguments: Any) -> list[Any]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = mp.get_context("spawn")
     results = context.Queue()
     processes = [
-        context.Process(target=train, args=(rank, port, reference, options, results)) for rank in range(2)
+        context.Process(target=run, args=(rank, port, work, arguments, results)) for rank in range(2)
     ]
     for process in processes:
         process.start()
-    found = [results.get(timeout=300) for _ in processes]
+    found = []
+    for _ in processes:
+        found.append(results.get(timeout=300))
+        if isinstance(found[-1], Exception):  # the other waits for it
+            for process in processes:
+                process.kill()
+            raise found[-1]
     for process in processes:
         process.join()
     return found
 
 
-@pytest.mark.parametrize(("executor", "reference"), [("eager", "aot_eager"), ("inductor", "inductor")])
-def test_gradients_are_those_without_dtr(executor, reference):
-    for expected, found, recomputes in trained(
-        reference, {"budget": "60%", "executor": executor, "plan_seconds": 0.05}
-    ):
-        assert recomputes[0] > 0
-        for a, b in zip(found, expected):
-            torch.testing.assert_close(torch.from_numpy(a), torch.from_numpy(b), rtol=0, atol=0)
+def with_and_without(rank: int) -> dict[str, list[Any]]:
+    """By stack: eager, aot_eager, a share, bytes; and DDP with Inductor, without dtr and with it."""
+    share, nbytes = ({"budget": budget, "planner": "online"} for budget in ("60%", "2MiB"))
+    given = [(None, None), ("aot_eager", None), ("dtr", share), ("dtr", nbytes)]
+    found = {stack.__name__: [steps(stack, rank, *each) for each in given] for stack in STACKS}
+    fused = [("inductor", None), ("dtr", {**share, "executor": "inductor"})]
+    return {**found, "inductor": [steps(ddp_outside, rank, *each) for each in fused]}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[dict[str, list[Any]]]:
+    """Of each rank."""
+    return of_both_ranks(with_and_without)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stack", [stack.__name__ for stack in STACKS])
+def test_a_share_and_bytes_hold_and_change_nothing(stack: str, outcomes: list[dict[str, list[Any]]]) -> None:
+    for outcome in outcomes:
+        eager, expected, *planned = outcome[stack]
+        assert all(is_same(each, expected) for each in planned)
+        (*_, peak_of_share), (*_, peak_of_bytes) = planned
+        assert peak_of_share <= 0.6 * eager[2]
+        assert peak_of_bytes <= 2 * 2**20
+
+
+def test_inductor_computes_the_same(outcomes: list[dict[str, list[Any]]]) -> None:
+    for outcome in outcomes:
+        expected, found = outcome["inductor"]
+        assert is_same(found, expected)
+
+
+def is_same(found: Any, expected: Any) -> bool:
+    """Losses and parameters, bit for bit."""
+    return found[0] == expected[0] and all((a == b).all() for a, b in zip(found[1], expected[1]))

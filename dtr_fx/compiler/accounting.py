@@ -7,19 +7,19 @@ that all of them together would have.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 import weakref
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dtr_fx.passes.tensors import storage_bytes
+from dtr_fx.compiler.parameters import Parameters, device_of, storages
 from dtr_fx.planning.options import Budget, Options, Others, resolve_budget
 from dtr_fx.torch_private import is_compiled_step, pytree, saved_tensors, top_saved_tensors_hooks
 
@@ -67,15 +67,14 @@ class _Run:
     """A graph in a sequence, with bytes of its inputs.
 
     ``saved_by_others`` are those that earlier graphs hold, too, ``own`` those there for its sake, with those
-    of the outputs that it saves, and ``parameters`` those of its parameters and their gradients.  ``family``
-    is what it was compiled with.
+    of the outputs that it saves.  ``family`` is what it was compiled with, ``parameters`` are its own.
     """
 
     need: Need
     family: int
     saved_by_others: int
     own: int
-    parameters: int
+    parameters: frozenset[StorageWeakRef]
 
 
 class _Saver:
@@ -137,7 +136,8 @@ class StepAccounting(threading.local):
         self._savers: list[_Saver] = []
         self._families: list[object] = []  # objects of options: their families have their places as numbers
         self._joined: dict[int, int] = {}  # a family, and the one that it joined
-        self._parameters: dict[int, dict[StorageWeakRef, int]] = {}  # by family or first graph
+        self._parameters: defaultdict[int, Parameters] = defaultdict(Parameters)  # by family or first graph
+        self._gradients = 0  # that were there when the sequence began
         self._peaks: dict[Hashable, int] = {}  # unconstrained, by the first graph of a sequence that ended
         self._sequence: list[_Run] = []
         self._learned_from: list[_Run] = []
@@ -145,6 +145,7 @@ class StepAccounting(threading.local):
         self._fractions: dict[Hashable, float] = {}  # by the first graph of a sequence
         self._planned_at: dict[Hashable, float] = {}  # by graph; infinite if it is to be planned anew
         self._runs = self._broke_off = self._is_added = self._exceeded = self._is_part = False
+        self._device = torch.device("cpu")
         self._doubt: _Doubt | None = None
 
     def covers(self, options: Options) -> bool:
@@ -165,6 +166,7 @@ class StepAccounting(threading.local):
             self._learn_fraction()
         if not held or len(self._sequence) >= _LONGEST:
             self._sequence, self._broke_off, self._exceeded = [], False, False
+            self._gradients = sum(group.gradients for group in self._parameters.values())
 
     def continues(self, need: Need) -> bool:
         """Add a graph whose plan was found right in this place before; False if there is none."""
@@ -181,18 +183,28 @@ class StepAccounting(threading.local):
         It was compiled with the ``given`` object of options, and ``is_part`` of more if others are to come.
         """
         self._is_part = is_part or bool(self._sequence)
-        parameters = self._learn_parameters(key, self._family(given), arguments)
-        device = _device_of(arguments)
-        saved, given = self._saved_bytes(device), _storages(arguments, device)
-        others = {**saved, **parameters}
-        held = sum(others[storage] for storage in others.keys() - given.keys())
+        parameters = self._parameters[self._group(key, self._family(given))]
+        if parameters.learn(arguments):
+            self._known.clear()  # plans were right beside fewer
+        device = device_of(arguments)
+        saved, own = self._saved_bytes(device), storages(arguments, device)
+        elsewhere = parameters.elsewhere(own.keys(), self._later(key), device)
+        only_saved = saved.keys() - own.keys()
+        only_saved -= parameters.among(only_saved)
+        held = elsewhere + sum(saved[storage] for storage in only_saved)
         if self.budget.kind == "bytes":
             return Others(held)
-        elsewhere = sum(parameters[storage] for storage in parameters.keys() - given.keys())
-        elsewhere += _saved_at(self._sequence, 1.0) - sum(given.get(storage, 0) for storage in saved)
+        unconstrained = _saved_at(self._sequence, 1.0) - sum(own.get(storage, 0) for storage in saved)
         first = self._sequence[0].need.key if self._sequence else key
-        peak = _peak_at(1.0, self._sequence, sum(parameters.values()))
-        return Others(held, max(0, elsewhere), max(peak, self._peaks.get(first, 0)))
+        peak = _peak_at(1.0, self._sequence, _beside(self._sequence, parameters, device))
+        return Others(held, max(0, elsewhere + unconstrained), max(peak, self._peaks.get(first, 0)))
+
+    def _later(self, key: _Key) -> Set[StorageWeakRef]:
+        """The parameters of the graphs that came after this one the last time."""
+        before, last = (*self._graphs, key), self._learned_from
+        if tuple(run.need.key for run in last[: len(before)]) != before:
+            return frozenset()
+        return frozenset().union(*(run.parameters for run in last[len(before) :]))
 
     def first_budget(self, key: _Key, others: Others) -> Budget:
         """The budget of a graph that is planned for the first time."""
@@ -241,25 +253,27 @@ class StepAccounting(threading.local):
     def add(self, need: Need, given: object, arguments: Sequence[Any]) -> None:
         """The graph runs next, by a plan that was found right."""
         family = self._family(given)
-        device = _device_of(arguments)
-        given = _storages(arguments, device)
-        known = self._parameters[self._group(need.key, family)]
-        saved = sum(given.get(storage, 0) for storage in self._saved_bytes(device))
-        parameters = given.keys() & known.keys()
-        own = sum(given.values()) - saved - sum(given[storage] for storage in parameters)
-        run = _Run(need, family, saved, own, sum(known[storage] for storage in parameters))
+        device = device_of(arguments)
+        own = storages(arguments, device)
+        parameters = self._parameters[self._group(need.key, family)].among(own.keys())
+        saved = own.keys() & (self._saved_bytes(device).keys() - parameters)
+        by_others, for_it = (
+            sum(own[storage] for storage in each) for each in (saved, own.keys() - saved - parameters)
+        )
+        run = _Run(need, family, by_others, for_it, parameters)
         learned: list[dict[Any, Any]] = [self._known, self._fractions, self._planned_at, self._peaks]
         if max(map(len, learned)) > _MOST_KNOWN:
             for each in learned:
                 each.clear()
         self._sequence.append(run)
-        self._is_added = True
+        self._is_added, self._device = True, device
         self._know(run)
 
     def _know(self, run: _Run) -> None:
         """Remember what the last graph of the sequence takes."""
         self._sequence[-1] = run
-        self._known[self._graphs] = run
+        path = (self._gradients, *self._graphs)
+        self._known[path] = run
 
     def end_graph(self, outputs: Any, arguments: Sequence[Any], earlier: Collection[Any]) -> None:
         """The graph ran: remember what it saved, unless hooks keep that: looking would run a region again."""
@@ -270,9 +284,9 @@ class StepAccounting(threading.local):
             return
         self._savers.append(_Saver(node))
         if self._is_added:
-            run, device = self._sequence[-1], _device_of(arguments)
-            given, made = (_storages(each, device) for each in (arguments, pytree.tree_leaves(outputs)))
-            saved = _storages(_saved_by(node), device).keys() & (made.keys() - given.keys())
+            run, device = self._sequence[-1], device_of(arguments)
+            given, made = (storages(each, device) for each in (arguments, pytree.tree_leaves(outputs)))
+            saved = storages(_saved_by(node), device).keys() & (made.keys() - given.keys())
             self._know(replace(run, own=run.own + sum(made[storage] for storage in saved)))
 
     def _fraction(self, key: _Key) -> float:
@@ -282,14 +296,14 @@ class StepAccounting(threading.local):
         return self._fractions.get(first, 0.0 if must_fit else 1.0)
 
     def _path(self, need: Need) -> tuple[Hashable, ...]:
-        return (*self._graphs, need.key)
+        return (self._gradients, *self._graphs, need.key)
 
     @property
     def _graphs(self) -> tuple[Hashable, ...]:
         return tuple(run.need.key for run in self._sequence)
 
     def _saved_bytes(self, device: torch.device) -> dict[StorageWeakRef, int]:
-        return _storages((tensor for saver in self._savers for tensor in _saved_by(saver.node())), device)
+        return storages((tensor for saver in self._savers for tensor in _saved_by(saver.node())), device)
 
     def _family(self, given: object) -> int:
         known = self._families
@@ -297,23 +311,6 @@ class StepAccounting(threading.local):
         if at == len(known):
             known.append(given)
         return at
-
-    def _learn_parameters(
-        self, key: _Key, family: int, arguments: Sequence[Any]
-    ) -> Mapping[StorageWeakRef, int]:
-        """Those that count beside a graph's own: parameters, and as much again for the gradient of each."""
-        group = self._group(key, family)
-        known = self._parameters.get(group, {})
-        found = self._parameters[group] = {ref: size for ref, size in known.items() if not ref.expired()}
-        device = _device_of(arguments)
-        before = sum(found.values())
-        for argument in arguments:
-            if isinstance(argument, nn.Parameter):
-                [(storage, nbytes)] = _storages([argument], device).items()
-                found[storage] = nbytes * (2 if argument.requires_grad else 1)
-        if sum(found.values()) > before:
-            self._known.clear()  # plans were right beside fewer
-        return found
 
     def _group(self, key: _Key, family: int) -> int:
         """Whose parameters are counted together, of the sequence that a graph is to run in."""
@@ -329,7 +326,7 @@ class StepAccounting(threading.local):
         if family != other:
             for each in (family, *(old for old, new in self._joined.items() if new == family)):
                 self._joined[each] = other
-            self._parameters.setdefault(other, {}).update(self._parameters.pop(family, {}))
+            self._parameters[other].update(self._parameters.pop(family, Parameters()))
 
     def _forget_if_unlike(self) -> None:
         """Forget what is in doubt, unless the sequence that ended is what it was learned from, once more."""
@@ -346,61 +343,54 @@ class StepAccounting(threading.local):
             return
         self._learned_from = self._sequence
         start = self._sequence[0]
-        first, group = start.need.key, self._parameters.get(self._group(start.need.key, start.family), {})
-        parameters = sum(group.values())
-        self._peaks[first] = max(_peak_at(1.0, self._sequence, parameters), self._peaks.get(first, 0))
+        first, group = start.need.key, self._parameters[self._group(start.need.key, start.family)]
+        beside = _beside(self._sequence, group, self._device)
+        self._peaks[first] = max(_peak_at(1.0, self._sequence, beside), self._peaks.get(first, 0))
         if len(self._sequence) < 2:
             return
         if self._broke_off and any(run.need.planned < run.need.unconstrained for run in self._sequence):
             self._doubt = _Doubt(self._graphs, dict(self._fractions))
         budget = resolve_budget(replace(self.budget, others=Others(peak=self._peaks[first])), 0)
-        fraction = _largest_fraction(self._sequence, budget, parameters)
+        fraction = _largest_fraction(self._sequence, budget, beside)
         if fraction < self._fractions.get(first, 1.0):
             self._fractions[first] = fraction
             self._known.clear()
 
 
-def _largest_fraction(sequence: Sequence[_Run], budget: int, parameters: int) -> float:
+def _largest_fraction(sequence: Sequence[_Run], budget: int, beside: Sequence[int]) -> float:
     """The largest fraction, the same for all graphs, with which each fits beside those before it."""
     low, high = 0.0, 1.0
-    if _peak_at(high, sequence, parameters) <= budget:
+    if _peak_at(high, sequence, beside) <= budget:
         return high
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        fits = _peak_at(middle, sequence, parameters) <= budget
+        fits = _peak_at(middle, sequence, beside) <= budget
         low, high = (middle, high) if fits else (low, middle)
     return low
 
 
-def _peak_at(fraction: float, sequence: Sequence[_Run], parameters: int) -> int:
-    """The peak of graphs of a fraction; each runs beside what those before it save."""
+def _peak_at(fraction: float, sequence: Sequence[_Run], beside: Sequence[int]) -> int:
+    """The peak of graphs of a fraction; each runs ``beside`` parameters, and what those before it save."""
     peak = saved = 0
-    for run in sequence:
-        elsewhere = parameters - run.parameters + saved - run.saved_by_others
+    for run, parameters in zip(sequence, beside):
+        elsewhere = parameters + saved - run.saved_by_others
         peak = max(peak, elsewhere + run.need.peak_at(fraction))
         saved += _saved_at([run], fraction)
     return peak
 
 
+def _beside(sequence: Sequence[_Run], parameters: Parameters, device: torch.device) -> list[int]:
+    """For each graph the bytes of the parameters of others and of their gradients, as it goes backward."""
+    later: set[StorageWeakRef] = set()
+    found = []
+    for run in reversed(sequence):
+        found.append(parameters.elsewhere(run.parameters, later, device))
+        later |= run.parameters
+    return found[::-1]
+
+
 def _saved_at(sequence: Sequence[_Run], fraction: float) -> int:
     return sum(run.own + run.need.saved_at(fraction) for run in sequence)
-
-
-def _storages(values: Iterable[Any], device: torch.device) -> dict[StorageWeakRef, int]:
-    """Bytes of the tensors' storages; a storage that several share counts once."""
-    found = {}
-    for value in values:
-        if isinstance(value, Tensor):
-            with contextlib.suppress(NotImplementedError, RuntimeError):  # it has no storage
-                found[StorageWeakRef(value.untyped_storage())] = storage_bytes(value, device)
-    return found
-
-
-def _device_of(arguments: Iterable[Any]) -> torch.device:
-    """The first accelerator among the arguments' devices, else the CPU."""
-    devices = [argument.device for argument in arguments if isinstance(argument, Tensor)]
-    accelerators = (device for device in devices if device.type not in ("cpu", "meta"))
-    return next(accelerators, torch.device("cpu"))
 
 
 def compiled_node(outputs: Any, arguments: Sequence[Any], earlier: Collection[Any]) -> Any:

@@ -70,7 +70,8 @@ def run_policy(
     try:
         drive(runtime, driven, reserve=int(reserve))
     except RunFailed as failure:
-        return Run(program, runtime, failure)
+        # Without its traceback, whose frames would keep the callers' tensors until garbage is collected.
+        return Run(program, runtime, failure.with_traceback(None))
     return Run(program, runtime)
 
 
