@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import dtr_fx
 from dtr_fx import torch_private
 
+ROOT = Path(__file__).parent.parent
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 since_2_15 = pytest.mark.skipif(VERSION < (2, 15), reason=f"torch {torch.__version__} is older than 2.15")
 
@@ -180,3 +183,35 @@ def test_a_checked_torch_is_none(caplog: pytest.LogCaptureFixture) -> None:
     for version in (torch.__version__, *torch_private.CHECKED, f"{torch_private.CHECKED[-1]}.7+cpu"):
         torch_private.warn_if_unchecked(version)
     assert not caplog.records
+
+
+def checked_by_ci() -> list[str]:
+    lines = (ROOT / ".ci" / "versions").read_text(encoding="utf-8").splitlines()
+    return [line.split()[0] for line in lines if line and not line.startswith("#")]
+
+
+def test_readme_says_what_is_checked() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    _, found, rest = text.partition("| torch | Python | passed | skipped |\n")
+    assert found
+    table = rest.partition("\n\n")[0]
+    assert re.findall(r"^\| (\d\S*) \|", table, re.MULTILINE) == checked_by_ci()
+
+
+def test_every_checked_version_is_one_that_ci_runs() -> None:
+    assert [version.rpartition(".")[0] for version in checked_by_ci()] == list(torch_private.CHECKED)
+    oldest, newest = torch_private.CHECKED[0], torch_private.CHECKED[-1]
+    pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'"torch>={oldest}",' in pyproject
+    limits = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
+    assert f"torch {oldest} or newer, checked up to {newest}" in limits
+    assert f"'torch>={oldest}' --index-url" in limits
+
+
+def test_each_part_of_the_quarter_is_there() -> None:
+    lines = (ROOT / ".ci" / "quarter").read_text(encoding="utf-8").splitlines()
+    for line in lines:
+        if not line.startswith("#"):
+            file, _, name = line.partition("::")
+            text = (ROOT / file).read_text(encoding="utf-8")
+            assert not name or f"def {name}(" in text
