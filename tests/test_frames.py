@@ -92,9 +92,14 @@ def test_a_recurrent_module_is_planned(kind: type[nn.RNNBase]) -> None:
 
 
 def test_other_backends_trace_recurrent_modules_as_before() -> None:
-    graphs = []
-    torch.compile(Recurrent(nn.GRU), backend=lambda gm, _: graphs.append(gm) or gm)(torch.randn(4, 5, 8))
-    assert not graphs
+    called = []  # from torch 2.15 on, what comes after the module
+
+    def backend(gm, _):
+        called.extend(str(node.target) for node in gm.graph.nodes)
+        return gm
+
+    torch.compile(Recurrent(nn.GRU), backend=backend)(torch.randn(4, 5, 8))
+    assert not any("gru" in name for name in called)
 
 
 def places() -> list[tuple[nn.Module, str, int]]:
