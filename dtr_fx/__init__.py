@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dtr_fx.planning.defaults import config
     from dtr_fx.planning.interpreter import DTRInterpreter
     from dtr_fx.planning.judge import Judgement, judge
+    from dtr_fx.planning.tags import tag
     from dtr_fx.planning.transform import transform
     from dtr_fx.report import Curve, CurvePoint
     from dtr_fx.runtime import HEURISTICS, Heuristic
@@ -70,6 +71,7 @@ __all__ = [
     "record_log",
     "smallest_budget",
     "sweep",
+    "tag",
     "transform",
 ]
 
@@ -92,6 +94,7 @@ _NAMES = {
     "lab.record": ("RecordError", "record_log"),
     "inspect.views": ("Report",),
     "runtime": ("HEURISTICS", "Heuristic"),
+    "planning.tags": ("tag",),
     "planning.transform": ("transform",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}

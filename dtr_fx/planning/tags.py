@@ -1,0 +1,46 @@
+"""A plan as tags for PyTorch's partitioner, which then splits the joint graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.fx import GraphModule
+from torch.utils.checkpoint import CheckpointPolicy
+
+from dtr_fx.inspect.views import Report
+from dtr_fx.passes.drops import LowerDrops
+from dtr_fx.passes.roles import origin_name, role
+from dtr_fx.passes.split import prepare
+from dtr_fx.passes.tensors import is_backward
+from dtr_fx.planning.options import Options
+from dtr_fx.planning.transform import copy_of, rewrite
+from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
+
+
+def tag(joint: GraphModule, budget: float | int | str = 1.0, **options: Any) -> Report:
+    """Plan AOTAutograd's joint graph, and mark its operators for a partitioner that obeys marks.
+
+    An operator of the forward pass gets ``CheckpointPolicy.MUST_RECOMPUTE`` in ``meta["recompute"]`` if the
+    plan recomputes it in the backward pass, ``MUST_SAVE`` if the backward pass reads what was kept; all else
+    stays as it is.  PyTorch's min-cut partitioner then saves what the plan does, and places recomputes
+    itself, so that the peak may be above the report's.  Options and errors are those of ``partition_fn``.
+    """
+    planned = copy_of(joint)
+    prepare(planned, ())
+    report = rewrite(planned, Options.from_mapping({"budget": budget, **options}))
+    LowerDrops().call(planned)
+    nodes = list(planned.graph.nodes)
+    kept = {
+        origin_name(read)
+        for node in nodes
+        if is_backward(node) and node.op != "output"
+        for read in node.all_input_nodes
+        if not is_backward(read) and role(read) == COMPUTE
+    }
+    again = {origin_name(node) for node in nodes if role(node) == RECOMPUTE and is_backward(node)} - kept
+    for node in joint.graph.nodes:
+        if node.op == "call_function" and node.name in kept | again:
+            must = CheckpointPolicy.MUST_SAVE if node.name in kept else CheckpointPolicy.MUST_RECOMPUTE
+            node.meta["recompute"] = must
+            node.meta["ac_graph_id"] = 0
+    return report
