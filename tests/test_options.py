@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 import dtr_fx
 from dtr_fx.costs import measure
@@ -130,6 +131,19 @@ def test_auto_reads_what_linux_says_is_available(tmp_path: Path, monkeypatch: py
     meminfo.write_text("MemTotal:  200 kB\nMemFree:  10 kB\nMemAvailable:  100 kB\n")
     monkeypatch.setattr(measure, "_MEMINFO", meminfo)
     assert resolve_budget(parse_budget("auto"), 1, CPU) == 100 * 1024
+
+
+def test_auto_is_this_ranks_part_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemAvailable:  100 kB\n")
+    monkeypatch.setattr(measure, "_MEMINFO", meminfo)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert resolve_budget(parse_budget("auto"), 1, CPU) == 100 * 1024  # no job of several ranks
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert resolve_budget(parse_budget("auto"), 1, CPU) == 25 * 1024
+    finally:
+        dist.destroy_process_group()
 
 
 def test_auto_says_so_where_the_system_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from dtr_fx.torch_private import EventType, profile_tree, pytree
 
@@ -131,7 +132,7 @@ def free_memory(device: torch.device) -> int | None:
     """Bytes that this process can have on the device by now; None where neither device nor system tells.
 
     On CUDA: what the caching allocator holds and does not use, too, within the limit of
-    ``torch.cuda.set_per_process_memory_fraction``.  On a CPU: without swapping.
+    ``torch.cuda.set_per_process_memory_fraction``.  On a CPU: without swapping, and of that this rank's part.
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
@@ -143,7 +144,14 @@ def free_memory(device: torch.device) -> int | None:
         return None
     with contextlib.suppress(OSError, KeyError), _MEMINFO.open() as lines:
         sizes = dict(line.split(":", 1) for line in lines)
-        return int(sizes["MemAvailable"].split()[0]) * 1024
+        return int(sizes["MemAvailable"].split()[0]) * 1024 // _ranks_here()
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _ranks_here()
     return None
+
+
+def _ranks_here() -> int:
+    """The processes of this job on this host; all of them, where the launcher does not tell."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return 1
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or dist.get_world_size())
