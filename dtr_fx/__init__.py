@@ -16,6 +16,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dtr_fx.compiler.accelerate import register_with_accelerate
     from dtr_fx.compiler.backend import boxed_compiler, partition_fn
     from dtr_fx.compiler.dispatch import plans
     from dtr_fx.compiler.explain import Reports, explain
@@ -69,6 +70,7 @@ __all__ = [
     "partition_fn",
     "plans",
     "record_log",
+    "register_with_accelerate",
     "smallest_budget",
     "sweep",
     "tag",
@@ -82,6 +84,7 @@ _NAMES = {
         *("DTRError", "GraphError", "InfeasibleBudgetError", "OptionError", "OverBudgetError"),
         *("UncompiledError", "WrittenTensorError"),
     ),
+    "compiler.accelerate": ("register_with_accelerate",),
     "compiler.backend": ("boxed_compiler", "partition_fn"),
     "compiler.explain": ("Reports", "explain"),
     "compiler.inductor": ("Partitioner",),
