@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import dtr_fx
 from dtr_fx.lab.zoo.gpt import GPT
@@ -298,7 +299,7 @@ def lightning(way: Way, *, whole: bool = False) -> Run:
             enable_model_summary=False,
         )
         module = Module()
-        made.fit(way.compiled(module) if whole else module, batches())
+        made.fit(way.compiled(module) if whole else module, DataLoader(batches(), batch_size=None))
     return run
 
 

@@ -130,13 +130,14 @@ def recompile_reason() -> str:
 
 def is_called_by_module() -> bool:
     """True if the module whose graph runs is called by another, which is not compiled with it."""
-    running = set()
+    running = []
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code is call_module.__code__:
-            running.add(frame.f_locals["self"])
+            running.append(frame.f_locals["self"])
         frame = frame.f_back
-    return sum(not isinstance(module, OptimizedModule) for module in running) > 1
+    # The innermost is the module itself, or what torch.compile wrapped it in.
+    return any(module is not running[0] and not isinstance(module, OptimizedModule) for module in running)
 
 
 def without_numbers(arguments: Sequence[Any]) -> list[Any]:
