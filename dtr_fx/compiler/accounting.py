@@ -346,11 +346,13 @@ class StepAccounting(threading.local):
         first, group = start.need.key, self._parameters[self._group(start.need.key, start.family)]
         beside = _beside(self._sequence, group, self._device)
         self._peaks[first] = max(_peak_at(1.0, self._sequence, beside), self._peaks.get(first, 0))
+        budget = resolve_budget(replace(self.budget, others=Others(peak=self._peaks[first])), 0)
         if len(self._sequence) < 2:
+            if start.need.saved and start.need.planned > budget:  # it was taken for a part, and is alone
+                self._known.clear()
             return
         if self._broke_off and any(run.need.planned < run.need.unconstrained for run in self._sequence):
             self._doubt = _Doubt(self._graphs, dict(self._fractions))
-        budget = resolve_budget(replace(self.budget, others=Others(peak=self._peaks[first])), 0)
         fraction = _largest_fraction(self._sequence, budget, beside)
         if fraction < self._fractions.get(first, 1.0):
             self._fractions[first] = fraction

@@ -69,7 +69,8 @@ class Planning:
         self.planner = Planner(self.graph.program, options, marks)
         marked = self.planner.checkpointed
         self._peak_unmarked = max(point.live for point in self.before)
-        self.baseline_peak, self.saved = self._peak_unmarked, self.graph.saved_bytes
+        self.baseline_peak = self._peak_unmarked
+        self.saved = 0 if self.graph.boundary is None else self.graph.saved_bytes
         if marked is not None and (self.planner.must or marked.peak < self.baseline_peak):
             self.baseline_peak = marked.peak
             start = next(step for step in marked.steps if step.op == self.graph.boundary)
