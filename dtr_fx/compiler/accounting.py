@@ -189,12 +189,12 @@ class StepAccounting(threading.local):
         device = device_of(arguments)
         saved, own = self._saved_bytes(device), storages(arguments, device)
         elsewhere = parameters.elsewhere(own.keys(), self._later(key), device)
-        only_saved = saved.keys() - own.keys()
-        only_saved -= parameters.among(only_saved)
-        held = elsewhere + sum(saved[storage] for storage in only_saved)
+        saved = {storage: saved[storage] for storage in saved.keys() - parameters.among(saved.keys())}
+        held = elsewhere + sum(saved[storage] for storage in saved.keys() - own.keys())
         if self.budget.kind == "bytes":
             return Others(held)
-        unconstrained = _saved_at(self._sequence, 1.0) - sum(own.get(storage, 0) for storage in saved)
+        counted_twice = sum(saved[storage] for storage in saved.keys() & own.keys())
+        unconstrained = _saved_at(self._sequence, 1.0) - counted_twice
         first = self._sequence[0].need.key if self._sequence else key
         peak = _peak_at(1.0, self._sequence, _beside(self._sequence, parameters, device))
         return Others(held, max(0, elsewhere + unconstrained), max(peak, self._peaks.get(first, 0)))
@@ -256,11 +256,9 @@ class StepAccounting(threading.local):
         device = device_of(arguments)
         own = storages(arguments, device)
         parameters = self._parameters[self._group(need.key, family)].among(own.keys())
-        saved = own.keys() & (self._saved_bytes(device).keys() - parameters)
-        by_others, for_it = (
-            sum(own[storage] for storage in each) for each in (saved, own.keys() - saved - parameters)
-        )
-        run = _Run(need, family, by_others, for_it, parameters)
+        other = own.keys() - parameters
+        saved = sum(own[storage] for storage in other & self._saved_bytes(device).keys())
+        run = _Run(need, family, saved, sum(own[storage] for storage in other) - saved, parameters)
         learned: list[dict[Any, Any]] = [self._known, self._fractions, self._planned_at, self._peaks]
         if max(map(len, learned)) > _MOST_KNOWN:
             for each in learned:
