@@ -122,7 +122,9 @@ class Dispatcher:
         error = step.plan.error
         if isinstance(error, (InfeasibleBudgetError, OverBudgetError)):
             if not accounting.may_exceed(step.need.key, is_news=0 < known < error.smallest):
-                return replace(step, plan=replace(step.plan, error=_with_others(error, others)))
+                step = replace(step, plan=replace(step.plan, error=_with_others(error, others)))
+                self._keep(arguments, step)
+                return step
             log.log(
                 logging.WARNING if accounting.is_first_excess() else logging.INFO,
                 "the first step may be above the budget: a graph takes %s beside %s that others hold, %s is "
