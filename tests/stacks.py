@@ -218,7 +218,7 @@ def trainer_checkpoints(way: Way) -> Run:
 
 
 def trainer_lora(way: Way) -> Run:
-    return trainer(way, lora=True)
+    return trainer(way, by_name=False, lora=True)
 
 
 def trainer_in_place(way: Way) -> Run:
@@ -322,10 +322,10 @@ STACKS = {
     "a loop, accumulation, bf16": Stack(loop, 1),
     "each block by itself (torchtitan)": Stack(blocks, 2),
     "Trainer, by name": Stack(trainer, 4, HUGGING_FACE),
-    "Trainer, in place": Stack(trainer_in_place, 1, HUGGING_FACE),
     "Trainer, accumulation, bf16, evaluation": Stack(trainer_bf16, 4, HUGGING_FACE),
     "Trainer, gradient checkpointing": Stack(trainer_checkpoints, 4, HUGGING_FACE, {"planner": "online"}),
-    "Trainer, LoRA": Stack(trainer_lora, 4, (*HUGGING_FACE, "peft")),
+    "Trainer, in place": Stack(trainer_in_place, 1, HUGGING_FACE),
+    "Trainer, LoRA, in place": Stack(trainer_lora, 1, (*HUGGING_FACE, "peft")),
     "accelerate": Stack(accelerate, 4, ("accelerate",)),
     "accelerate, by regions": Stack(accelerate_regions, 4, ("accelerate",)),
     "Lightning, bf16, the model within": Stack(lightning, 2, ("lightning",)),

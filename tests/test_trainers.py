@@ -18,7 +18,7 @@ TRAINED = [
     "each block by itself (torchtitan)",
     "Trainer, accumulation, bf16, evaluation",
     "Trainer, gradient checkpointing",
-    "Trainer, LoRA",
+    "Trainer, LoRA, in place",
     "accelerate, by regions",
     "Lightning, bf16, the module",
     "Fabric, bf16",
