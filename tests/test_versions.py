@@ -214,4 +214,4 @@ def test_each_part_of_the_quarter_is_there() -> None:
         if not line.startswith("#"):
             file, _, name = line.partition("::")
             text = (ROOT / file).read_text(encoding="utf-8")
-            assert not name or f"def {name}(" in text
+            assert not name or f"def {name.partition('[')[0]}(" in text
