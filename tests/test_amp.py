@@ -34,23 +34,12 @@ def trained(
     return losses, [parameter.detach() for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize(
-    ("executor", "reference", "dtype"),
-    [
-        ("eager", "aot_eager", torch.bfloat16),
-        ("eager", "aot_eager", torch.float16),
-        ("inductor", "inductor", torch.bfloat16),
-    ],
-)
-def test_training_is_that_without_dtr(executor, reference, dtype):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_training_is_that_without_dtr(dtype):
     reports: list[Report] = []
-    options = {"budget": "70%", "executor": executor, "on_report": reports.append}
+    options = {"budget": "70%", "executor": "eager", "on_report": reports.append}
     losses, parameters = trained("dtr", dtype, options)
-    expected_losses, expected = trained(reference, dtype)
+    expected_losses, expected = trained("aot_eager", dtype)
     assert reports[0].recomputes
-    if executor == "eager":
-        assert losses == expected_losses
-        assert all(map(torch.equal, parameters, expected))
-    else:
-        assert losses == pytest.approx(expected_losses, rel=1e-3)
-        torch.testing.assert_close(parameters, expected, rtol=1e-2, atol=1e-4)
+    assert losses == expected_losses
+    assert all(map(torch.equal, parameters, expected))

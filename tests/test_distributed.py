@@ -63,7 +63,7 @@ def tensor_parallel(blocks: nn.Sequential, compiled: Compile) -> nn.Module:
     return compiled(blocks)
 
 
-STACKS = (ddp_outside, ddp_inside, fsdp1, fsdp2_by_block, tensor_parallel)
+STACKS = (ddp_inside, fsdp1, fsdp2_by_block, tensor_parallel)
 
 
 def steps(stack: Any, rank: int, backend: str | None, options: dict[str, Any] | None) -> Any:

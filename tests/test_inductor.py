@@ -69,10 +69,6 @@ class Gates(nn.Module):
         return a.sigmoid() * b.tanh() + c.sigmoid() * d.tanh()
 
 
-def norms() -> nn.Module:
-    return nn.Sequential(nn.LayerNorm(WIDTH), nn.Tanh())
-
-
 def norm_and_matmul() -> nn.Module:
     return nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
 
@@ -120,9 +116,8 @@ def bytes_measured(model: nn.Module, forward: Callable[[Tensor], Tensor], x: Ten
     return held + measure_peak(step_of, model, forward, x)
 
 
-@pytest.mark.parametrize("make", [norms, attention_and_dropout])
-def test_the_measured_peak_is_within_the_budget(make):
-    model, x, expected = made(make)
+def test_the_measured_peak_is_within_the_budget():
+    model, x, expected = made(attention_and_dropout)
     reports: list[Report] = []
     options = {"budget": "50%", "executor": "inductor", "on_report": reports.append}
     forward = torch.compile(model, backend="dtr", options=options)

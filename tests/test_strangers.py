@@ -23,7 +23,7 @@ from dtr_fx.runtime.program import Call, Constant, Keep, Output
 from dtr_fx.search import execute_order
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4, 6, 9, 10, 11, 16, 100, 214, 250, 518])
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, 6, 9, 10, 11, 100, 214, 250, 518])
 def test_a_random_model_trains_as_in_eager(seed: int) -> None:
     outcome = check(case_of(write_source(seed)))
     assert outcome.verdict != "failed", outcome.detail

@@ -504,6 +504,7 @@ for planner, heuristic in [("search", "next-use"), *(("online", name) for name i
 """
 
 
+@pytest.mark.slow
 def test_the_same_plan_byte_for_byte() -> None:
     """In processes whose hashes, and so whose sets of strings, are ordered differently."""
     printed = []

@@ -137,6 +137,7 @@ class StepAccounting(threading.local):
         self._families: list[object] = []  # objects of options: their families have their places as numbers
         self._joined: dict[int, int] = {}  # a family, and the one that it joined
         self._parameters: defaultdict[int, Parameters] = defaultdict(Parameters)  # by family or first graph
+        self._every_parameter = Parameters()
         self._gradients = 0  # that were there when the sequence began
         self._peaks: dict[Hashable, int] = {}  # unconstrained, by the first graph of a sequence that ended
         self._sequence: list[_Run] = []
@@ -166,7 +167,7 @@ class StepAccounting(threading.local):
             self._learn_fraction()
         if not held or len(self._sequence) >= _LONGEST:
             self._sequence, self._broke_off, self._exceeded = [], False, False
-            self._gradients = sum(group.gradients for group in self._parameters.values())
+            self._gradients = self._every_parameter.gradients
 
     def continues(self, need: Need) -> bool:
         """Add a graph whose plan was found right in this place before; False if there is none."""
@@ -184,6 +185,7 @@ class StepAccounting(threading.local):
         """
         self._is_part = is_part or bool(self._sequence)
         parameters = self._parameters[self._group(key, self._family(given))]
+        self._every_parameter.learn(arguments)
         if parameters.learn(arguments):
             self._known.clear()  # plans were right beside fewer
         device = device_of(arguments)
