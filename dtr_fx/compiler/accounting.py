@@ -197,7 +197,7 @@ class StepAccounting(threading.local):
             return Others(held)
         counted_twice = sum(saved[storage] for storage in saved.keys() & own.keys())
         unconstrained = _saved_at(self._sequence, 1.0) - counted_twice
-        first = self._sequence[0].need.key if self._sequence else key
+        first = self._first(key)
         peak = _peak_at(1.0, self._sequence, _beside(self._sequence, parameters, device))
         return Others(held, max(0, elsewhere + unconstrained), max(peak, self._peaks.get(first, 0)))
 
@@ -240,7 +240,7 @@ class StepAccounting(threading.local):
         So may one of which it ``is_news`` how much it needs.  Of a share so may all that are part of a new
         sequence: what comes makes the budget larger.
         """
-        first = self._sequence[0].need.key if self._sequence else key
+        first = self._first(key)
         if self._is_part and self.budget.kind == "fraction" and first not in self._peaks:
             return True
         if self._options.strict:
@@ -291,9 +291,13 @@ class StepAccounting(threading.local):
 
     def _fraction(self, key: _Key) -> float:
         """Of what a graph would save; in a sequence that is new and must not exceed the budget, nothing."""
-        first = self._sequence[0].need.key if self._sequence else key
+        first = self._first(key)
         must_fit = self._options.strict and self._is_part and first not in self._peaks
         return self._fractions.get(first, 0.0 if must_fit else 1.0)
+
+    def _first(self, key: _Key) -> _Key:
+        """The first graph of the sequence that a graph is to run in."""
+        return self._sequence[0].need.key if self._sequence else key
 
     def _path(self, need: Need) -> tuple[Hashable, ...]:
         return (self._gradients, *self._graphs, need.key)
@@ -315,7 +319,7 @@ class StepAccounting(threading.local):
     def _group(self, key: _Key, family: int) -> int:
         """Whose parameters are counted together, of the sequence that a graph is to run in."""
         if self.budget.kind == "fraction":
-            number, _ = self._sequence[0].need.key if self._sequence else key
+            number, _ = self._first(key)
             return number
         if self._sequence:
             self._join(family, self._sequence[0].family)
