@@ -40,9 +40,9 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _cache_of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _nothing_from_earlier_runs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DTR_FX_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("DTR_CACHE", "off")
         yield
 
 

@@ -39,7 +39,7 @@ def factory():
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
-    monkeypatch.setenv("DTR_FX_CACHE", str(folder))
+    monkeypatch.setenv("DTR_CACHE", str(folder))
     return folder
 
 
@@ -324,9 +324,9 @@ def test_a_damaged_file_is_replaced(cache: Path, content: bytes) -> None:
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv("DTR_FX_CACHE", str(tmp_path / "file" / "folder"))
+    monkeypatch.setenv("DTR_CACHE", str(tmp_path / "file" / "folder"))
     gm = traced(step, torch.ones(8, 8), torch.ones(8, 8))
-    with pytest.warns(UserWarning, match="DTR_FX_CACHE"):
+    with pytest.warns(UserWarning, match="DTR_CACHE"):
         _, costs = profile_of(gm)
     assert costs["mm"] > 0
 

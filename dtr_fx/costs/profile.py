@@ -7,12 +7,10 @@ import functools
 import json
 import logging
 import math
-import os
 import platform
 import re
 import statistics
 import time
-import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from dtr_fx.costs.files import cache_folder, replace_file
 from dtr_fx.costs.isolated import CannotRunAlone, fresh_storages, outside_of_tracing, prepared, signature
 from dtr_fx.errors import OptionError
 from dtr_fx.passes.effects import may_run_twice
@@ -189,46 +188,48 @@ def _cuda_times(run: Callable[[], Any], repeats: int) -> list[float]:
 class Timings:
     """Seconds by operator, in one JSON file for each device, torch version and setting that counts.
 
-    It lies in ``$DTR_FX_CACHE``, else in ``~/.cache/dtr_fx``.  A file that is damaged or cannot be written is
-    ignored with a warning.  Of processes that write at once the last replaces the whole file.
+    It lies in the ``cache_folder``.  A file that is damaged or cannot be written is ignored with a warning.
+    Of processes that write at once the last replaces the whole file.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._settings = _settings(device)
         words = [str(word) for pair in self._settings.items() for word in pair][1:]
         name = re.sub(r"[^\w.+]+", "-", "-".join(words))
-        folder = os.path.expanduser(os.environ.get("DTR_FX_CACHE") or "~/.cache/dtr_fx")
-        self.file = Path(folder) / f"{name}.json"
-        self.seconds = self._read_if_sound()
+        folder = cache_folder()
+        self.file = None if folder is None else folder / f"{name}.json"
+        self.seconds = {} if self.file is None else self._read_if_sound(self.file)
 
     def add(self, found: Mapping[str, float]) -> None:
         """Write down what was found; what another process found first stays."""
         if not found:
             return
         self.seconds.update(found)
+        if self.file is None:
+            return
         with contextlib.suppress(OSError, ValueError):
-            self.seconds.update(self._read())
+            self.seconds.update(self._read(self.file))
+        content = json.dumps({**self._settings, "seconds": self.seconds}, indent=0)
         try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            _replace(self.file, json.dumps({**self._settings, "seconds": self.seconds}, indent=0))
+            replace_file(self.file, content.encode())
         except OSError as error:
             warnings.warn(
                 f"the times of operators cannot be kept in {self.file}: {error.strerror}; "
-                "set DTR_FX_CACHE to a folder that can be written",
+                "set DTR_CACHE to a folder that can be written",
                 stacklevel=2,
             )
 
-    def _read_if_sound(self) -> dict[str, float]:
+    def _read_if_sound(self, file: Path) -> dict[str, float]:
         try:
-            return self._read()
+            return self._read(file)
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, ValueError) as error:
-            warnings.warn(f"{self.file} is ignored, operators are timed anew: {error}", stacklevel=2)
+            warnings.warn(f"{file} is ignored, operators are timed anew: {error}", stacklevel=2)
             return {}
 
-    def _read(self) -> dict[str, float]:
-        content = json.loads(self.file.read_text(encoding="utf-8"))
+    def _read(self, file: Path) -> dict[str, float]:
+        content = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or not isinstance(content.get("seconds"), dict):
             raise ValueError("it holds no times of operators")
         seconds: dict[str, float] = content["seconds"]
@@ -253,13 +254,3 @@ def _cpu_name() -> str:
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
         name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
     return f"{name} {torch.backends.cpu.get_cpu_capability()}"
-
-
-def _replace(file: Path, text: str) -> None:
-    """Write the file in one step: a reader sees all of the old or all of the new."""
-    written = file.with_name(f"{file.stem}.{uuid.uuid4().hex}.tmp")
-    try:
-        written.write_text(text, encoding="utf-8")
-        written.replace(file)
-    finally:
-        written.unlink(missing_ok=True)

@@ -147,6 +147,14 @@ def _parse_report(report: object) -> Path | None:
     return Path(report)
 
 
+def _parse_cache(folder: object) -> str | bool | None:
+    if folder is None or isinstance(folder, bool):
+        return folder
+    if not isinstance(folder, (str, os.PathLike)) or Path(folder).is_file():
+        raise OptionError(f"cache={folder!r}: name a folder, or write False to keep no plans")
+    return os.fspath(folder)
+
+
 def _is_positive(value: Any, kinds: type | tuple[type, ...]) -> bool:
     number: Any = value  # which no check narrows
     return isinstance(value, kinds) and not isinstance(value, bool) and 0 < number < math.inf
@@ -228,6 +236,8 @@ class Options:
     - ``watch``: a value, named as in ``dtr-fx diff``; ``Report.choices`` has each time that it was weighed.
     - ``report``: a file, ``.html`` or ``.json``, for the reports of all graphs planned in this process,
       written anew with each.  The environment variable ``DTR_REPORT`` names a folder for both.
+    - ``cache``: a folder for plans that the next process finds again, or False for none; by default what the
+      environment variable ``DTR_CACHE`` says, else ``~/.cache/dtr_fx``.
     - ``plans_kept``: for how many tuples of sizes each graph keeps its compiled step, the last ones used.
     - ``strict``: what is only warned of otherwise is an error: a part of the model that Dynamo leaves
       uncompiled (UncompiledError), and a graph without a backward pass whose share no plan reaches.
@@ -245,6 +255,7 @@ class Options:
     executor: Literal["eager", "inductor"] | None = None
     watch: str | None = None
     report: _Option[Path | None] = _Option(_parse_report, None)
+    cache: _Option[str | bool | None] = _Option(_parse_cache, None)
     plans_kept: int = 64
     strict: bool = False
     ledger: str | None = None

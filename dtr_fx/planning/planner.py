@@ -14,6 +14,8 @@ from functools import cached_property
 from torch.utils.checkpoint import CheckpointPolicy
 
 from dtr_fx import search
+from dtr_fx.costs.files import cache_folder
+from dtr_fx.planning.kept import KeptPlans
 from dtr_fx.planning.options import Options
 from dtr_fx.runtime import Plan, Program, RunFailed, resolve
 from dtr_fx.search import (
@@ -60,6 +62,11 @@ class Planner:
         self._online = options.planner == "online"
         heuristic = resolve(options.heuristic)
         self._policy = paper(heuristic) if self._online else Policy(heuristic)
+        # Of a function of the user's nothing tells what it does.
+        is_known = isinstance(options.heuristic, str)
+        folder = cache_folder(options.cache) if is_known else None
+        made_by = options.planner, options.heuristic, options.plan_seconds, sorted(self._marks.items())
+        self._kept = KeptPlans(folder, *made_by)
 
     @property
     def policies(self) -> Iterable[Policy]:
@@ -102,6 +109,11 @@ class Planner:
     @cached_property
     def smallest(self) -> Plan:
         """The plan with the lowest peak that is found."""
+        found = self._kept.find(self._find_smallest, "smallest", self.program)
+        assert found is not None
+        return found
+
+    def _find_smallest(self) -> Plan:
         bound = self.need.nbytes
         if self._online:
             plan = search.smallest_by_passes(self.program, bound, [self._policy]).plan
@@ -132,6 +144,9 @@ class Planner:
         """A plan within the budget, if one is found; where that is hard, from ``lowest()`` on."""
         if budget < self.need.nbytes:
             return None
+        return self._kept.find(lambda: self._search(budget, program, lowest), "search", budget, program)
+
+    def _search(self, budget: int, program: Program, lowest: Callable[[], Plan | None]) -> Plan | None:
         if self._online:
             return self.one_pass(budget, program)
         try:

@@ -5,7 +5,7 @@ and the shortest of 7 that were run, of its graph, operator by operator, and of 
 much the roofline is off, scaled by one factor, since a plan needs only ratios: it is within "median" of the
 profile for operators that make up half of the time, and within "90%" for nine tenths of it. The correlation
 is that of the logarithms, weighted by time. Last come the operators whose misjudgement weighs most. Profiles
-are kept in $DTR_FX_CACHE, else in ~/.cache/dtr_fx: "timed" are the distinct operators that were not there.
+are kept in $DTR_CACHE, else in ~/.cache/dtr_fx: "timed" are the distinct operators that were not there.
 Nodes that cannot be timed alone, "estimated", are left out of all sums:
 
   dtr-fx bench costs zoo:gpt zoo:lstm_cell

@@ -101,7 +101,7 @@ def _parts(arguments: argparse.Namespace) -> dict[str, tuple[ModuleType, Iterato
     parts: dict[str, tuple[ModuleType, Iterator[Any]]] = {}
     if "baselines" in only:
         models = targets or (["zoo:mlp_full"] if quick else baselines.models())
-        options = Options(plan_seconds=0.1 if quick else None)
+        options = Options(plan_seconds=0.1 if quick else None, cache=False)  # plans are timed
         budgets = shares or ((1.0, 0.5) if quick else baselines.BUDGETS)
         parts["baselines"] = baselines, baselines.results(models, settings, options, budgets)
     if "optimum" in only:

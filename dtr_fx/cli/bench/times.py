@@ -35,7 +35,7 @@ def results(
         operators = sum(node.op.startswith("call") for node in nodes)
         for share in shares:
             seconds: dict[str, dict[str, float]] = {
-                planner: _seconds(joint, Options(budget=share, planner=planner), runs)
+                planner: _seconds(joint, Options(budget=share, planner=planner, cache=False), runs)
                 for planner, runs in _RUNS.items()
             }
             yield {"name": name, "share": share, "nodes": len(nodes), "operators": operators, **seconds}

@@ -1,0 +1,34 @@
+"""The folder of what is kept between processes, the times of operators and plans, and writing there."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+# What ``DTR_CACHE`` is where nothing is to be kept.
+_OFF = ("off", "no", "false", "0")
+
+
+def cache_folder(given: str | os.PathLike[str] | bool | None = None) -> Path | None:
+    """The folder that is given, else ``$DTR_CACHE``, else ``~/.cache/dtr_fx``; None where it is switched off.
+
+    Given True it is the last of these, given False none.
+    """
+    asked = os.environ.get("DTR_CACHE") if given is None else given
+    if asked is False or (isinstance(asked, str) and asked.lower() in _OFF):
+        return None
+    if asked and asked is not True:
+        return Path(asked).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dtr_fx"
+
+
+def replace_file(file: Path, content: bytes) -> None:
+    """Write a file in one step, its folder too: a reader sees all of the old or all of the new."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    written = file.with_name(f"{file.stem}.{uuid.uuid4().hex}.tmp")
+    try:
+        written.write_bytes(content)
+        written.replace(file)
+    finally:
+        written.unlink(missing_ok=True)
