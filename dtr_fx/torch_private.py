@@ -82,6 +82,7 @@ _NAMES = {
     "compile_context": "torch._guards:compile_context",  # sets it
     "TracingContext": "torch._guards:TracingContext",  # what a trace knows of the step
     "tracing": "torch._guards:tracing",  # sets it
+    "ConstantSource": "torch._dynamo.source:ConstantSource",  # a name for a symbol
     "call_module": "torch.nn:Module._call_impl",  # on the stack for each module that runs
     "OptimizedModule": "torch._dynamo.eval_frame:OptimizedModule",  # what torch.compile makes of a module
     "trace_structured": "torch._logging:trace_structured",  # artifacts for TORCH_TRACE
@@ -196,6 +197,11 @@ def rename(node: Any, name: str) -> None:
 def version_of(tensor: Any) -> int:
     """How often the tensor was written to."""
     return int(read(tensor, "_version"))
+
+
+def base_of(tensor: Any) -> Any:
+    """The tensor that this one is a view of; None if it is no view."""
+    return read(tensor, "_base")
 
 
 def storage_key(storage: Any) -> int:

@@ -57,6 +57,72 @@ def test_each_shape_has_its_own_plan(dynamic: bool | None, graphs: int, plans: i
         assert report.recomputes
 
 
+def traces() -> int:
+    return torch._dynamo.utils.counters["aot_autograd"]["total"]
+
+
+class WithLoss(nn.Module):
+    """A model and its loss in one graph."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.model(x).square().sum()
+        return loss
+
+
+@pytest.mark.parametrize(("budget", "most"), [("80%", 1), (None, 2), (400_000, 3)])
+def test_sizes_share_a_trace_where_its_plan_fits(budget: str | int | None, most: int) -> None:
+    model, reports = WithLoss(mlp()), []
+    forward = compiled(model, dynamic=True, budget=budget, on_report=reports.append)
+    constants = sum(parameter.nbytes for parameter in model.parameters())
+    for rows in (64, 200, 80, 260, 120, 70):
+        x = torch.randn(rows, 32)
+        model(x).backward()
+        expected = [parameter.grad for parameter in model.parameters()]
+        forward(x)  # which traces
+        model.zero_grad()
+        peak = measure_peak(lambda x=x: forward(x).backward())
+        planned = reports[-1].planned_peak
+        assert planned - 64 < peak + constants + x.nbytes <= planned <= reports[-1].budget
+        assert all(map(torch.equal, expected, (parameter.grad for parameter in model.parameters())))
+        model.zero_grad()
+    assert len(reports) == 6
+    assert 1 <= traces() <= most
+
+
+@torch.library.custom_op("dtr_fx_test_dynamic::half", mutates_args=())
+def half(x: Tensor) -> Tensor:
+    return x / 2
+
+
+@half.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _half_backward(context: Any, gradient: Tensor) -> Tensor:
+    return gradient / 2 if gradient.shape[0] < 100 else gradient * 0.5 + 0.0 * gradient.sum()
+
+
+half.register_autograd(_half_backward)
+
+
+def test_a_size_that_the_backward_pass_branches_on_is_traced_anew() -> None:
+    class Halving(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return half(super().forward(x).sin())
+
+    model = Halving(8, 8)
+    forward = compiled(model, dynamic=True, budget="100%")
+    for rows in (20, 30, 120, 25, 300, 99, 100):
+        x = torch.randn(rows, 8)
+        assert all(map(torch.equal, step(model, forward, x), step(model, model, x)))
+    assert traces() == 2
+
+
 def test_a_size_that_the_user_marks() -> None:
     model, reports = mlp(), []
     forward = compiled(model, budget="80%", on_report=reports.append)

@@ -23,8 +23,9 @@ from dtr_fx.compiler.accounting import shared_accounting
 from dtr_fx.compiler.dispatch import Dispatcher
 from dtr_fx.compiler.dynamo import keep_what_is_saved, sized_inputs
 from dtr_fx.compiler.frames import watch_frames
-from dtr_fx.compiler.reference import Pair, pytorch_budget
-from dtr_fx.compiler.retrace import Retracer
+from dtr_fx.compiler.reference import Pair, budget_of, pytorch_step
+from dtr_fx.compiler.retrace import Record, Retracer
+from dtr_fx.compiler.symbolic import Trace
 from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.drops import LowerDrops
@@ -32,9 +33,9 @@ from dtr_fx.passes.marks import is_marked
 from dtr_fx.passes.reach import has_gradients
 from dtr_fx.passes.split import prepare, repeat_results, split
 from dtr_fx.passes.tensors import graph_device
-from dtr_fx.planning.options import Budget, Options
+from dtr_fx.planning.options import Options
 from dtr_fx.planning.step import Inputs, call, loss_of
-from dtr_fx.planning.transform import rewrite
+from dtr_fx.planning.transform import copy_of, rewrite_for_all
 from dtr_fx.torch_private import (
     BoxedCodeGen,
     aot_autograd,
@@ -68,7 +69,8 @@ def dtr(
     except OptionError as error:
         # Raised here, Dynamo would wrap it in an error of its own.
         return functools.partial(_raise, copy.copy(error))
-    retracer = Retracer(gm, chosen, _COMPILE[chosen.executor or _default_executor(gm, example_inputs)])
+    compile_step = _COMPILE[chosen.executor or _default_executor(gm, example_inputs)]
+    retracer = Retracer(gm, chosen, compile_step, takes_symbols=compile_step is _compile_eagerly)
     return Dispatcher(retracer, chosen.plans_kept, shared_accounting(chosen), options)
 
 
@@ -112,7 +114,12 @@ def _partition_for_others(options: Options, joint: GraphModule, inputs: Any, **f
 
 
 def _partition(
-    options: Options, parameters: Sequence[bool] | None, joint: GraphModule, inputs: Any, **facts: Any
+    options: Options,
+    parameters: Sequence[bool] | None,
+    joint: GraphModule,
+    inputs: Any,
+    record: Record | None = None,
+    **facts: Any,
 ) -> Pair:
     regions = joint.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph)
     if options.limits and regions:  # AOTAutograd splits a nested region by itself
@@ -121,30 +128,32 @@ def _partition(
             "leave the budget out"
         )
     free = options.is_default and not is_marked(joint)
-    most = pytorch_budget(joint, inputs, facts) if free else None
+    reference = pytorch_step(joint, inputs, facts) if free else None
     prepare(joint, facts.get("static_lifetime_input_indices") or (), parameters)
     _check_backward(joint)
     if options.is_default:
         repeat_results(joint)
-    if most is None:
-        _rewrite(joint, options)
+    if reference is None:
+        _rewrite(joint, options, record)
     else:
-        _rewrite_within(joint, options, most)
+        _rewrite_within(joint, options, record, reference)
     return split(joint, inputs, **facts)
 
 
-def _compile_eagerly(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+def _compile_eagerly(
+    gm: GraphModule, inputs: Sequence[Any], options: Options, record: Record | None = None
+) -> Callable[..., Any]:
     parameters = [isinstance(value, torch.nn.Parameter) for value in inputs]
 
     def compile_inference(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        _rewrite(gm, options, saves_nothing=True)
+        _rewrite(gm, options, record, saves_nothing=True)
         return boxed_compiler(gm, inputs)
 
     compiler = aot_autograd(
         fw_compiler=boxed_compiler,
         bw_compiler=_compile_backward,
         inference_compiler=compile_inference,
-        partition_fn=functools.partial(_partition, options, parameters),
+        partition_fn=functools.partial(_partition, options, parameters, record=record),
         keep_inference_input_mutations=True,
     )
     compiled: Callable[..., Any] = compiler(gm, inputs)
@@ -251,18 +260,32 @@ def boxed_compiler(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[[
     return run
 
 
-def _rewrite_within(joint: GraphModule, options: Options, most: Budget) -> None:
-    """Rewrite a graph so that it takes no more than this, or as little more as a plan does."""
+def _rewrite_within(
+    joint: GraphModule, options: Options, record: Record | None, reference: GraphModule
+) -> None:
+    """Rewrite a graph so that it takes no more than the reference, or as little more as a plan does."""
+    most = budget_of(reference)
     try:
-        _rewrite(joint, replace(options, budget=most))
+        _rewrite(joint, replace(options, budget=most), record, reference=reference)
     except InfeasibleBudgetError as error:
-        _rewrite(joint, replace(options, budget=replace(most, value=error.smallest)))
+        least = replace(most, value=error.smallest)
+        _rewrite(joint, replace(options, budget=least), record, reference=reference)
 
 
-def _rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool = False) -> None:
+def _rewrite(
+    gm: GraphModule,
+    options: Options,
+    record: Record | None,
+    *,
+    reference: GraphModule | None = None,
+    saves_nothing: bool = False,
+) -> None:
     if not any(node.op.startswith("call") for node in gm.graph.nodes):
         return
-    report = rewrite(gm, options, saves_nothing=saves_nothing)
+    original = copy_of(gm) if record is not None else gm
+    report, carried = rewrite_for_all(gm, options, saves_nothing=saves_nothing)
+    if record is not None and carried is not None:
+        record(Trace(original, reference, carried))
     LowerDrops().call(gm)
     gm.recompile()
     if options.on_report is not None:

@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 from dtr_fx.compiler.accounting import StepAccounting, makers
-from dtr_fx.compiler.dynamo import without_numbers
 from dtr_fx.compiler.guard import guard
 from dtr_fx.compiler.retrace import CompiledStep, LivePlan, Retracer, Sizes
 from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
@@ -152,7 +151,7 @@ def _run(step: CompiledStep, arguments: Sequence[Any]) -> Any:
     if step.run is None:
         assert step.plan.error is not None
         raise copy.copy(step.plan.error)
-    given = without_numbers(arguments)
+    given = step.given(arguments)
     if not step.relied:
         return step.run(*given)
     earlier = set(makers(given))

@@ -14,7 +14,6 @@ from torch import SymFloat, SymInt, Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from dtr_fx.passes.propagate import fake_mode_of_values, static_mode
 from dtr_fx.planning.transform import copy_of
 from dtr_fx.torch_private import (
     CompileContext,
@@ -59,21 +58,27 @@ def bound(gm: GraphModule, arguments: Sequence[Any], floats: Collection[int] = (
     """A copy for these arguments: where the graph takes a whole number, it now has the number.
 
     So it has for those ``floats``, given by position, that it takes as tensors and reads with ``item()``.
-    Symbols that Dynamo made for what only the data tell are forgotten; a new trace makes its own.
     """
-    copied = copy_of_dynamos(gm)
+    copied = without_bindings(gm)
     inputs = copied.graph.find_nodes(op="placeholder")
     numbers = {node: argument for node, argument in zip(inputs, arguments) if isinstance(argument, int)}
     for position in floats:
         readers = (user for user in inputs[position].users if user.target == "item")
         numbers.update(dict.fromkeys(readers, arguments[position].item()))
     for node in copied.graph.nodes:
-        node.meta.pop("unbacked_bindings", None)
         if not numbers.keys().isdisjoint(node.all_input_nodes):
             node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda used: numbers.get(used, used))
     for node in reversed(numbers):
         copied.graph.erase_node(node)
     copied.recompile()
+    return copied
+
+
+def without_bindings(gm: GraphModule) -> GraphModule:
+    """A copy without the symbols that Dynamo made for what only the data tell: a trace makes its own."""
+    copied = copy_of_dynamos(gm)
+    for node in copied.graph.nodes:
+        node.meta.pop("unbacked_bindings", None)
     return copied
 
 
@@ -92,10 +97,10 @@ def _named_inputs(gm: GraphModule, test: Callable[[Any], bool]) -> dict[int, str
     return {at: _source_of(node) for at, node in inputs if test(node.meta.get("example_value"))}
 
 
-def input_names(gm: GraphModule, arguments: Sequence[Any]) -> list[str]:
-    """The user's names of the inputs that a bound graph takes."""
+def input_names(gm: GraphModule, arguments: Sequence[Any], *, with_numbers: bool = False) -> list[str]:
+    """The user's names of the inputs that a graph takes, or a bound graph."""
     named = zip(gm.graph.find_nodes(op="placeholder"), arguments)
-    return [_source_of(node) for node, argument in named if not isinstance(argument, int)]
+    return [_source_of(node) for node, argument in named if with_numbers or not isinstance(argument, int)]
 
 
 def _is_float(value: Any) -> bool:
@@ -146,12 +151,8 @@ def without_numbers(arguments: Sequence[Any]) -> list[Any]:
 
 
 @contextlib.contextmanager
-def tracing_again(context: CompileContext | None, arguments: Sequence[Any]) -> Iterator[FakeTensorMode]:
-    """As in a compilation by Dynamo, at any time; sizes are as they are, and what only data tell a symbol.
-
-    One at a time, and not while Dynamo itself compiles in another thread.
-    """
-    mode = fake_mode_of_values(arguments) or static_mode()
+def tracing_again(context: CompileContext | None, mode: FakeTensorMode) -> Iterator[None]:
+    """As in a compilation by Dynamo, at any time; one at a time, and not while Dynamo itself compiles."""
     with (
         compile_lock,
         disable_current_modes(),
@@ -161,7 +162,7 @@ def tracing_again(context: CompileContext | None, arguments: Sequence[Any]) -> I
         _compiled_functions_callable(),
         _lstm_in_steps(),
     ):
-        yield mode
+        yield
 
 
 def keep_what_is_saved() -> None:

@@ -33,9 +33,14 @@ def pytorch_pair(joint: GraphModule, inputs: Sequence[object], facts: Mapping[st
     return pair
 
 
-def pytorch_budget(joint: GraphModule, inputs: Sequence[object], facts: Mapping[str, Any]) -> Budget:
-    """The peak of these graphs, and what they save from one pass to the other."""
-    planning = Planning(join(*pytorch_pair(joint, inputs, facts)), Options())
+def pytorch_step(joint: GraphModule, inputs: Sequence[object], facts: Mapping[str, Any]) -> GraphModule:
+    """These graphs as the one graph that runs them."""
+    return join(*pytorch_pair(joint, inputs, facts))
+
+
+def budget_of(step: GraphModule) -> Budget:
+    """The peak of such a graph, and what it saves from one pass to the other."""
+    planning = Planning(step, Options())
     return replace(Options().budget, kind="bytes", value=planning.baseline_peak, saved=planning.saved)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Number
@@ -27,19 +29,27 @@ from dtr_fx.compiler.dynamo import (
     sized_inputs,
     stores_watched,
     tracing_again,
+    without_bindings,
     without_numbers,
 )
 from dtr_fx.compiler.publish import publish
-from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OverBudgetError
+from dtr_fx.compiler.symbolic import SymbolicInputs, SymbolicStep, Trace, step_for
+from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
 from dtr_fx.inspect.views import Report
+from dtr_fx.passes.propagate import fake_mode_of_values, static_mode
 from dtr_fx.planning.options import Budget, Options
 from dtr_fx.report import Relied
 from dtr_fx.torch_private import CompileContext, FakeTensorMode, is_followed, pytree
 
+log = logging.getLogger(__name__)
+
 _NUMBERS = itertools.count()
 
 Sizes = tuple[Any, ...]
-Compile = Callable[[GraphModule, Sequence[Any], Options], Callable[..., Any]]
+Record = Callable[[Trace], None]
+Compile = Callable[..., Callable[..., Any]]
+# How many steps with symbols for sizes a graph keeps, the last ones compiled.
+_MOST_STEPS = 16
 
 
 @dataclass(frozen=True)
@@ -80,11 +90,19 @@ class LivePlan:
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """A step for one tuple of sizes: a compiled function, which takes no numbers, or the plan's error."""
+    """A step for one tuple of sizes: a compiled function, or the plan's error.
+
+    The function ``takes_numbers`` where sizes are symbols to it; else they are bound.
+    """
 
     plan: LivePlan
     need: Need
     run: Callable[..., Any] | None
+    takes_numbers: bool = False
+
+    def given(self, arguments: Sequence[Any]) -> Sequence[Any]:
+        """Those arguments that the function takes."""
+        return arguments if self.takes_numbers else without_numbers(arguments)
 
     @property
     def relied(self) -> tuple[Relied, ...]:
@@ -100,7 +118,9 @@ class Retracer:
     on fake inputs.
     """
 
-    def __init__(self, gm: GraphModule, options: Options, compile_step: Compile) -> None:
+    def __init__(
+        self, gm: GraphModule, options: Options, compile_step: Compile, *, takes_symbols: bool
+    ) -> None:
         self.gm = copy_of_dynamos(gm)
         self._options = options
         self._compile_step = compile_step
@@ -113,6 +133,9 @@ class Retracer:
         self._is_followed = is_followed(gm)
         self._last: Mapping[str, Any] | None = None
         self._number = next(_NUMBERS)
+        self._takes_symbols = takes_symbols and bool(self._sized)
+        self._serves_others = False
+        self._symbolic: deque[SymbolicStep] = deque(maxlen=_MOST_STEPS)
 
     @property
     def asks_the_device(self) -> bool:
@@ -148,26 +171,70 @@ class Retracer:
         reports: list[Report] = []
         options = replace(self._options, budget=budget or self._options.budget, on_report=reports.append)
         run = error = None
+        symbolic: SymbolicStep | None = None
         started = time.perf_counter()
         try:
-            with tracing_again(self._context, arguments) as mode, stores_watched() as sources:
-                run = self._compile(arguments, mode, options)
+            with stores_watched() as sources:
+                symbolic = self._compile_for_all(arguments, options, reports)
+                run = self._compile(arguments, options) if symbolic is None else symbolic.run
         except (InfeasibleBudgetError, OverBudgetError) as caught:
             error = copy.copy(caught)  # without the frames that it came through
         seconds = time.perf_counter() - started
         named = self._named(arguments)
         reason = self._reason if self._last is None else _changes(self._last, named)
         self._last = named
-        names = input_names(self.gm, arguments)
+        takes_numbers = symbolic is not None
+        names = input_names(self.gm, arguments, with_numbers=takes_numbers)
         published = tuple(_told(report, reason, names, held) for report in reports)
         for report in published:
             publish(report, self._options)
         plan = LivePlan(self._compile_id, reason, named, published, error, seconds)
-        step = CompiledStep(plan, _need(key, reports, smallest), run)
-        forget_with(step, sources)
+        step = CompiledStep(plan, _need(key, reports, smallest), run, takes_numbers)
+        forget_with(step, sources if symbolic is None else sources - symbolic.sources)
         return step
 
-    def _compile(
+    def _compile_for_all(
+        self, arguments: Sequence[Any], options: Options, reports: list[Report]
+    ) -> SymbolicStep | None:
+        """A step that serves these sizes, and others; None where one has to be compiled for these alone."""
+        if not self._takes_symbols or fake_mode_of_values(arguments) is not None:
+            return None
+        with tracing_again(self._context, static_mode()):
+            found = step_for(arguments, options, self._symbolic)
+        if found is not None:
+            step, report = found
+            reports.append(report)
+            self._serves_others = True
+            return step
+        if len(self._symbolic) > 1 and not self._serves_others:
+            self._takes_symbols = False
+            return None
+        traces: list[Trace] = []
+        try:
+            inputs = SymbolicInputs(self.gm, arguments)
+            with tracing_again(self._context, inputs.mode), stores_watched() as sources:
+                run = self._compile_step(without_bindings(self.gm), inputs.fakes, options, traces.append)
+        except (InfeasibleBudgetError, OverBudgetError, OptionError):
+            raise
+        except Exception as reason:
+            log.info("sizes are fixed, as the graph does not trace with symbols for them: %s", reason)
+            traces = []
+        if len(traces) != 1:
+            # So it will be at other sizes.
+            self._takes_symbols = False
+            reports.clear()
+            return None
+        step = SymbolicStep(inputs, traces[0], run, sources)
+        forget_with(step, sources)
+        self._symbolic.appendleft(step)
+        return step
+
+    def _compile(self, arguments: Sequence[Any], options: Options) -> Callable[..., Any]:
+        mode = fake_mode_of_values(arguments) or static_mode()
+        with tracing_again(self._context, mode):
+            return self._compile_for_one(arguments, mode, options)
+
+    def _compile_for_one(
         self, arguments: Sequence[Any], mode: FakeTensorMode, options: Options
     ) -> Callable[..., Any]:
         """Floats are any, unless the graph does not trace so: then they are told apart, too."""
@@ -184,7 +251,7 @@ class Retracer:
             if self._fixed or not self._floats:
                 raise
         self._fixed = self._floats
-        return self._compile(arguments, mode, options)
+        return self._compile_for_one(arguments, mode, options)
 
     def _named(self, arguments: Sequence[Any]) -> dict[str, Any]:
         """The numbers that the graph takes; without any, the shapes."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 from torch.fx import GraphModule
 
@@ -18,8 +20,9 @@ from dtr_fx.passes.tensors import graph_device
 from dtr_fx.planning.options import Budget, Options, resolve_budget
 from dtr_fx.planning.planner import Infeasible, Planner
 from dtr_fx.planning.reporting import source_line
-from dtr_fx.runtime import Plan
+from dtr_fx.runtime import Plan, RunFailed
 from dtr_fx.runtime.steps import RECOMPUTE
+from dtr_fx.search import execute_order, limit_saved
 
 # How closely the least memory for an overhead is looked for, as a share of the graph's own peak, and with how
 # many searches; overheads above this are looked for from the smallest budget.
@@ -27,6 +30,15 @@ _TOLERANCE, _SEARCHES, _DEAR = 0.01, 3, 0.4
 # What a search usually recomputes of what a pass does; what counts, in terms of the limit, without a plan;
 # the power of e by which overheads grow from the graph's own peak down to nothing.
 _OF_A_PASS, _UNKNOWN, _STEEP = 0.88, 1.3, 4.0
+# A plan is carried over to other sizes if it uses so much of the memory beside constants, or adds so little.
+_NEAR, _CHEAP = 0.85, 0.1
+
+
+class Carried(NamedTuple):
+    """A plan's order, None for a graph as it is, to be carried over to the same program of other sizes."""
+
+    structure: Hashable
+    order: Sequence[int] | None
 
 
 class Planning:
@@ -84,19 +96,60 @@ class Planning:
         held = self.graph.constant_bytes
         return resolve_budget(budget, self.baseline_peak, self.graph.device, already_held=held)
 
+    @property
+    def _saved(self) -> int | None:
+        """The most bytes that the forward pass may leave to the backward pass, if there is such a limit."""
+        return None if self.graph.boundary is None else self.options.budget.saved
+
+    def _fits_as_it_is(self, budget: int) -> bool:
+        is_obeyed = budget >= self._peak_unmarked and not self.planner.must
+        return is_obeyed and (self._saved is None or self.graph.saved_bytes <= self._saved)
+
+    def carried_over(self, earlier: Iterable[Carried]) -> tuple[Carried, Plan | None] | None:
+        """The cheapest of what was found for other sizes that fits here; None unless it is worth having."""
+        if self.options.max_overhead is not None or self.planner.checkpointed is not None:
+            return None
+        structure, budget = self.graph.program.structure, self.budget
+        found: list[tuple[Carried, Plan]] = []
+        for each in earlier:
+            if each.structure != structure:
+                continue
+            if each.order is not None:
+                plan = self._carry_over(each.order)
+                found += [] if plan is None else [(each, plan)]
+            elif self._fits_as_it_is(budget):
+                return each, None
+        if not found:
+            return None
+        best, plan = min(found, key=lambda one: one[1].cost)
+        held = self.graph.constant_bytes
+        is_near = plan.peak - held >= _NEAR * (budget - held)
+        return (best, plan) if is_near or self.overhead(plan) <= _CHEAP else None
+
+    def _carry_over(self, order: Sequence[int]) -> Plan | None:
+        """The plan of an order; None if it fits only with more that is recomputed, or not at all."""
+        graph, program, budget = self.graph, self.graph.program, self.budget
+        if self._saved is not None:
+            program = limit_saved(program, graph.held_between_passes + self._saved, budget)
+        try:
+            if execute_order(program, order, budget).order == order:
+                return execute_order(graph.program, order, budget)
+        except RunFailed:
+            pass
+        return None
+
     def plan(self, *, saves_nothing: bool) -> tuple[int, Plan | None]:
         """The budget in bytes, and the plan for it; None for the graph as it is.  See ``rewrite``."""
         if self.options.max_overhead is not None:
             return self.least_memory()
-        graph, budget, marked = self.graph, self.budget, self.planner.checkpointed
-        saved = None if graph.boundary is None else self.options.budget.saved
+        graph, budget, marked, saved = self.graph, self.budget, self.planner.checkpointed, self._saved
         if marked is not None:
             budget = min(budget, self.baseline_peak)
             if not self.options.limits and marked.peak <= budget:
                 return budget, marked
-        is_obeyed = budget >= self._peak_unmarked and not self.planner.must
-        if is_obeyed and (saved is None or graph.saved_bytes <= saved):
+        if self._fits_as_it_is(budget):
             return budget, None
+        is_obeyed = budget >= self._peak_unmarked and not self.planner.must
         try:
             # This comes after a search in vain, and most often no plan fits here either.
             if self._trusts_caller and self.planner.smallest.peak > budget:

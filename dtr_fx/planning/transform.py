@@ -7,7 +7,7 @@ import copy
 import logging
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from dtr_fx.passes.reach import Reached, reached_by_caller, relied_on
 from dtr_fx.passes.verify import Verify, check_budget
 from dtr_fx.passes.write import Write
 from dtr_fx.planning.options import Options
-from dtr_fx.planning.planning import Planning
+from dtr_fx.planning.planning import Carried, Planning
 from dtr_fx.planning.reporting import choices, events_of, make_report, names_of, source_line, stats_of
 from dtr_fx.report import Relied
 from dtr_fx.runtime import Heuristic, Plan, collector_paused
@@ -119,6 +119,13 @@ def rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool = False) -
     A graph that ``saves_nothing`` for a backward pass has a small peak and little to give up: there a share
     that no plan reaches is no error, and the graph stays as it is.
     """
+    return rewrite_for_all(gm, options, saves_nothing=saves_nothing)[0]
+
+
+def rewrite_for_all(
+    gm: GraphModule, options: Options, *, saves_nothing: bool = False
+) -> tuple[Report, Carried | None]:
+    """As ``rewrite``, with what ``rewrite_alike`` takes: None where the plan relies on the caller."""
     with collector_paused(), without_guards(gm):
         laps = Laps()
         planning = Planning(gm, options)
@@ -128,8 +135,24 @@ def rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool = False) -
         except InfeasibleBudgetError as error:
             if saves_nothing or not planning.graph.reached:
                 raise
-            return _trusting_the_caller(gm, options, error.smallest, laps)
-        return carry_out(gm, planning, budget, plan, laps)
+            return _trusting_the_caller(gm, options, error.smallest, laps), None
+        carried = Carried(planning.graph.program.structure, None if plan is None else plan.order)
+        return carry_out(gm, planning, budget, plan, laps), carried
+
+
+def rewrite_alike(
+    gm: GraphModule, options: Options, earlier: Iterable[Carried]
+) -> tuple[Report, Carried] | None:
+    """Rewrite a graph as it was rewritten at other sizes; None where none of these ways is worth having."""
+    with collector_paused(), without_guards(gm):
+        laps = Laps()
+        planning = Planning(gm, options)
+        laps.take("analysis")
+        found = planning.carried_over(earlier)
+        if found is None:
+            return None
+        carried, plan = found
+        return carry_out(gm, planning, planning.budget, plan, laps), carried
 
 
 def _trusting_the_caller(gm: GraphModule, options: Options, safe: int, laps: Laps) -> Report:

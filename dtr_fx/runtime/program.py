@@ -7,7 +7,7 @@ nanoseconds for operator logs (``lab.log``), and only their ratios matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, count
@@ -60,6 +60,10 @@ class Keep(NamedTuple):
     tensor: int
 
 
+def _unsized(outputs: tuple[Output, ...]) -> tuple[Output, ...]:
+    return tuple(output._replace(size=0) for output in outputs)
+
+
 Instruction: TypeAlias = Constant | Call | Release | Keep
 
 
@@ -102,6 +106,16 @@ class Program:
             change(next(numbers), step) if isinstance(step, Call) else step for step in self.instructions
         )
         return replace(self, instructions=tuple(steps))
+
+    @cached_property
+    def structure(self) -> Hashable:
+        """All but sizes and costs: where it is equal, orders of one program are orders of the other."""
+        return tuple(
+            step._replace(cost=0.0, workspace=0, replay_workspace=0, outputs=_unsized(step.outputs))
+            if isinstance(step, Call)
+            else (type(step), step[0])
+            for step in self.instructions
+        )
 
     @cached_property
     def cost(self) -> float:

@@ -1,0 +1,136 @@
+"""A step that is traced once, with symbols for sizes, and serves all sizes that it is verified to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sympy
+from torch import SymInt, Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from dtr_fx.compiler.reference import budget_of
+from dtr_fx.errors import GraphError
+from dtr_fx.inspect.views import Report
+from dtr_fx.passes.sizes import give_sizes
+from dtr_fx.planning.options import Options
+from dtr_fx.planning.planning import Carried
+from dtr_fx.planning.transform import copy_of, rewrite_alike
+from dtr_fx.torch_private import ConstantSource, FakeTensorMode, base_of
+
+
+class SymbolicInputs:
+    """Fake inputs for a graph of Dynamo's: a symbol for each size that is a symbol there.
+
+    The symbols are new, as Dynamo's may stand for less by now, and no two sizes share one: where the trace
+    takes sizes for equal it leaves a guard.
+    """
+
+    def __init__(self, gm: GraphModule, arguments: Sequence[Any]) -> None:
+        self._shapes = ShapeEnv()
+        self.mode = FakeTensorMode(shape_env=self._shapes, allow_non_fake_inputs=True)
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        examples = [node.meta.get("example_value") for node in placeholders]
+        self.fakes = [
+            self._fake(f"input {at}", example, given)
+            for at, (example, given) in enumerate(zip(examples, arguments))
+        ]
+        self._expressions = [[_expression(size) for size in _sizes(fake)] for fake in self.fakes]
+
+    def _fake(self, name: str, example: Any, given: Any) -> Any:
+        if isinstance(given, Tensor):
+            sizes = example.shape if isinstance(example, Tensor) else given.shape
+            if not any(isinstance(size, SymInt) for size in sizes):
+                return self.mode.from_tensor(given, static_shapes=True)
+            kinds = DimDynamic.STATIC, DimDynamic.DYNAMIC
+            context: Any = StatelessSymbolicContext([kinds[isinstance(size, SymInt)] for size in sizes])
+            return self.mode.from_tensor(given, symbolic_context=context)
+        if isinstance(example, SymInt):
+            source = ConstantSource(name)
+            symbol = self._shapes.create_symbol(given, source, DimDynamic.DYNAMIC)
+            return self._shapes.create_symintnode(symbol, hint=given, source=source)
+        return given
+
+    def values(self, arguments: Sequence[Any]) -> dict[sympy.Symbol, sympy.Integer] | None:
+        """The symbols' values for other arguments; None where what was traced does not hold for these."""
+        pairs: list[tuple[sympy.Expr, Any]] = []
+        for expressions, given in zip(self._expressions, arguments):
+            pairs += zip(expressions, _sizes(given))
+        values: dict[sympy.Symbol, sympy.Integer] = {}
+        for expression, size in pairs:
+            if isinstance(expression, sympy.Symbol):
+                values.setdefault(expression, sympy.Integer(size))
+        ranges = self._shapes.var_to_range
+        holds = (
+            all(expression.xreplace(values) == size for expression, size in pairs)
+            and all(size in ranges[symbol] for symbol, size in values.items())
+            and all(guard.expr.xreplace(values) == sympy.true for guard in self._shapes.guards)
+        )
+        return values if holds else None
+
+
+def _expression(size: int | SymInt) -> sympy.Expr:
+    return size.node.expr if isinstance(size, SymInt) else sympy.Integer(size)
+
+
+def _sizes(value: Any) -> Sequence[int | SymInt]:
+    if isinstance(value, Tensor):
+        own = (*value.shape, *value.stride(), value.storage_offset())
+        return own if base_of(value) is None else (*own, *_sizes(base_of(value)))
+    return (value,) if isinstance(value, (int, SymInt)) else ()
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A graph as AOTAutograd traced it, and what it was rewritten by.
+
+    Without options the budget is the peak of ``reference``, PyTorch's own forward and backward in one graph.
+    """
+
+    graph: GraphModule
+    reference: GraphModule | None
+    carried: Carried
+
+
+@dataclass(frozen=True)
+class SymbolicStep:
+    """A step compiled for symbolic inputs; ``run`` takes their numbers, too.
+
+    ``sources`` are the names of the texts that FX keeps of it.
+    """
+
+    inputs: SymbolicInputs
+    trace: Trace
+    run: Callable[..., Any]
+    sources: Set[str]
+
+
+def step_for(
+    arguments: Sequence[Any], options: Options, steps: Iterable[SymbolicStep]
+) -> tuple[SymbolicStep, Report] | None:
+    """The step that serves other arguments best, and its report at their sizes; None if none does well."""
+    values = ((step, step.inputs.values(arguments)) for step in steps)
+    holding = [(step, found) for step, found in values if found is not None]
+    if not holding:
+        return None
+    step, sizes = holding[0]  # all have one graph
+
+    def sized(gm: GraphModule) -> GraphModule:
+        copied = copy_of(gm)
+        give_sizes(copied, sizes)
+        return copied
+
+    try:
+        if step.trace.reference is not None:
+            options = replace(options, budget=budget_of(sized(step.trace.reference)))
+        graph = sized(step.trace.graph)
+    except GraphError:
+        return None
+    by_carried = {id(each.trace.carried): each for each, _ in holding}
+    found = rewrite_alike(graph, options, [each.trace.carried for each, _ in holding])
+    if found is None:
+        return None
+    report, carried = found
+    return by_carried[id(carried)], report
