@@ -148,7 +148,10 @@ class MergeDuplicates(Pass):
 
 
 def split(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, GraphModule]:
-    """The forward and the backward graph, by where nodes stand, whatever tags ask PyTorch to recompute."""
+    """The forward and the backward graph, by where nodes stand, whatever tags ask PyTorch to recompute.
+
+    They are to be recompiled before they run.
+    """
     for node in joint.graph.nodes:
         node.meta.pop("recompute", None)
     replayed = {node.meta["dtr"]["origin"] for node in joint.graph.nodes if node.target is rng.replay}
@@ -165,8 +168,6 @@ def split(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, G
     backward.graph.eliminate_dead_code(lambda node: draws.get(node.name) is True or has_effects(node))
     _save_what_is_read(forward, backward, facts["num_fwd_outputs"])
     forward.graph.eliminate_dead_code(lambda node: draws.get(node.name) is False or has_effects(node))
-    forward.recompile()
-    backward.recompile()
     return forward, backward
 
 

@@ -38,11 +38,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Case:
-    """``run`` runs it with a compiler of its model; ``budgets`` are those beside the smallest one."""
+    """``run`` runs it with a compiler of its model; ``budgets`` are those beside the smallest one.
+
+    Where it is ``dynamic``, all sizes are symbols to Dynamo.
+    """
 
     run: Callable[[Callable[[Any], Any]], Run]
     budgets: tuple[str, ...] = ("100%",)
     planner: str = "online"
+    dynamic: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -179,7 +183,7 @@ def run_compiled(case: Case, backend: str, **options: Any) -> Run:
     given = {"options": {**options, "on_report": reports.append}} if backend == "dtr" else {}
     with _warnings() as warned:
         try:
-            run = case.run(lambda model: torch.compile(model, backend=backend, **given))
+            run = case.run(lambda model: torch.compile(model, backend=backend, dynamic=case.dynamic, **given))
         except WrittenTensorError as error:
             if not warned["must not be written"] and error.kind != "parameter":
                 raise Failure(f"without a warning: {error}") from error

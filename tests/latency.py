@@ -1,7 +1,7 @@
 """What a user waits for: the first step of a process, and the first step of each new sequence length.
 
-``python tests/latency.py --first`` takes GPT of 12 layers, and others, through one step in a process of its own,
-under aot_eager, under dtr with an empty folder of plans, and with the folder that this left.
+``python tests/latency.py --first`` takes a GPT of 12 layers, and others, through one step in a process of its
+own, under aot_eager, under dtr with an empty folder of plans, and with the folder that this left.
 ``python tests/latency.py --lengths`` trains a Llama of transformers, which is untrained, on many lengths.
 
 Seconds are CPU time on one thread; of several processes the least counts.

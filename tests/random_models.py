@@ -744,9 +744,9 @@ def _update(model: nn.Module, accumulates: bool) -> None:
                 parameter.grad = None
 
 
-def case_of(source: Source) -> Case:
+def case_of(source: Source, dynamic: bool | None = None) -> Case:
     budgets = ("middle", "100%") if source.is_whole else ("middle",)
-    return Case(functools.partial(take_steps, source), budgets, source.planner)
+    return Case(functools.partial(take_steps, source), budgets, source.planner, dynamic)
 
 
 def shrink(source: Source) -> Source:
@@ -786,6 +786,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", default="0:1000")
     parser.add_argument("--log", type=Path, default=Path("random_models.jsonl"))
+    parser.add_argument("--dynamic", action="store_true", default=None, help="with symbols for sizes")
     parser.add_argument("--show", type=int)
     parser.add_argument("--shrink", type=int)
     arguments = parser.parse_args()
@@ -793,17 +794,19 @@ def main() -> None:
     gc.freeze()  # what is imported need not be looked through at each measurement
     if arguments.show is not None:
         print(write_source(arguments.show).text)
-        print(check(case_of(write_source(arguments.show))))
+        print(check(case_of(write_source(arguments.show), arguments.dynamic)))
     elif arguments.shrink is not None:
         source = shrink(write_source(arguments.shrink))
         print(source.text, source.micro_batches, source.accumulates, check(case_of(source)))
     else:
         seeds = range(*map(int, arguments.seeds.split(":")))
-        sweep(((str(seed), functools.partial(_case, seed)) for seed in seeds), arguments.log)
+        sweep(
+            ((str(seed), functools.partial(_case, seed, arguments.dynamic)) for seed in seeds), arguments.log
+        )
 
 
-def _case(seed: int) -> Case:
-    return case_of(write_source(seed))
+def _case(seed: int, dynamic: bool | None) -> Case:
+    return case_of(write_source(seed), dynamic)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -332,3 +333,16 @@ def test_diff_of_a_model(model_file: Path, capsys: pytest.CaptureFixture[str]) -
     assert "- drop" in out
     assert "+ recompute" in out
     assert out.index("forward:") < out.index("backward:")
+
+
+@pytest.mark.parametrize("given", [["--help"], ["--version"], ["dif", "zoo:gpt"]])
+def test_help_and_a_wrong_command_do_not_wait_for_torch(given: list[str]) -> None:
+    code = (
+        "import sys, dtr_fx.cli\n"
+        "try:\n dtr_fx.cli.main(sys.argv[1:])\n"
+        "except SystemExit:\n assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, check=True)
+    assert {"--help": "sweep", "--version": torch.__version__, "dif": "did you mean 'diff'"}[given[0]] in (
+        done.stdout + done.stderr
+    )

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import ast
+import importlib.util
 import io
 import os
 import sys
 import textwrap
 from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
 from typing import NoReturn
 
-from dtr_fx.errors import DTRError
+from dtr_fx.errors import DTRError, did_you_mean
 
 __all__ = ["main", "make_parser"]
 
@@ -28,7 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     given = sys.argv[1:] if argv is None else list(argv)
-    arguments = make_parser(given[:1]).parse_args(given)
+    parser = make_parser([name for name in given[:1] if name in _COMMANDS])
+    if given and not given[0].startswith("-") and given[0] not in _COMMANDS:
+        parser.error(f"unknown command {given[0]!r}{did_you_mean(given[0], _COMMANDS)}")
+    arguments = parser.parse_args(given)
     try:
         arguments.run(arguments)
     except DTRError as error:
@@ -48,17 +54,31 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
-def make_parser(wanted: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser of the command line: of the command that is wanted, or of all."""
+def make_parser(wanted: Sequence[str] = _COMMANDS) -> argparse.ArgumentParser:
+    """The parser of the command line, with the arguments of the commands that are wanted."""
     parser = _Parser(prog="dtr-fx", description=__doc__)
-    add_commands(parser, "COMMAND", __name__, [name for name in wanted if name in _COMMANDS] or _COMMANDS)
+    versions = f"dtr_fx {version('dtr_fx')}, torch {version('torch')}"
+    parser.add_argument("--version", action="version", version=versions)
+    add_commands(parser, "COMMAND", __name__, _COMMANDS, wanted)
     return parser
 
 
-def add_commands(parser: argparse.ArgumentParser, kind: str, package: str, names: Sequence[str]) -> None:
-    """A command for each of a package's modules, which explains it, adds its arguments and runs it."""
+def add_commands(
+    parser: argparse.ArgumentParser,
+    kind: str,
+    package: str,
+    names: Sequence[str],
+    wanted: Sequence[str] | None = None,
+) -> None:
+    """A command for each of a package's modules, which explains it, adds its arguments and runs it.
+
+    Those that are not ``wanted`` are named only, and not imported.
+    """
     commands = parser.add_subparsers(metavar=kind, required=True)
     for name in names:
+        if wanted is not None and name not in wanted:
+            commands.add_parser(name, help=_first_line(f"{package}.{name}"))
+            continue
         module = importlib.import_module(f"{package}.{name}")
         text = f"{module.__doc__}\n{_targets()}" if name in _TAKE_TARGETS else module.__doc__ or ""
         formatter = argparse.RawDescriptionHelpFormatter
@@ -67,6 +87,14 @@ def add_commands(parser: argparse.ArgumentParser, kind: str, package: str, names
         module.add_arguments(command)
         if hasattr(module, "run"):
             command.set_defaults(run=module.run)
+
+
+def _first_line(module: str) -> str:
+    """Of the docstring of a module that is not imported."""
+    found = importlib.util.find_spec(module)
+    assert found is not None
+    text = ast.get_docstring(ast.parse(Path(str(found.origin)).read_text(encoding="utf-8")))
+    return (text or "").partition("\n")[0]
 
 
 def _targets() -> str:

@@ -96,6 +96,8 @@ def partition_fn(budget: float | int | str | None = None, **options: Any) -> Cal
 
 def _partition_for_others(options: Options, joint: GraphModule, inputs: Any, **facts: Any) -> Pair:
     pair = _partition(options, None, joint, inputs, **facts)
+    for gm in pair:
+        gm.recompile()
     hooks: list[Any] = []
 
     def tell(*_: Any) -> None:
@@ -287,6 +289,5 @@ def _rewrite(
     if record is not None and carried is not None:
         record(Trace(original, reference, carried))
     LowerDrops().call(gm)
-    gm.recompile()
     if options.on_report is not None:
         options.on_report(report)

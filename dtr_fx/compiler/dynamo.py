@@ -70,7 +70,8 @@ def bound(gm: GraphModule, arguments: Sequence[Any], floats: Collection[int] = (
             node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda used: numbers.get(used, used))
     for node in reversed(numbers):
         copied.graph.erase_node(node)
-    copied.recompile()
+    if numbers:
+        copied.recompile()
     return copied
 
 
