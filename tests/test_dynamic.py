@@ -93,6 +93,37 @@ def test_sizes_share_a_trace_where_its_plan_fits(budget: str | int | None, most:
     assert 1 <= traces() <= most
 
 
+class Checkpointed(nn.Module):
+    """Blocks with dropout, of which the user checkpoints each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Dropout(), nn.Linear(64, 32)) for _ in range(3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+@pytest.mark.parametrize("budget", [None, "95%"])
+def test_checkpointed_blocks_share_a_trace_too(budget: str | None) -> None:
+    model, results = Checkpointed(), []
+    given: dict[str, Any] = {"options": {"budget": budget, **FAST}}
+    for backend, options in (("aot_eager", {}), ("dtr", given)):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        forward = torch.compile(model, backend=backend, **options)
+        for rows in (40, 90, 60, 130):
+            torch.manual_seed(rows)
+            results.append(step(model, forward, torch.randn(rows, 32)))
+    assert traces() == 2  # the first sizes, fixed, and as symbols
+    for theirs, ours in zip(results[:4], results[4:]):
+        assert all(map(torch.equal, theirs, ours))
+
+
 @torch.library.custom_op("dtr_fx_test_dynamic::half", mutates_args=())
 def half(x: Tensor) -> Tensor:
     return x / 2

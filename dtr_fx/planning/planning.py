@@ -97,6 +97,11 @@ class Planning:
         return resolve_budget(budget, self.baseline_peak, self.graph.device, already_held=held)
 
     @property
+    def limit(self) -> int:
+        """The most bytes that a plan may take: the budget, or what the user's checkpoints take."""
+        return self.budget if self.planner.checkpointed is None else min(self.budget, self.baseline_peak)
+
+    @property
     def _saved(self) -> int | None:
         """The most bytes that the forward pass may leave to the backward pass, if there is such a limit."""
         return None if self.graph.boundary is None else self.options.budget.saved
@@ -107,9 +112,9 @@ class Planning:
 
     def carried_over(self, earlier: Iterable[Carried]) -> tuple[Carried, Plan | None] | None:
         """The cheapest of what was found for other sizes that fits here; None unless it is worth having."""
-        if self.options.max_overhead is not None or self.planner.checkpointed is not None:
+        if self.options.max_overhead is not None:
             return None
-        structure, budget = self.graph.program.structure, self.budget
+        structure, budget = self.graph.program.structure, self.limit
         found: list[tuple[Carried, Plan]] = []
         for each in earlier:
             if each.structure != structure:
@@ -128,7 +133,7 @@ class Planning:
 
     def _carry_over(self, order: Sequence[int]) -> Plan | None:
         """The plan of an order; None if it fits only with more that is recomputed, or not at all."""
-        graph, program, budget = self.graph, self.graph.program, self.budget
+        graph, program, budget = self.graph, self.graph.program, self.limit
         if self._saved is not None:
             program = limit_saved(program, graph.held_between_passes + self._saved, budget)
         try:
@@ -142,11 +147,9 @@ class Planning:
         """The budget in bytes, and the plan for it; None for the graph as it is.  See ``rewrite``."""
         if self.options.max_overhead is not None:
             return self.least_memory()
-        graph, budget, marked, saved = self.graph, self.budget, self.planner.checkpointed, self._saved
-        if marked is not None:
-            budget = min(budget, self.baseline_peak)
-            if not self.options.limits and marked.peak <= budget:
-                return budget, marked
+        graph, budget, marked, saved = self.graph, self.limit, self.planner.checkpointed, self._saved
+        if marked is not None and not self.options.limits and marked.peak <= budget:
+            return budget, marked
         if self._fits_as_it_is(budget):
             return budget, None
         is_obeyed = budget >= self._peak_unmarked and not self.planner.must

@@ -152,7 +152,7 @@ def rewrite_alike(
         if found is None:
             return None
         carried, plan = found
-        return carry_out(gm, planning, planning.budget, plan, laps), carried
+        return carry_out(gm, planning, planning.limit, plan, laps), carried
 
 
 def _trusting_the_caller(gm: GraphModule, options: Options, safe: int, laps: Laps) -> Report:
