@@ -44,9 +44,12 @@ def repeat_results(joint: GraphModule) -> None:
         if node not in copies:
             copy = copies[node] = joint.graph.node_copy(node, again)
             copy.meta["partitioner_tag"] = "is_backward"
-            args, kwargs = map_arg((copy.args, copy.kwargs), lambda used: used.meta["val"])
-            copy.meta["val"] = copy.target(*args, **kwargs)  # type: ignore[operator]
+            evaluate(copy)
         return copies[node]
+
+    def evaluate(node: Node) -> None:
+        args, kwargs = map_arg((node.args, node.kwargs), lambda used: used.meta["val"])
+        node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
 
     with torch.no_grad(), fake_mode_of(joint) or contextlib.nullcontext():
         for node in list(joint.graph.nodes):
@@ -55,6 +58,8 @@ def repeat_results(joint: GraphModule) -> None:
             if is_backward(node):
                 with joint.graph.inserting_before(node):
                     node.args, node.kwargs = map_arg((node.args, node.kwargs), again)
+                if node.op != "output" and not repeated.isdisjoint(storage_keys(node)):
+                    evaluate(node)  # a view of what is now another
             elif runs_again(node) and isinstance(node.target, OpOverload) and not rng.is_random(node):
                 is_asked = not repeated.isdisjoint(read) or not returned.isdisjoint(made)
                 if is_asked and may_run_twice(node) and written.isdisjoint(read | made):

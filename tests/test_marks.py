@@ -192,6 +192,26 @@ def test_a_marked_result_is_not_saved() -> None:
     assert all(map(torch.equal, found, expected))
 
 
+def test_the_backward_pass_may_view_what_is_made_of_a_marked_result() -> None:
+    def region(x: Tensor) -> tuple[Tensor, Tensor]:
+        first = x.sigmoid()
+        return first, first.exp()
+
+    def function(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = checkpoint(region, x, use_reentrant=False)
+        return first, second @ weight  # whose gradient is of the transposed second
+
+    def run(backend: str) -> list[Tensor]:
+        torch._dynamo.reset()
+        inputs = [torch.linspace(-1, 1, 64 * 8).view(64, 8), torch.linspace(0, 1, 8 * 32).view(8, 32)]
+        x, weight = (given.requires_grad_() for given in inputs)
+        first, product = torch.compile(function, backend=backend)(x, weight)
+        (first.square().sum() + product.sin().sum()).backward()
+        return [first, product, x.grad, weight.grad]
+
+    assert all(map(torch.equal, run("dtr"), run("aot_eager_default_partitioner")))
+
+
 @pytest.mark.parametrize("hooked", [False, True])
 def test_the_end_of_a_region_with_a_hook_is_saved(hooked: bool) -> None:
     def region(x: Tensor) -> Tensor:
