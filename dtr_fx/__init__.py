@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from dtr_fx.inspect.views import Report
     from dtr_fx.lab.record import RecordError, record_log
+    from dtr_fx.passes.hints import drop, keep, region
     from dtr_fx.planning.curve import smallest_budget, sweep
     from dtr_fx.planning.defaults import config
     from dtr_fx.planning.interpreter import DTRInterpreter
@@ -64,12 +65,15 @@ __all__ = [
     "WrittenTensorError",
     "boxed_compiler",
     "config",
+    "drop",
     "explain",
     "judge",
+    "keep",
     "measure_peak",
     "partition_fn",
     "plans",
     "record_log",
+    "region",
     "register_with_accelerate",
     "smallest_budget",
     "sweep",
@@ -96,6 +100,7 @@ _NAMES = {
     "costs.measure": ("measure_peak",),
     "lab.record": ("RecordError", "record_log"),
     "inspect.views": ("Report",),
+    "passes.hints": ("drop", "keep", "region"),
     "runtime": ("HEURISTICS", "Heuristic"),
     "planning.tags": ("tag",),
     "planning.transform": ("transform",),

@@ -14,11 +14,13 @@ from typing import Any, cast
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
+from torch.utils.checkpoint import CheckpointPolicy
 
 from dtr_fx.passes import rng
 from dtr_fx.passes.contract import KERNELS, VALUES, Pass
 from dtr_fx.passes.effects import last_writes, may_run_twice
-from dtr_fx.passes.tensors import held_by, is_backward, is_selection, storage_keys, tensors_of
+from dtr_fx.passes.marks import mark_of
+from dtr_fx.passes.tensors import held_by, is_backward, is_selection, is_view, storage_keys, tensors_of
 from dtr_fx.torch_private import (
     get_default_op_list,
     inductor_random,
@@ -99,12 +101,6 @@ def is_kernel(node: Node) -> bool:
     return isinstance(node.target, Kernel) or _aten_target(node) in _fusible() | _ALONE
 
 
-def is_view(node: Node) -> bool:
-    """True if the node's value lies in the storage of something that it reads."""
-    made = set(storage_keys(node))
-    return bool(made) and any(made.intersection(storage_keys(used)) for used in node.all_input_nodes)
-
-
 def is_fused(node: Node) -> bool:
     """True if kernels alone read what one more run makes: those of the backward pass, if there are any."""
     readers: list[Node] = []
@@ -163,7 +159,9 @@ def _replace(graph: Graph, root: Node, cone: set[Node]) -> None:
     inside.output(copies[root])
     with graph.inserting_after(root):
         kernel = graph.call_function(cast(Callable[..., Any], Kernel(inside)), tuple(outside))
-    kernel.meta = dict(root.meta)
+    kept = [node for node in members if mark_of(node) is CheckpointPolicy.MUST_SAVE]
+    told = {name: kept[0].meta.get(name) for name in ("recompute", "dtr_hint") if kept}
+    kernel.meta = {**root.meta, **told}
     root.replace_all_uses_with(kernel)
     for node in reversed(members):
         graph.erase_node(node)

@@ -21,13 +21,18 @@ def mark_of(node: Node) -> CheckpointPolicy | None:
     None at the end of a region that another follows, or that has a backward hook: that is saved.
     """
     policy: CheckpointPolicy | None = node.meta.get("recompute")
-    if policy not in _AGAIN:
+    if not asks_again(node):
         return policy
     region = node.meta.get("ac_graph_id", 0)
-    inside = [user for user in node.users if user.meta.get("recompute") in _AGAIN]
+    inside = list(filter(asks_again, node.users))
     is_entered = any(user.meta.get("ac_graph_id", region) > region for user in inside)
     is_hooked = not inside and node.meta.get("has_backward_hook", False)
     return None if is_entered or is_hooked or is_backward(node) else policy
+
+
+def asks_again(node: Node) -> bool:
+    """True if the operator is marked to run again, be it at the end of its region or not."""
+    return node.meta.get("recompute") in _AGAIN
 
 
 def runs_again(node: Node) -> bool:

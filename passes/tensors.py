@@ -104,6 +104,12 @@ def storage_keys(node: Node) -> list[int]:
     return [held.storage for held in held_by(node)]
 
 
+def is_view(node: Node) -> bool:
+    """True if the node's value lies in the storage of something that it reads."""
+    made = set(storage_keys(node))
+    return bool(made) and any(made.intersection(storage_keys(used)) for used in node.all_input_nodes)
+
+
 def view_like(tensor: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     """The view of ``base`` that the tensor is of its own storage."""
     if tensor.layout is not torch.strided:

@@ -21,7 +21,7 @@ from torch.fx import GraphModule
 
 from dtr_fx.compiler.accounting import shared_accounting
 from dtr_fx.compiler.dispatch import Dispatcher
-from dtr_fx.compiler.dynamo import keep_what_is_saved, sized_inputs
+from dtr_fx.compiler.dynamo import keep_what_is_saved, module_names, sized_inputs
 from dtr_fx.compiler.frames import watch_frames
 from dtr_fx.compiler.reference import Pair, budget_of, pytorch_step
 from dtr_fx.compiler.retrace import Record, Retracer
@@ -29,7 +29,8 @@ from dtr_fx.compiler.symbolic import Trace
 from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.drops import LowerDrops
-from dtr_fx.passes.marks import is_marked
+from dtr_fx.passes.hints import mark_hints
+from dtr_fx.passes.marks import runs_again
 from dtr_fx.passes.reach import has_gradients
 from dtr_fx.passes.split import prepare, repeat_results, split
 from dtr_fx.passes.tensors import graph_device
@@ -129,7 +130,8 @@ def _partition(
             "a nested_compile_region saves values that no budget counts: take the decorator off, or "
             "leave the budget out"
         )
-    free = options.is_default and not is_marked(joint)
+    mark_hints(joint, options.policy, module_names())
+    free = options.is_default and not any(map(runs_again, joint.graph.nodes))
     reference = pytorch_step(joint, inputs, facts) if free else None
     prepare(joint, facts.get("static_lifetime_input_indices") or (), parameters)
     _check_backward(joint)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import SymFloat, SymInt, Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
@@ -136,14 +137,27 @@ def recompile_reason() -> str:
 
 def is_called_by_module() -> bool:
     """True if the module whose graph runs is called by another, which is not compiled with it."""
+    running = _running_modules()
+    # The innermost is the module itself, or what torch.compile wrapped it in.
+    return any(module is not running[0] and not isinstance(module, OptimizedModule) for module in running)
+
+
+def module_names() -> dict[str, str]:
+    """The names that the outermost module that runs has for its parts, by id; ``""`` is the innermost's."""
+    running = [getattr(module, "_orig_mod", module) for module in _running_modules()]
+    names = {str(id(inner)): name for module in running[-1:] for name, inner in module.named_modules()}
+    return {**names, "": names.get(str(id(running[0])), "") if running else ""}
+
+
+def _running_modules() -> list[torch.nn.Module]:
+    """The innermost first."""
     running = []
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code is call_module.__code__:
             running.append(frame.f_locals["self"])
         frame = frame.f_back
-    # The innermost is the module itself, or what torch.compile wrapped it in.
-    return any(module is not running[0] and not isinstance(module, OptimizedModule) for module in running)
+    return running
 
 
 def without_numbers(arguments: Sequence[Any]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -34,7 +35,14 @@ from dtr_fx.compiler.dynamo import (
 )
 from dtr_fx.compiler.publish import publish
 from dtr_fx.compiler.symbolic import SymbolicInputs, SymbolicStep, Trace, step_for
-from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
+from dtr_fx.errors import (
+    DTRError,
+    GraphError,
+    InfeasibleBudgetError,
+    OptionError,
+    OverBudgetError,
+    did_you_mean,
+)
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.propagate import fake_mode_of_values, static_mode
 from dtr_fx.planning.options import Budget, Options
@@ -182,6 +190,8 @@ class Retracer:
         seconds = time.perf_counter() - started
         named = self._named(arguments)
         reason = self._reason if self._last is None else _changes(self._last, named)
+        if self._last is None:
+            self._check_hints(reports, arguments)
         self._last = named
         takes_numbers = symbolic is not None
         names = input_names(self.gm, arguments, with_numbers=takes_numbers)
@@ -233,6 +243,22 @@ class Retracer:
         mode = fake_mode_of_values(arguments) or static_mode()
         with tracing_again(self._context, mode):
             return self._compile_for_one(arguments, mode, options)
+
+    def _check_hints(self, reports: Iterable[Report], arguments: Sequence[Any]) -> None:
+        """Say which hints cover nothing; of a part of a step that may be as the user means it."""
+        for report in reports:
+            modules = {re.sub(r"\b\d+\b", "*", event.module) for event in report.events if event.module}
+            for hint in report.hints:
+                if hint.operators:
+                    continue
+                guess = did_you_mean(hint.pattern, sorted(modules))
+                text = f"policy[{hint.pattern!r}] covers nothing in this graph{guess}"
+                if self.is_part(arguments):
+                    log.info("%s", text)
+                elif self._options.strict:
+                    raise OptionError(text)
+                else:
+                    log.warning("%s", text)
 
     def _compile_for_one(
         self, arguments: Sequence[Any], mode: FakeTensorMode, options: Options

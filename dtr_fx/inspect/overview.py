@@ -80,7 +80,7 @@ def _group(name: str, kinds: Mapping[str, Sequence[Event]]) -> Group:
 def render_overview(report: Report, found: Overview, *, width: int = 100, color: bool = False) -> str:
     """The verdict and the tables, for people to read."""
     ink = Ink(color)
-    parts = [ink(BOLD, report.summary())]
+    parts = ["\n".join([ink(BOLD, report.summary()), *map(str, report.hints)])]
     for title, storages in (
         ("largest values", found.by_bytes),
         ("values that cost the most to compute again", found.by_cost),

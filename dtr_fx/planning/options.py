@@ -16,6 +16,7 @@ import torch
 from dtr_fx.costs.measure import free_memory
 from dtr_fx.errors import OptionError, did_you_mean
 from dtr_fx.inspect.views import Report
+from dtr_fx.passes.hints import Hint, parse_policy
 from dtr_fx.planning.defaults import defaults
 from dtr_fx.runtime.heuristics import HEURISTICS, resolve
 from dtr_fx.units import format_bytes, format_percent, parse_bytes, parse_percent
@@ -233,6 +234,7 @@ class Options:
     - ``executor``: who runs the two graphs of a step: ``"eager"``, operator by operator, bit for bit as
       unrewritten, or ``"inductor"``, which compiles them.  None: on a GPU that Triton compiles for, Inductor
       where sizes are fixed and its kernels fit; else eager.
+    - ``policy``: what is kept or recomputed, by path of a module or region; see ``passes.hints``.
     - ``watch``: a value, named as in ``dtr-fx diff``; ``Report.choices`` has each time that it was weighed.
     - ``report``: a file, ``.html`` or ``.json``, for the reports of all graphs planned in this process,
       written anew with each.  The environment variable ``DTR_REPORT`` names a folder for both.
@@ -253,6 +255,7 @@ class Options:
     planner: Literal["search", "online"] = "search"
     plan_seconds: float | None = None
     executor: Literal["eager", "inductor"] | None = None
+    policy: _Option[tuple[Hint, ...]] = _Option(parse_policy, None)
     watch: str | None = None
     report: _Option[Path | None] = _Option(_parse_report, None)
     cache: _Option[str | bool | None] = _Option(_parse_cache, None)

@@ -9,11 +9,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 from torch.fx import GraphModule
+from torch.utils.checkpoint import CheckpointPolicy
 
 from dtr_fx.costs import roofline as cost_model
 from dtr_fx.costs.workspaces import workspaces
 from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.passes import storages
+from dtr_fx.passes.hints import hint_of
 from dtr_fx.passes.liveness import liveness
 from dtr_fx.passes.roles import KEEP
 from dtr_fx.passes.tensors import graph_device
@@ -250,4 +252,17 @@ class Planning:
             operator=node.name,
             source=source_line(node),
             pinned=dict(pinned),
+            kept=self._kept_by_hints(),
         )
+
+    def _kept_by_hints(self) -> dict[str, int]:
+        """Bytes that the backward pass reads and a hint lets nobody make again, by its pattern."""
+        calls, storage = self.graph.calls, self.graph.storage
+        read = {storage(value) for call in calls[self.graph.boundary :] for value in call.inputs}
+        kept: Counter[str] = Counter()
+        for call in calls[: self.graph.boundary]:
+            hint = hint_of(call.node)
+            if hint is not None and call.mark is CheckpointPolicy.MUST_SAVE:
+                held = read.intersection(call.outputs)
+                kept[hint[0]] += sum(self.graph.values[value].nbytes for value in held)
+        return dict(+kept)

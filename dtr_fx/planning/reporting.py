@@ -12,11 +12,12 @@ from typing import cast
 from torch.fx import GraphModule, Node
 
 from dtr_fx.inspect.views import Report
+from dtr_fx.passes.hints import Hint, hint_of, module_stack, plain_path
 from dtr_fx.passes.roles import KEEP, SAVE_RNG, facts, origin_name, role
 from dtr_fx.passes.storages import GraphProgram
 from dtr_fx.passes.tensors import is_selection
 from dtr_fx.planning.planner import Planner
-from dtr_fx.report import Choice, Event, Point, StorageStats
+from dtr_fx.report import Choice, Event, HintStats, Point, StorageStats
 from dtr_fx.runtime import Plan
 from dtr_fx.runtime.steps import BANISH, COMPUTE, DROP, RECOMPUTE
 from dtr_fx.search import Need, Scored, scores_of
@@ -153,17 +154,38 @@ _overload_name = functools.cache(str)
 
 def _module_path(node: Node) -> str:
     """The path of the module that called the operator, ``blocks.0.mlp``; in backward, of its forward's."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-    if not stack:
-        return ""
-    path, _ = next(reversed(stack.values()))
-    return _plain_path(str(path))
+    path, _ = next(reversed(module_stack(node).values()), ("", None))
+    return plain_path(str(path))
 
 
-@functools.lru_cache(maxsize=4096)
-def _plain_path(path: str) -> str:
-    """Without what Dynamo puts around the names: ``L['self'].blocks[0]`` is ``blocks.0``."""
-    return ".".join(name for name in re.findall(r"\w+", path) if name not in ("L", "self", "_modules"))
+def hints_of(
+    program: GraphProgram, given: Sequence[Hint], events: Sequence[Event], storages: Sequence[StorageStats]
+) -> tuple[HintStats, ...]:
+    """What came of each hint that was given or stands in the code; none without a backward pass."""
+    if program.boundary is None:
+        return ()
+    hinted = {call.node.name: hint for call in program.calls if (hint := hint_of(call.node)) is not None}
+    runs: defaultdict[Hint, list[Event]] = defaultdict(list, {hint: [] for hint in given})
+    read: set[int] = set()  # by the backward pass as it was
+    held: set[int] = set()
+    touched: set[int] = set()
+    for event in events:
+        hint = hinted.get(event.origin)
+        if hint is not None and event.kind in (COMPUTE, RECOMPUTE):
+            runs[hint].append(event)
+        if event.phase == "backward":
+            read.update(event.uses if hint is None else ())
+            held.update(set(event.uses) - touched)
+            touched.update(event.uses, event.storages)
+
+    def stats(hint: Hint) -> HintStats:
+        first = [event for event in runs[hint] if event.kind == COMPUTE and event.phase != "backward"]
+        made = {at for event in runs[hint] for at in event.storages if storages[at].kind == "activation"}
+        nbytes, kept = (sum(storages[at].nbytes for at in made & some) for some in (read, held))
+        again = sum(event.cost for event in runs[hint]) - sum(event.cost for event in first)
+        return HintStats(*hint, len(first), nbytes, kept, again)
+
+    return tuple(map(stats, runs))
 
 
 def _storages(program: GraphProgram) -> list[int]:

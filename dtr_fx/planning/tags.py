@@ -9,6 +9,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.drops import LowerDrops
+from dtr_fx.passes.hints import mark_hints
 from dtr_fx.passes.roles import origin_name, role
 from dtr_fx.passes.split import prepare
 from dtr_fx.passes.tensors import is_backward
@@ -25,9 +26,11 @@ def tag(joint: GraphModule, budget: float | int | str = 1.0, **options: Any) -> 
     stays as it is.  PyTorch's min-cut partitioner then saves what the plan does, and places recomputes
     itself, so that the peak may be above the report's.  Options and errors are those of ``partition_fn``.
     """
+    chosen = Options.from_mapping({"budget": budget, **options})
     planned = copy_of(joint)
+    mark_hints(planned, chosen.policy)
     prepare(planned, ())
-    report = rewrite(planned, Options.from_mapping({"budget": budget, **options}))
+    report = rewrite(planned, chosen)
     LowerDrops().call(planned)
     nodes = list(planned.graph.nodes)
     kept = {

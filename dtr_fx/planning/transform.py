@@ -25,7 +25,15 @@ from dtr_fx.passes.verify import Verify, check_budget
 from dtr_fx.passes.write import Write
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Carried, Planning
-from dtr_fx.planning.reporting import choices, events_of, make_report, names_of, source_line, stats_of
+from dtr_fx.planning.reporting import (
+    choices,
+    events_of,
+    hints_of,
+    make_report,
+    names_of,
+    source_line,
+    stats_of,
+)
 from dtr_fx.report import Relied
 from dtr_fx.runtime import Heuristic, Plan, collector_paused
 from dtr_fx.runtime.heuristics import Score
@@ -210,6 +218,7 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
         relied_parameters=relied,
         unconstrained_peak=planning.baseline_peak,
         unconstrained_saved=planning.saved,
+        hints=hints_of(graph, options.policy, events, report.storages),
     )
     if plan is not None and options.watch is not None:
         origins = {number: call.node.name for number, call in enumerate(graph.calls) if call.role == COMPUTE}

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from dtr_fx.errors import OptionError
-from dtr_fx.units import format_bytes, format_count, format_percent, parse_bytes
+from dtr_fx.units import format_bytes, format_count, format_percent, format_seconds, parse_bytes
 
 _Self = TypeVar("_Self", bound="Report")
 
@@ -118,6 +118,29 @@ class Relied:
 
 
 @dataclass(frozen=True)
+class HintStats:
+    """What came of a hint: ``what`` was asked for the modules, region or tensor that ``pattern`` names.
+
+    It marked so many ``operators``.  Of what they make ``nbytes`` would wait for the backward pass if nothing
+    ran again, and ``held`` do under the plan; ``seconds`` are those of their recomputes.
+    """
+
+    pattern: str
+    what: str
+    operators: int
+    nbytes: int
+    held: int
+    seconds: float
+
+    def __str__(self) -> str:
+        again = f", recomputes of {format_seconds(self.seconds)}" if self.seconds else ""
+        return (
+            f"{self.what} {self.pattern}: {format_count(self.operators, 'operator')}, "
+            f"{format_bytes(self.nbytes)} → {format_bytes(self.held)} between the passes{again}"
+        )
+
+
+@dataclass(frozen=True)
 class Report:
     """The outcome of one plan.  Sizes are bytes, costs seconds.
 
@@ -132,6 +155,7 @@ class Report:
     ``relied`` are the caller's tensors that must not be written between the passes, ``relied_parameters``
     the parameters.  ``unconstrained_peak`` is what a share is of, the peak of the graph as it was or as the
     user's checkpoints have it, and ``unconstrained_saved`` what it then saves for its backward pass.
+    ``hints`` are those of the option ``policy``, and those in the code.
     """
 
     budget: int
@@ -156,6 +180,7 @@ class Report:
     relied_parameters: tuple[Relied, ...] = ()
     unconstrained_peak: int = 0
     unconstrained_saved: int = 0
+    hints: tuple[HintStats, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -227,6 +252,7 @@ _PARTS = {
     "choices": Choice,
     "relied": Relied,
     "relied_parameters": Relied,
+    "hints": HintStats,
 }
 
 

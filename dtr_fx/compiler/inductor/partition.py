@@ -16,6 +16,7 @@ import torch
 from torch.fx import GraphModule
 
 import dtr_fx.passes
+from dtr_fx.compiler.dynamo import module_names
 from dtr_fx.compiler.publish import publish
 from dtr_fx.compiler.reference import Pair, peak_of, pytorch_pair
 from dtr_fx.errors import OptionError
@@ -24,11 +25,12 @@ from dtr_fx.passes import kernels
 from dtr_fx.passes.contract import KERNELS, VALUES, Pipeline
 from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.effects import last_writes
+from dtr_fx.passes.hints import mark_hints
 from dtr_fx.passes.kernels import ContractKernels, ExpandKernels
 from dtr_fx.passes.marks import is_marked
 from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.split import prepare, split
-from dtr_fx.passes.tensors import graph_device, is_tangent, storage_bytes, storage_keys, tensors_of
+from dtr_fx.passes.tensors import graph_device, is_tangent, is_view, storage_bytes, storage_keys, tensors_of
 from dtr_fx.planning.judge import join
 from dtr_fx.planning.options import Options, Others, resolve_budget
 from dtr_fx.planning.transform import copy_of, rewrite
@@ -84,6 +86,7 @@ class Partitioner(Setting, CustomPartitionerFn):
                 "these graphs; take dtr_fx.partition_fn, and dtr_fx.boxed_compiler beside it",
                 self._options.asked,
             )
+        mark_hints(gm, self._options.policy, module_names())
         pair = self._as_it_is(gm, joint_inputs, facts) or self._planned(gm, joint_inputs, facts)
         if self.report is not None:
             publish(self.report, self._options)
@@ -155,7 +158,7 @@ class Partitioner(Setting, CustomPartitionerFn):
                 in_bytes = replace(options.budget, kind="bytes", value=nbytes, others=Others())
                 options = replace(options, budget=in_bytes)
             # A view runs nothing, whatever kernels name it among those that they come from.
-            for node in itertools.filterfalse(kernels.is_view, gm.graph.nodes):
+            for node in itertools.filterfalse(is_view, gm.graph.nodes):
                 self._step_of.update((inner.name, node.name) for inner in kernels.operators(node))
                 extra = (self._extra_workspace.get(name, 0) for name in (node.name, _ANY))
                 node.meta["dtr_extra_workspace"] = sum(extra)
@@ -200,6 +203,7 @@ class AsItIs(Partitioner):
         self._start(options)
 
     def __call__(self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any) -> Pair:
+        mark_hints(gm, self._options.policy, module_names())
         pair = self._as_it_is(gm, joint_inputs, facts)
         if pair is None:
             raise TooMuch(0, {})
@@ -213,6 +217,7 @@ class Planned(Partitioner):
         self._start(options, extra_workspace)
 
     def __call__(self, gm: GraphModule, joint_inputs: Sequence[object], **facts: Any) -> Pair:
+        mark_hints(gm, self._options.policy, module_names())
         return self._planned(gm, joint_inputs, facts)
 
 

@@ -1,0 +1,181 @@
+"""What the user says of parts of a model: that they are kept, or recomputed.
+
+A hint names modules by path, or regions of the code, and becomes a mark on their forward operators, which
+every plan obeys as it does those of ``torch.utils.checkpoint``.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from fnmatch import fnmatchcase
+from typing import cast
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.traceback import annotate
+from torch.utils.checkpoint import CheckpointPolicy
+
+from dtr_fx.errors import OptionError, did_you_mean
+from dtr_fx.passes.effects import may_run_twice
+from dtr_fx.passes.marks import asks_again
+from dtr_fx.passes.tensors import is_backward, is_view, storage_keys
+
+# A pattern, or what is said in the code, and one of the words below.
+Hint = tuple[str, str]
+
+_POLICIES = {
+    "keep": CheckpointPolicy.MUST_SAVE,
+    "prefer keep": CheckpointPolicy.PREFER_SAVE,
+    "recompute": CheckpointPolicy.MUST_RECOMPUTE,
+    "prefer recompute": CheckpointPolicy.PREFER_RECOMPUTE,
+}
+_WORDS = ", ".join(map(repr, _POLICIES))
+_REGION, _SAID = "dtr_region", "dtr_said"
+_PART = r"(?:[\w*]+|\d+-\d+)"
+
+
+def keep(tensor: torch.Tensor, *, hard: bool = True) -> torch.Tensor:
+    """The tensor; a compiled step does not compute it again, or if not ``hard`` does so at twice its cost."""
+    return _said("keep" if hard else "prefer keep", tensor)
+
+
+def drop(tensor: torch.Tensor, *, hard: bool = True) -> torch.Tensor:
+    """The tensor; a compiled step lets it go until the backward pass, or if not ``hard`` does so first."""
+    return _said("recompute" if hard else "prefer recompute", tensor)
+
+
+def region(name: str) -> AbstractContextManager[None]:
+    """Operators inside are of the region ``name``, which a pattern of the option ``policy`` can name."""
+    return annotate({_REGION: name})
+
+
+def _said(word: str, tensor: torch.Tensor) -> torch.Tensor:
+    if not torch.compiler.is_compiling():
+        return tensor
+    with annotate({_SAID: word}):  # on views of its own, which Inductor does not take out, as it does others
+        return tensor.unsqueeze(0).squeeze(0)
+
+
+def parse_policy(given: object) -> tuple[Hint, ...]:
+    """The hints that a user wrote, by pattern; OptionError for what cannot be understood."""
+    if given is None or isinstance(given, tuple):
+        return given or ()
+    if not isinstance(given, Mapping):
+        raise OptionError(f'policy={given!r}: write a dictionary, {{"blocks.*.attn": "recompute"}}')
+    for pattern, word in given.items():
+        if not (isinstance(pattern, str) and re.fullmatch(rf"{_PART}(\.{_PART})*", pattern)):
+            why = "write a module's path, 'blocks.0.attn'; '*' is any name, '0-3' a range"
+            raise OptionError(f"policy: {pattern!r} is no pattern: {why}")
+        if isinstance(word, Mapping):
+            why = f"a budget of a part is not supported; the budget is the whole graph's, a part has {_WORDS}"
+            raise OptionError(f"policy[{pattern!r}]={word!r}: {why}")
+        if word not in list(_POLICIES):
+            guess = did_you_mean(word, _POLICIES) if isinstance(word, str) else ""
+            raise OptionError(f"policy[{pattern!r}]={word!r}: write one of {_WORDS}{guess}")
+    return tuple(given.items())
+
+
+def hint_of(node: Node) -> Hint | None:
+    """The hint that marked an operator."""
+    return cast("Hint | None", node.meta.get("dtr_hint"))
+
+
+def mark_hints(joint: GraphModule, hints: Sequence[Hint], names: Mapping[str, str] | None = None) -> None:
+    """Mark the forward operators of AOTAutograd's joint graph as hints say; others keep the user's marks.
+
+    Dynamo's paths begin with the module that is traced: another is known by the ``names`` that the model has
+    for its id, too, and itself by that for ``""``.
+    What is said of a tensor goes before what is said of a region, this before modules, and of these the
+    pattern with the most parts; of equals the first.  Each call of a module is a region of its own to
+    ``mark_of``, as if it were checkpointed: its result is saved if the next one runs again.
+    """
+    nodes = [node for node in joint.graph.nodes if node.op == "call_function"]
+    ends = [at for at, node in enumerate(nodes) if node.meta.get("partitioner_tag") == "is_forward"]
+    forward = [node for node in nodes[: ends[-1] + 1] if not is_backward(node)] if ends else []
+    said = {node: word for node in forward if (word := node.meta.get("custom", {}).get(_SAID))}
+    if not hints and not said:
+        return
+    regions: dict[object, int] = {}
+    hints = sorted(hints, key=lambda hint: hint[0].count("."), reverse=True)
+    find = functools.cache(functools.partial(_covering, hints, names or {}))
+    for node in forward:
+        stack = (("", ""), *((call, str(path)) for call, (path, _) in module_stack(node).items()))
+        hint, called = find(node.meta.get("custom", {}).get(_REGION), stack)
+        if hint is not None:
+            _mark(node, hint)
+        if asks_again(node):
+            entered = called if hint is not None else node.meta.get("ac_graph_id", 0)
+            node.meta["ac_graph_id"] = regions.setdefault(entered, len(regions))
+    for view, word in reversed(said.items()):
+        makers = list(_makers(view))
+        for maker in makers:
+            _mark(maker, (f"{makers[-1].name} (in the code)", word))
+            later = (user.meta.get("ac_graph_id", 0) for user in maker.users if asks_again(user))
+            maker.meta["ac_graph_id"] = max(later, default=len(regions))
+
+
+def _covering(
+    hints: Sequence[Hint], names: Mapping[str, str], region: str | None, stack: Sequence[tuple[str, str]]
+) -> tuple[Hint | None, str]:
+    """The hint for an operator, and the outermost call, else the region, that any hint has recomputed."""
+    paths = {call: _known_as(call, path, names) for call, path in stack}
+
+    def covers(hint: Hint, call: str) -> bool:
+        return any(_covers(hint[0], path) for path in paths[call])
+
+    again = [hint for hint in hints if hint[1].endswith("recompute")]
+    called = next((call for call in paths if any(covers(hint, call) for hint in again)), region or "")
+    inside = [hint for hint in hints if region and _covers(hint[0], region)]
+    outside = (hint for hint in hints if any(covers(hint, call) for call in paths))
+    return next(iter([*inside, *outside]), None), called
+
+
+def _known_as(call: str, path: str, names: Mapping[str, str]) -> tuple[str, ...]:
+    """Dynamo's path of a module, with and without the variable that it begins with, and the model's name."""
+    in_variable = re.sub(r"^[LG]\['\w+'\]", "", path)
+    return plain_path(path), plain_path(in_variable), names.get(call.partition("@")[0], "")
+
+
+def _covers(pattern: str, path: str) -> bool:
+    """True if a path is one that the pattern names, or is inside of it."""
+    parts, names = pattern.split("."), path.split(".")
+    return bool(path) and len(parts) <= len(names) and all(map(_is_name, parts, names))
+
+
+def _is_name(part: str, name: str) -> bool:
+    first, _, last = part.partition("-")
+    if last:
+        return name.isdecimal() and int(first) <= int(name) <= int(last)
+    return fnmatchcase(name, part)
+
+
+def _mark(node: Node, hint: Hint) -> None:
+    """Of a view there is nothing to keep, and what runs once is not run again."""
+    policy = _POLICIES[hint[1]]
+    if may_run_twice(node) and not (is_view(node) and policy is CheckpointPolicy.MUST_SAVE):
+        node.meta.update(recompute=policy, dtr_hint=hint)
+
+
+def _makers(view: Node) -> Iterator[Node]:
+    """The operators that make what a view shows: one makes it, others may have taken views before."""
+    base: Node | None = view
+    while base is not None:
+        keys = set(storage_keys(base))
+        used = (node for node in base.all_input_nodes if not keys.isdisjoint(storage_keys(node)))
+        base = next((node for node in used if node.op == "call_function"), None)
+        if base is not None:
+            yield base
+
+
+def module_stack(node: Node) -> dict[str, tuple[str, object]]:
+    """The calls of modules that an operator runs in, the outermost first; in backward, its forward's."""
+    return node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+
+
+@functools.lru_cache(maxsize=4096)
+def plain_path(path: str) -> str:
+    """Without what Dynamo puts around the names: ``L['self'].blocks[0]`` is ``blocks.0``."""
+    return ".".join(name for name in re.findall(r"\w+", path) if name not in ("L", "self", "_modules"))
