@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -36,8 +36,7 @@ class InfeasibleBudgetError(DTRError, ValueError):
     ``smallest`` is the smallest budget for which a plan was found, ``lower_bound`` what no plan does without,
     ``baseline_peak`` the peak of the graph as it is, all in bytes.  The node named ``operator``, of the line
     ``source`` of the user's (or ``""``), needs more than was asked; ``pinned`` are the bytes that may not be
-    dropped when it runs, by kind (``"parameter"``, ``"input"``, ...), ``kept`` those that the backward pass
-    reads and hints keep, by hint.
+    dropped when it runs, by kind (``"parameter"``, ``"input"``, ...), ``kept`` the patterns of hints to keep.
     """
 
     asked: int
@@ -47,7 +46,7 @@ class InfeasibleBudgetError(DTRError, ValueError):
     operator: str
     source: str
     pinned: Mapping[str, int]
-    kept: Mapping[str, int] = field(default_factory=dict)
+    kept: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         # As positional arguments of the exception the fields survive copying and pickling.
@@ -57,7 +56,7 @@ class InfeasibleBudgetError(DTRError, ValueError):
         where = f" ({self.source})" if self.source else ""
         kinds = sorted(((size, kind) for kind, size in self.pinned.items() if size), reverse=True)
         pinned = ", ".join(f"{kind} {format_bytes(size)}" for size, kind in kinds) or "nothing"
-        kept = ", ".join(f"{pattern} {format_bytes(size)}" for pattern, size in self.kept.items())
+        kept = ", ".join(self.kept)
         beside = " beside the other graphs of its step" if "other graphs" in self.pinned else ""
         whose = "the step's" if beside else "its"
         return (

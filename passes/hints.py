@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule, Node
@@ -59,13 +59,13 @@ def _said(word: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.unsqueeze(0).squeeze(0)
 
 
-def parse_policy(given: object) -> tuple[Hint, ...]:
+def parse_policy(given: Any) -> tuple[Hint, ...]:
     """The hints that a user wrote, by pattern; OptionError for what cannot be understood."""
-    if given is None or isinstance(given, tuple):
-        return given or ()
-    if not isinstance(given, Mapping):
-        raise OptionError(f'policy={given!r}: write a dictionary, {{"blocks.*.attn": "recompute"}}')
-    for pattern, word in given.items():
+    try:
+        hints = dict(given or {})
+    except (TypeError, ValueError):
+        raise OptionError(f"policy={given!r}: write a dictionary, {{'blocks.*': 'recompute'}}") from None
+    for pattern, word in hints.items():
         if not (isinstance(pattern, str) and re.fullmatch(rf"{_PART}(\.{_PART})*", pattern)):
             why = "write a module's path, 'blocks.0.attn'; '*' is any name, '0-3' a range"
             raise OptionError(f"policy: {pattern!r} is no pattern: {why}")
@@ -73,9 +73,8 @@ def parse_policy(given: object) -> tuple[Hint, ...]:
             why = f"a budget of a part is not supported; the budget is the whole graph's, a part has {_WORDS}"
             raise OptionError(f"policy[{pattern!r}]={word!r}: {why}")
         if word not in list(_POLICIES):
-            guess = did_you_mean(word, _POLICIES) if isinstance(word, str) else ""
-            raise OptionError(f"policy[{pattern!r}]={word!r}: write one of {_WORDS}{guess}")
-    return tuple(given.items())
+            raise OptionError(f"policy[{pattern!r}]={word!r}: unknown{did_you_mean(word, _POLICIES)}")
+    return tuple(hints.items())
 
 
 def hint_of(node: Node) -> Hint | None:
@@ -87,10 +86,10 @@ def mark_hints(joint: GraphModule, hints: Sequence[Hint], names: Mapping[str, st
     """Mark the forward operators of AOTAutograd's joint graph as hints say; others keep the user's marks.
 
     Dynamo's paths begin with the module that is traced: another is known by the ``names`` that the model has
-    for its id, too, and itself by that for ``""``.
-    What is said of a tensor goes before what is said of a region, this before modules, and of these the
-    pattern with the most parts; of equals the first.  Each call of a module is a region of its own to
-    ``mark_of``, as if it were checkpointed: its result is saved if the next one runs again.
+    for its id, too, and itself by that for ``""``.  What is said of a tensor goes before what is said of a
+    region, this before modules, and of these the most exact.  Each call of a module that is recomputed is a
+    region of its own to ``mark_of``, as if it were checkpointed: its result is saved if the next one runs
+    again.
     """
     nodes = [node for node in joint.graph.nodes if node.op == "call_function"]
     ends = [at for at, node in enumerate(nodes) if node.meta.get("partitioner_tag") == "is_forward"]
@@ -99,7 +98,7 @@ def mark_hints(joint: GraphModule, hints: Sequence[Hint], names: Mapping[str, st
     if not hints and not said:
         return
     regions: dict[object, int] = {}
-    hints = sorted(hints, key=lambda hint: hint[0].count("."), reverse=True)
+    hints = sorted(hints, key=_exactness, reverse=True)
     find = functools.cache(functools.partial(_covering, hints, names or {}))
     for node in forward:
         stack = (("", ""), *((call, str(path)) for call, (path, _) in module_stack(node).items()))
@@ -121,22 +120,22 @@ def _covering(
     hints: Sequence[Hint], names: Mapping[str, str], region: str | None, stack: Sequence[tuple[str, str]]
 ) -> tuple[Hint | None, str]:
     """The hint for an operator, and the outermost call, else the region, that any hint has recomputed."""
-    paths = {call: _known_as(call, path, names) for call, path in stack}
 
-    def covers(hint: Hint, call: str) -> bool:
-        return any(_covers(hint[0], path) for path in paths[call])
+    def covers(hint: Hint, call: str, path: str) -> bool:
+        in_variable = re.sub(r"^[LG]\['\w+'\]", "", path)
+        known_as = plain_path(path), plain_path(in_variable), names.get(call.partition("@")[0], "")
+        return any(_covers(hint[0], name) for name in known_as)
 
     again = [hint for hint in hints if hint[1].endswith("recompute")]
-    called = next((call for call in paths if any(covers(hint, call) for hint in again)), region or "")
+    outermost = (call for call, path in stack if any(covers(hint, call, path) for hint in again))
     inside = [hint for hint in hints if region and _covers(hint[0], region)]
-    outside = (hint for hint in hints if any(covers(hint, call) for call in paths))
-    return next(iter([*inside, *outside]), None), called
+    inside += [hint for hint in hints if any(covers(hint, *entered) for entered in stack)]
+    return next(iter(inside), None), next(outermost, region or "")
 
 
-def _known_as(call: str, path: str, names: Mapping[str, str]) -> tuple[str, ...]:
-    """Dynamo's path of a module, with and without the variable that it begins with, and the model's name."""
-    in_variable = re.sub(r"^[LG]\['\w+'\]", "", path)
-    return plain_path(path), plain_path(in_variable), names.get(call.partition("@")[0], "")
+def _exactness(hint: Hint) -> tuple[int, int]:
+    """More parts are more exact, then fewer that stand for many."""
+    return hint[0].count("."), -sum("*" in part or "-" in part for part in hint[0].split("."))
 
 
 def _covers(pattern: str, path: str) -> bool:
@@ -161,13 +160,11 @@ def _mark(node: Node, hint: Hint) -> None:
 
 def _makers(view: Node) -> Iterator[Node]:
     """The operators that make what a view shows: one makes it, others may have taken views before."""
-    base: Node | None = view
-    while base is not None:
-        keys = set(storage_keys(base))
-        used = (node for node in base.all_input_nodes if not keys.isdisjoint(storage_keys(node)))
-        base = next((node for node in used if node.op == "call_function"), None)
-        if base is not None:
-            yield base
+    keys, node = set(storage_keys(view)), view
+    while makers := [used for used in node.all_input_nodes if not keys.isdisjoint(storage_keys(used))]:
+        node = makers[0]
+        if node.op == "call_function":
+            yield node
 
 
 def module_stack(node: Node) -> dict[str, tuple[str, object]]:

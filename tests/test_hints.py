@@ -187,7 +187,7 @@ def test_a_pattern_that_covers_nothing_is_said_aloud(caplog: pytest.LogCaptureFi
         ({"blocks[0]": "keep"}, "'blocks.0.attn'"),
         ({3: "keep"}, "'blocks.0.attn'"),
         ({"blocks": "recomptue"}, "did you mean 'recompute'"),
-        ({"blocks": True}, "write one of 'keep'"),
+        ({"blocks": True}, "choose one of 'keep'"),
         ({"blocks": {"budget": "2GiB"}}, "budget of a part is not supported"),
     ],
 )

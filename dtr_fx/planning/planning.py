@@ -243,6 +243,7 @@ class Planning:
         for value in {*graph.constants, *results}:
             kind = graph.values[value].kind if value in graph.constants else "output"
             pinned[kind] += graph.values[value].nbytes
+        kept = (hint_of(call.node) for call in graph.calls if call.mark is CheckpointPolicy.MUST_SAVE)
         return InfeasibleBudgetError(
             asked=budget,
             # As it is, the graph needs no saved states of random operators: where those weigh most, less.
@@ -252,17 +253,5 @@ class Planning:
             operator=node.name,
             source=source_line(node),
             pinned=dict(pinned),
-            kept=self._kept_by_hints(),
+            kept=tuple(dict.fromkeys(hint[0] for hint in kept if hint is not None)),
         )
-
-    def _kept_by_hints(self) -> dict[str, int]:
-        """Bytes that the backward pass reads and a hint lets nobody make again, by its pattern."""
-        calls, storage = self.graph.calls, self.graph.storage
-        read = {storage(value) for call in calls[self.graph.boundary :] for value in call.inputs}
-        kept: Counter[str] = Counter()
-        for call in calls[: self.graph.boundary]:
-            hint = hint_of(call.node)
-            if hint is not None and call.mark is CheckpointPolicy.MUST_SAVE:
-                held = read.intersection(call.outputs)
-                kept[hint[0]] += sum(self.graph.values[value].nbytes for value in held)
-        return dict(+kept)
