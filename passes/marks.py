@@ -40,6 +40,11 @@ def runs_again(node: Node) -> bool:
     return mark_of(node) in _AGAIN
 
 
+def saves_inputs(node: Node) -> bool:
+    """True if autograd saves what the operator reads: a checkpoint's, or one that a hint has run again."""
+    return mark_of(node) is not None and (asks_again(node) or "dtr_hint" not in node.meta)
+
+
 def is_marked(gm: GraphModule) -> bool:
     """True if an operator has a policy."""
     return any(map(mark_of, gm.graph.nodes))

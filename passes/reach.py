@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from torch.fx import GraphModule, Node
 
-from dtr_fx.passes.marks import mark_of
+from dtr_fx.passes.marks import saves_inputs
 from dtr_fx.passes.roles import role
 from dtr_fx.passes.tensors import is_backward, is_tangent, storage_keys
 from dtr_fx.runtime.steps import RECOMPUTE
@@ -71,7 +71,7 @@ def reached_by_caller(gm: GraphModule, *kinds: str) -> dict[int, Reached]:
     saved = {
         key
         for node in gm.graph.nodes
-        if node.op.startswith("call") and (is_backward(node) or mark_of(node) is not None)
+        if node.op.startswith("call") and (is_backward(node) or saves_inputs(node))
         for used in node.all_input_nodes
         for key in storage_keys(used)
     }

@@ -147,6 +147,20 @@ def test_inductor_obeys() -> None:
     assert hints["tail"].held == 0
 
 
+def test_what_is_kept_makes_no_input_safe_to_recompute_from() -> None:
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        kept = dtr_fx.keep(x.sin())
+        return (kept * weight).sum() + ((x * 2).exp() * weight).sum() + weight.cos().exp().sin().sum()
+
+    torch._dynamo.reset()
+    x, weight = torch.linspace(1, 2, 4096), torch.linspace(0, 1, 4096).requires_grad_()
+    options = {"budget": "90%", "cache": False}  # for which the exponential must be computed again
+    loss = torch.compile(function, backend="dtr", options=options)(x, weight)
+    x.add_(1)
+    with pytest.raises(dtr_fx.WrittenTensorError, match=r"L\['x'\] was written"):
+        loss.backward()
+
+
 def test_outside_of_compilation_nothing_is_done() -> None:
     x = torch.ones(3)
     with dtr_fx.region("here"):

@@ -144,6 +144,7 @@ class Retracer:
         self._takes_symbols = takes_symbols and bool(self._sized)
         self._serves_others = False
         self._symbolic: deque[SymbolicStep] = deque(maxlen=_MOST_STEPS)
+        self._has_reports = False
 
     @property
     def asks_the_device(self) -> bool:
@@ -190,8 +191,7 @@ class Retracer:
         seconds = time.perf_counter() - started
         named = self._named(arguments)
         reason = self._reason if self._last is None else _changes(self._last, named)
-        if self._last is None:
-            self._check_hints(reports, arguments)
+        self._check_hints(reports, arguments)
         self._last = named
         takes_numbers = symbolic is not None
         names = input_names(self.gm, arguments, with_numbers=takes_numbers)
@@ -244,9 +244,9 @@ class Retracer:
         with tracing_again(self._context, mode):
             return self._compile_for_one(arguments, mode, options)
 
-    def _check_hints(self, reports: Iterable[Report], arguments: Sequence[Any]) -> None:
-        """Say which hints cover nothing; of a part of a step that may be as the user means it."""
-        for report in reports:
+    def _check_hints(self, reports: Sequence[Report], arguments: Sequence[Any]) -> None:
+        """Say once which hints cover nothing; of a part of a step that may be as the user means it."""
+        for report in reports if not self._has_reports else ():
             modules = {re.sub(r"\b\d+\b", "*", event.module) for event in report.events if event.module}
             for hint in report.hints:
                 if hint.operators:
@@ -259,6 +259,8 @@ class Retracer:
                     raise OptionError(text)
                 else:
                     log.warning("%s", text)
+
+        self._has_reports |= bool(reports)
 
     def _compile_for_one(
         self, arguments: Sequence[Any], mode: FakeTensorMode, options: Options
