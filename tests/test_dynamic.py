@@ -190,6 +190,22 @@ def test_floats_that_vary_need_no_plan_of_their_own() -> None:
     assert len(reports) == 2
 
 
+def test_sizes_share_a_trace_beside_a_float_that_the_graph_depends_on() -> None:
+    def scaled(x: Tensor, share: float) -> Tensor:
+        return torch.nn.functional.dropout(x.sin(), share).cos()
+
+    forward = compiled(scaled, dynamic=True, budget="100%")
+    for rows, share in ((6, 0.5), (9, 0.5), (12, 0.5), (9, 0.25), (20, 0.25)):
+        x = torch.randn(rows, 8, requires_grad=True)
+        losses = []
+        for function in (forward, scaled):
+            torch.manual_seed(rows)
+            losses.append(function(x, share).sum())
+        ours, theirs = (torch.autograd.grad(loss, x) for loss in losses)
+        assert torch.equal(*ours, *theirs)
+    assert traces() < 5
+
+
 def test_a_shape_that_does_not_fit_leaves_the_others_working() -> None:
     model = mlp()
     forward = compiled(model, dynamic=True, budget=350_000)

@@ -30,7 +30,6 @@ from dtr_fx.compiler.dynamo import (
     sized_inputs,
     stores_watched,
     tracing_again,
-    without_bindings,
     without_numbers,
 )
 from dtr_fx.compiler.publish import publish
@@ -220,13 +219,18 @@ class Retracer:
             self._takes_symbols = False
             return None
         traces: list[Trace] = []
+        unbound = [None if isinstance(given, int) else given for given in arguments]
         try:
-            inputs = SymbolicInputs(self.gm, arguments)
+            inputs = SymbolicInputs(self.gm, arguments, self._fixed)
+            graph = bound(self.gm, unbound, self._fixed)
             with tracing_again(self._context, inputs.mode), stores_watched() as sources:
-                run = self._compile_step(without_bindings(self.gm), inputs.fakes, options, traces.append)
+                run = self._compile_step(graph, inputs.fakes, options, traces.append)
         except (InfeasibleBudgetError, OverBudgetError, OptionError):
             raise
         except Exception as reason:
+            if isinstance(reason, GuardOnDataDependentSymNode) and self._floats and not self._fixed:
+                self._fixed = self._floats
+                return self._compile_for_all(arguments, options, reports)
             log.info("sizes are fixed, as the graph does not trace with symbols for them: %s", reason)
             traces = []
         if len(traces) != 1:

@@ -25,10 +25,10 @@ class SymbolicInputs:
     """Fake inputs for a graph of Dynamo's: a symbol for each size that is a symbol there.
 
     The symbols are new, as Dynamo's may stand for less by now, and no two sizes share one: where the trace
-    takes sizes for equal it leaves a guard.
+    takes sizes for equal it leaves a guard.  Floats at the positions ``fixed`` are as they are.
     """
 
-    def __init__(self, gm: GraphModule, arguments: Sequence[Any]) -> None:
+    def __init__(self, gm: GraphModule, arguments: Sequence[Any], fixed: Iterable[int]) -> None:
         self._shapes = ShapeEnv()
         self.mode = FakeTensorMode(shape_env=self._shapes, allow_non_fake_inputs=True)
         placeholders = gm.graph.find_nodes(op="placeholder")
@@ -38,6 +38,7 @@ class SymbolicInputs:
             for at, (example, given) in enumerate(zip(examples, arguments))
         ]
         self._expressions = [[_expression(size) for size in _sizes(fake)] for fake in self.fakes]
+        self._fixed = {position: arguments[position].item() for position in fixed}
 
     def _fake(self, name: str, example: Any, given: Any) -> Any:
         if isinstance(given, Tensor):
@@ -64,7 +65,8 @@ class SymbolicInputs:
                 values.setdefault(expression, sympy.Integer(size))
         ranges = self._shapes.var_to_range
         holds = (
-            all(expression.xreplace(values) == size for expression, size in pairs)
+            all(arguments[position].item() == value for position, value in self._fixed.items())
+            and all(expression.xreplace(values) == size for expression, size in pairs)
             and all(size in ranges[symbol] for symbol, size in values.items())
             and all(guard.expr.xreplace(values) == sympy.true for guard in self._shapes.guards)
         )

@@ -135,15 +135,16 @@ class Planning:
 
     def _carry_over(self, order: Sequence[int]) -> Plan | None:
         """The plan of an order; None if it fits only with more that is recomputed, or not at all."""
-        graph, program, budget = self.graph, self.graph.program, self.limit
+        graph, budget = self.graph, self.limit
+        programs = [graph.program]
         if self._saved is not None:
-            program = limit_saved(program, graph.held_between_passes + self._saved, budget)
+            most = graph.held_between_passes + self._saved
+            programs.insert(0, limit_saved(graph.program, most, budget))
         try:
-            if execute_order(program, order, budget).order == order:
-                return execute_order(graph.program, order, budget)
+            plans = [execute_order(program, order, budget) for program in programs]
         except RunFailed:
-            pass
-        return None
+            return None
+        return plans[-1] if all(plan.order == order for plan in plans) else None
 
     def plan(self, *, saves_nothing: bool) -> tuple[int, Plan | None]:
         """The budget in bytes, and the plan for it; None for the graph as it is.  See ``rewrite``."""
