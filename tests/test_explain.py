@@ -166,6 +166,9 @@ def test_artifacts_for_torch_trace(torch_trace: io.StringIO) -> None:
     written = torch_trace.getvalue()
     assert '"name": "dtr_plan"' in written
     assert '"name": "dtr_diff"' in written
+    plans = [line for line in written.splitlines() if '"dtr_plan"' in line]
+    assert plans
+    assert all('"frame_compile_id"' in line for line in plans)  # tlparse lists them under the compilation
     assert report.to_json() in written
 
 

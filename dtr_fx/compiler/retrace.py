@@ -46,7 +46,7 @@ from dtr_fx.inspect.views import Report
 from dtr_fx.passes.propagate import fake_mode_of_values, static_mode
 from dtr_fx.planning.options import Budget, Options
 from dtr_fx.report import Relied
-from dtr_fx.torch_private import CompileContext, FakeTensorMode, is_followed, pytree
+from dtr_fx.torch_private import CompileContext, FakeTensorMode, compile_context, is_followed, pytree
 
 log = logging.getLogger(__name__)
 
@@ -195,8 +195,9 @@ class Retracer:
         takes_numbers = symbolic is not None
         names = input_names(self.gm, arguments, with_numbers=takes_numbers)
         published = tuple(_told(report, reason, names, held) for report in reports)
-        for report in published:
-            publish(report, self._options)
+        with compile_context(self._context or CompileContext(None)):  # for artifacts of TORCH_TRACE
+            for report in published:
+                publish(report, self._options)
         plan = LivePlan(self._compile_id, reason, named, published, error, seconds)
         step = CompiledStep(plan, _need(key, reports, smallest), run, takes_numbers)
         forget_with(step, sources if symbolic is None else sources - symbolic.sources)
