@@ -210,7 +210,7 @@ class Retracer:
         if not self._takes_symbols or fake_mode_of_values(arguments) is not None:
             return None
         with tracing_again(self._context, static_mode()):
-            found = step_for(arguments, options, self._symbolic)
+            found = step_for(arguments, options, tuple(self._symbolic))
         if found is not None:
             step, report = found
             reports.append(report)
