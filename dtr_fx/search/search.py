@@ -1,6 +1,6 @@
 """Plans near the optimum: many passes of the runtime, steered.
 
-    passes under a portfolio of policies, minimum cuts, segments  ──►  orders
+    passes under a portfolio of policies, minimum cuts, chains  ──►  orders
       └─ a short walk from each, a long one from the best         ──►  an order
            └─ the runtime carries the order out, and checks it    ──►  the plan
 
@@ -18,10 +18,11 @@ from functools import partial
 from dtr_fx.runtime import HEURISTICS, Plan
 from dtr_fx.runtime.program import Program
 from dtr_fx.search.bound import lower_bound
+from dtr_fx.search.chain import Chain, returns
 from dtr_fx.search.execute import execute_found
 from dtr_fx.search.lifetimes import Operators
 from dtr_fx.search.policies import Policy, Run, portfolio, run_policy
-from dtr_fx.search.starts import cuts, relieved, segmented
+from dtr_fx.search.starts import cuts, relieved
 from dtr_fx.search.timeline import Found, Timeline
 from dtr_fx.search.walk import walk
 
@@ -95,6 +96,7 @@ def smallest(program: Program, bound: int, seconds: float | None = None) -> Plan
     effort = default_effort(program) if seconds is None else seconds
     plan = smallest_by_passes(program, bound, _LOW, _LOWEST_PASSES * effort * _OPERATORS_PER_SECOND).plan
     line = Timeline(Operators.of(program), bound)
+    chain = None if program.backward is None else Chain(line, program.backward)
     low, refused, step = bound - 1, 0, max(1, _TOLERANCE * bound)
     trials = 2 + 2 * math.ceil(math.log2(max(1, (plan.peak - low) / step)))
     seconds = _LOWEST_WALKS * effort / trials
@@ -104,8 +106,8 @@ def smallest(program: Program, bound: int, seconds: float | None = None) -> Plan
         budget = bound if low < bound else (low + plan.peak) // 2
         line.budget = budget - program.constants
         found = trial(relieved(line, plan.order))
-        if found is None and program.backward is not None:
-            found = trial(segmented(line, program.backward))
+        if found is None and chain is not None:
+            found = next(filter(None, map(trial, returns(chain, line)[:1])), None)
         lower = None if found is None else execute_found(program, found.order, budget)
         if lower is None:
             low = budget
@@ -242,5 +244,5 @@ class _Search:
         starts: list[Sequence[int]] = [] if self._best is None else [self._best.order]
         backward = self._program.backward
         if backward is not None:
-            starts += [*cuts(self._line, backward), segmented(self._line, backward)]
+            starts += [*cuts(self._line, backward), *returns(Chain(self._line, backward), self._line)]
         return starts or [range(self._operators)]

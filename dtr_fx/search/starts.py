@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
-from itertools import accumulate
 
 import networkx as nx
 from networkx.algorithms.flow import boykov_kolmogorov
@@ -17,24 +16,10 @@ from dtr_fx.runtime.program import Call, Program
 from dtr_fx.search.lifetimes import Operators
 from dtr_fx.search.timeline import Found, Timeline
 
-_COUNTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 # Prices of bytes that are tried, as powers of two times the forward pass's cost for its bytes.
 _LOWEST, _HIGHEST, _BISECTIONS = -5.0, 7.0, 5
 # How many runs ago something was there that is kept in place of what is made from it.
 _RECENT = 50
-
-
-def segmented(line: Timeline, backward: int) -> list[int]:
-    """The cheapest order in segments (Chen et al., arXiv 1604.06174) that fits, else the nearest.
-
-    What enters a segment of the forward pass is saved, and the segment runs again.
-    """
-    operators = line.operators
-    wanted = _wanted(operators, backward)
-    segments = (_segments(operators, backward, count, wanted) for count in _COUNTS)
-    program = range(len(operators.makes))
-    orders = (_rerun(operators, program, backward, one.keys(), one.__getitem__) for one in segments)
-    return min(map(line.settle, orders), key=lambda found: (found.over, found.cost)).order
 
 
 def cuts(line: Timeline, backward: int) -> list[list[int]]:
@@ -43,12 +28,13 @@ def cuts(line: Timeline, backward: int) -> list[list[int]]:
     A cut chooses, as in PyTorch's partitioner, what to save at a price of a byte, and what to run again.
     """
     operators = line.operators
-    unit = sum(operators.again[:backward]) / max(1, sum(operators.size))
+    unit = price_of_bytes(operators, backward)
     low, high = _LOWEST, _HIGHEST
     found: list[Found] = []
+    wanted = read_back(operators, backward)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        again = cheapest_cut(operators, backward, unit * 2**middle)
+        again = cheapest_cut(operators, wanted, unit * 2**middle)
         program = range(len(operators.makes))
         order = _rerun(operators, program, backward, again, partial(_ancestors, operators, again))
         found.append(line.settle(order))
@@ -56,7 +42,13 @@ def cuts(line: Timeline, backward: int) -> list[list[int]]:
             low = middle
         else:
             high = middle
-    best = min((one for one in found if not one.over), key=lambda one: one.cost, default=None)
+    return best_and_nearest(found)
+
+
+def best_and_nearest(found: Sequence[Found]) -> list[list[int]]:
+    """The cheapest order that fits and, of those that cost less, the nearest, if any."""
+    fitting = [one for one in found if not one.over]
+    best = min(fitting, key=lambda one: one.cost, default=None)
     others = (one for one in found if one.over and (best is None or one.cost < best.cost))
     nearest = min(others, key=lambda one: one.over, default=None)
     return [one.order for one in (best, nearest) if one is not None]
@@ -138,51 +130,39 @@ def _made_afterwards(line: Timeline, slot: int, recent: int) -> list[int]:
     return sorted({operators.maker[storage] for storage, side in made_again - {"read"} if side == "in"})
 
 
-def _segments(operators: Operators, backward: int, count: int, wanted: Iterable[int]) -> dict[int, set[int]]:
-    """Each operator that runs again with those of its segment; all segments make as many bytes.
+def cheapest_cut(
+    operators: Operators, wanted: Iterable[int], price: float, first: int = 0, free: Container[int] = ()
+) -> set[int]:
+    """The operators that run again to have some storages, where saved bytes have a price.
 
-    The last one is not given up: the backward pass starts with it.
+    What is made before the operator ``first`` is there, and what is ``free`` is saved at no price.  An
+    operator on the sink's side of the cut runs again; a storage there whose operator does not is saved.
     """
-    made = [sum(operators.size[storage] for storage in operators.makes[op]) for op in range(backward)]
-    total = max(1, sum(made))
-    number = [min(count - 1, before * count // total) for before in accumulate(made[:-1], initial=0)]
-    needed = set(wanted)
-    for op in reversed(range(backward)):
-        if op in needed:
-            needed.update(maker for maker in _makers(operators, op) if number[maker] == number[op])
-    segments: list[set[int]] = [set() for _ in range(count)]
-    for op in needed:
-        if operators.repeats[op] and number[op] != number[-1]:
-            segments[number[op]].add(op)
-    return {op: segment for segment in segments for op in segment}
-
-
-def cheapest_cut(operators: Operators, backward: int, price: float) -> set[int]:
-    """The operators that run again where saved bytes have a price.
-
-    An operator on the sink's side of the cut runs again; a storage there whose operator does not is saved.
-    """
-    wanted = _wanted(operators, backward)
+    maker, repeats = operators.maker, operators.repeats
     graph = nx.DiGraph()
     graph.add_nodes_from(("saved", "read"))
-    for op in _closure(wanted, lambda op: _makers(operators, op) if operators.repeats[op] else []):
-        if operators.repeats[op]:
+
+    def further(op: int) -> list[int]:
+        return [made for made in makers(operators, op) if made >= first] if repeats[op] else []
+
+    for op in closure((maker[storage] for storage in wanted if maker[storage] >= first), further):
+        if repeats[op]:
             graph.add_edge("saved", op, capacity=operators.again[op])
-            graph.add_edges_from((("storage", storage), op) for storage in operators.reads[op])
+            read = (storage for storage in operators.reads[op] if maker[storage] >= first)
+            graph.add_edges_from((("storage", storage), op) for storage in read)
         else:
             graph.add_edge("saved", op)
         for storage in operators.makes[op]:
-            graph.add_edge(op, ("storage", storage), capacity=price * operators.size[storage])
-    for storage in {storage for reads in operators.reads[backward:] for storage in reads}:
-        if operators.maker[storage] in wanted:
-            graph.add_edge(("storage", storage), "read")
+            cost = 0 if storage in free else price * operators.size[storage]
+            graph.add_edge(op, ("storage", storage), capacity=cost)
+    graph.add_edges_from((("storage", storage), "read") for storage in wanted if maker[storage] >= first)
     _, (_, made_again) = nx.minimum_cut(graph, "saved", "read", flow_func=boykov_kolmogorov)
     return {node for node in made_again if isinstance(node, int)}
 
 
 def _ancestors(operators: Operators, again: set[int], op: int) -> set[int]:
     """One of the operators, and those of them that it is made from."""
-    return _closure([op], lambda op: [maker for maker in _makers(operators, op) if maker in again])
+    return closure([op], lambda op: [maker for maker in makers(operators, op) if maker in again])
 
 
 def _rerun(
@@ -201,7 +181,7 @@ def _rerun(
     given, order = order, list(order[:start])
     for op in given[start:]:
         now: set[int] = set()
-        for maker in _makers(operators, op):
+        for maker in makers(operators, op):
             if maker in again and maker not in done:
                 now |= companions(maker) - done
         order += [*sorted(now), op]
@@ -209,17 +189,22 @@ def _rerun(
     return order
 
 
-def _wanted(operators: Operators, backward: int) -> set[int]:
-    """The forward operators whose results the backward pass reads."""
-    makers = (maker for op in range(backward, len(operators.makes)) for maker in _makers(operators, op))
-    return {maker for maker in makers if maker < backward}
+def price_of_bytes(operators: Operators, backward: int) -> float:
+    """The forward pass's cost, for each byte that the program makes."""
+    return sum(operators.again[:backward]) / max(1, sum(operators.size))
 
 
-def _makers(operators: Operators, op: int) -> list[int]:
+def read_back(operators: Operators, backward: int) -> set[int]:
+    """The storages of the forward pass that the backward pass reads."""
+    read = {storage for reads in operators.reads[backward:] for storage in reads}
+    return {storage for storage in read if operators.maker[storage] < backward}
+
+
+def makers(operators: Operators, op: int) -> list[int]:
     return [operators.maker[storage] for storage in operators.reads[op]]
 
 
-def _closure(ops: Iterable[int], further: Callable[[int], Iterable[int]]) -> set[int]:
+def closure(ops: Iterable[int], further: Callable[[int], Iterable[int]]) -> set[int]:
     """The operators, and by the way of ``further`` all others that lead to them."""
     found = set(ops)
     unseen = list(found)

@@ -1,0 +1,384 @@
+"""Starts that know depth: the forward pass as a chain of segments, and the cheapest way back along it.
+
+    forward pass  ──►  segments, between places where little is live  ──►  what each saves, costs and needs
+      └─ a dynamic program over intervals of segments and the bytes that are left  ──►  an order
+
+To go back along an interval is to run its first segments and keep the state behind them, go back along the
+rest, and then along the first ones in the same way (Griewank and Walther's Revolve); or to run a few of them and
+save what their gradients read, as rotor does (Beaumont et al., arXiv 1911.13214), or what a cut leaves of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, Mapping
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dtr_fx.search.lifetimes import Operators
+from dtr_fx.search.starts import best_and_nearest, cheapest_cut, closure, makers, price_of_bytes
+from dtr_fx.search.timeline import Found, Timeline
+
+_Array = npt.NDArray[Any]
+
+# A place between segments is one where this many times its bytes are live before and behind it.
+_RISE = 2.0
+# The least cost of a segment, as a share of the average one's, and how many there are at most.
+_CHEAP, _MOST = 0.25, 1000
+# How many segments are saved by one cut, at which prices of a byte, as powers of two times the forward pass's
+# cost for its bytes.
+_CHUNKS = (1, 2, 4, 8)
+_PRICES = (-2.0, 0.0, 2.0, 4.0)
+# Of how many parts an interval is at least if it is parted not everywhere, and of how many a budget is.
+_PARTS = 8
+_UNITS = 256
+# How far above the budget, as a factor, the program may plan: it adds up what is never there at once.
+_ABOVE = 1.2
+
+
+class _Mode(NamedTuple):
+    """A way to save segments: the bytes saved, and made again; what runs for that first, and again."""
+
+    saved: int
+    made: int
+    run: list[int]
+    again: list[int]
+
+
+class Chain:
+    """The segments of a forward pass, with the operators of the backward pass that each is visited for.
+
+    A state is what is made before a place and read behind it.  ``line`` is lent, to measure on.
+    """
+
+    def __init__(self, line: Timeline, backward: int) -> None:
+        self.operators = operators = line.operators
+        last = {storage: op for storage, op in enumerate(operators.maker) if op < backward}
+        last.update((storage, op) for op in range(backward) for storage in operators.reads[op])
+        last = {storage: op for storage, op in last.items() if operators.repeats[operators.maker[storage]]}
+        self.bounds = [0, *_valleys(operators, backward, last), backward]
+        while (len(self.bounds) - 1) % _grid(len(self.bounds) - 1):
+            self.bounds.append(backward)
+        self.length = len(self.bounds) - 1
+        segment = [k for k in range(self.length) for _ in range(*self.bounds[k : k + 2])]
+        self._made = {storage: segment[operators.maker[storage]] for storage in last}
+        self._until = {storage: segment[op] for storage, op in last.items()}
+        self._assign(backward)
+        self._measure_states()
+        self.advance = [self._leading_to(k, k + 1, self._left(k, k + 1)) for k in range(self.length)]
+        self.leaf = [self._leading_to(k, k + 1, self._wanted(k, k + 1)) for k in range(self.length)]
+        self.internal = [self._bytes(self._wanted(k, k + 1)) for k in range(self.length)]
+        self._price = price_of_bytes(operators, backward)
+        self._known: dict[object, tuple[int, list[_Mode]]] = {}
+        self.modes = {
+            count: [self._modes(k, min(k + count, self.length)) for k in range(0, self.length, count)]
+            for count in _CHUNKS
+            if count < self.length
+        }
+        self.need = self._needs(line)
+
+    def _assign(self, backward: int) -> None:
+        """Visit each segment for the operators, in their order, that read nothing of earlier ones."""
+        level = self.length - 1
+        self.visits: list[list[int]] = [[] for _ in range(self.length)]
+        self._read: list[set[tuple[int, int]]] = [set() for _ in range(self.length)]
+        for op in range(backward, len(self.operators.makes)):
+            read = [storage for storage in self.operators.reads[op] if storage in self._made]
+            level = min([level, *(self._until[storage] for storage in read)])
+            self.visits[level].append(op)
+            for storage in read:
+                self._read[self._made[storage]].add((level, storage))
+
+    def _measure_states(self) -> None:
+        """``states[i, j]`` are the bytes of the state before segment j that segments from i on make."""
+        change = np.zeros((self.length + 1, self.length + 2), np.int64)
+        self._states: list[list[int]] = [[] for _ in range(self.length)]
+        for storage, made in self._made.items():
+            if self._until[storage] > made:
+                self._states[made].append(storage)
+                change[made, made + 1] += self.operators.size[storage]
+                change[made, self._until[storage] + 1] -= self.operators.size[storage]
+        self.states = change[::-1].cumsum(0)[::-1].cumsum(1)
+
+    def _wanted(self, first: int, after: int) -> set[int]:
+        """What is made and, on the way back, read in these segments."""
+        read = (pair for k in range(first, after) for pair in self._read[k])
+        return {storage for level, storage in read if first <= level < after}
+
+    def _left(self, first: int, after: int) -> set[int]:
+        """What is made in these segments for later ones."""
+        made = (storage for k in range(first, after) for storage in self._states[k])
+        return {storage for storage in made if self._until[storage] >= after}
+
+    def _leading_to(
+        self, first: int, after: int, storages: Iterable[int], among: Container[int] | None = None
+    ) -> list[int]:
+        """The operators of these segments, or those ``among`` them, by which storages are made."""
+        operators, ops = self.operators, range(self.bounds[first], self.bounds[after])
+
+        def counts(op: int) -> bool:
+            return op in ops and operators.repeats[op] and (among is None or op in among)
+
+        found = filter(counts, (operators.maker[storage] for storage in storages))
+        return sorted(closure(found, lambda op: filter(counts, makers(operators, op))))
+
+    def _modes(self, first: int, after: int) -> list[_Mode]:
+        """All that is wanted is saved, or as much as at a price; what is alike has the same modes."""
+        operators, ops = self.operators, range(self.bounds[first], self.bounds[after])
+        wanted, left = self._wanted(first, after), self._left(first, after)
+        base = min((storage for op in ops for storage in operators.makes[op]), default=0)
+        alike = (
+            tuple(sorted(storage - base for storage in wanted)),
+            tuple(sorted(storage - base for storage in left)),
+            tuple((operators.again[op], operators.repeats[op]) for op in ops),
+            tuple(tuple(s - base for s in operators.reads[op] if s >= base) for op in ops),
+            tuple(tuple(operators.size[storage] for storage in operators.makes[op]) for op in ops),
+        )
+        if alike not in self._known:
+            cut = partial(cheapest_cut, operators, wanted, first=ops.start, free=left)
+            cuts = [set(), *(set() if wanted <= left else cut(self._price * 2**price) for price in _PRICES)]
+            self._known[alike] = ops.start, [self._mode(first, after, again) for again in cuts]
+        start, modes = self._known[alike]
+        by = ops.start - start
+        return [
+            mode._replace(run=[op + by for op in mode.run], again=[op + by for op in mode.again])
+            for mode in modes
+        ]
+
+    def _mode(self, first: int, after: int, cut: set[int]) -> _Mode:
+        wanted, left = self._wanted(first, after), self._left(first, after)
+        again = self._leading_to(first, after, wanted, cut)
+        read = wanted.union(*(self.operators.reads[op] for op in again))
+        inside = {storage for storage in read if first <= self._made.get(storage, -1) < after}
+        saved = {storage for storage in inside if self.operators.maker[storage] not in cut} | left
+        run = self._leading_to(first, after, saved)
+        return _Mode(self._bytes(saved), self._bytes(wanted - saved), run, again)
+
+    def _needs(self, line: Timeline) -> list[int]:
+        """Of each segment the bytes beside states while it is visited, with what it makes again for that."""
+        writer = _Writer(self)
+        writer.run(0, self.length - 1, [])
+        ends = [len(writer.order)]
+        for k in reversed(range(self.length)):
+            writer.visit(k, k + 1, self.leaf[k])
+            ends.append(len(writer.order))
+        line.settle(writer.order)
+        slots = [*line.slots, line.end]
+        used = [line.used[slots[start] : slots[end]] for start, end in pairwise(ends)]
+        states = accumulate((int(self.states[k, k + 1]) for k in range(self.length - 1)), initial=0)
+        return [max([0, *part]) - before for part, before in zip(reversed(used), states)]
+
+    def _bytes(self, storages: Iterable[int]) -> int:
+        return sum(self.operators.size[storage] for storage in storages)
+
+
+class _Writer:
+    """An order as it is written: what runs for the first time does so in the program's order."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
+        self._reached = 0
+        self.order: list[int] = []
+
+    def run(self, first: int, after: int, again: Iterable[int]) -> None:
+        """Run segments; for more than the first time only the operators ``again``."""
+        if first < self._reached:
+            self.order += again
+        else:
+            self.order += range(self._chain.bounds[first], self._chain.bounds[after])
+            self._reached = after
+
+    def visit(self, first: int, after: int, again: Collection[int]) -> None:
+        """Go back along segments; each of the operators ``again`` runs when what it makes is first read."""
+        if first >= self._reached:
+            self.run(first, after, again := [])
+        operators, waiting = self._chain.operators, set(again)
+
+        def missing(op: int) -> list[int]:
+            return [maker for maker in makers(operators, op) if maker in waiting]
+
+        for op in (op for k in reversed(range(first, after)) for op in self._chain.visits[k]):
+            now = closure(missing(op), missing)
+            waiting -= now
+            self.order += [*sorted(now), op]
+
+
+class _Saving(NamedTuple):
+    """Of one way to save ``length`` segments: of each chunk the mode, its units, its cost, and its need."""
+
+    length: int
+    modes: list[_Mode]
+    units: _Array
+    cost: _Array
+    need: _Array
+
+
+class _Way:
+    """The cheapest way back along each interval of segments, for any number of units of bytes up to ``most``.
+
+    ``_costs[length][row, units]`` are those of the intervals that start at every so many segments, ``_picks``
+    how they begin: 0 if one segment is visited at once, the number of segments that a state is kept behind,
+    or less than 0 for one of ``_savings``.
+    """
+
+    def __init__(self, chain: Chain, most: int) -> None:
+        self._chain = chain
+        self._unit = max(1, most) / _UNITS
+        self._states, self._need = self._in_units(chain.states), self._in_units(chain.need)
+        self._advance = np.array([0.0, *accumulate(map(self._cost, chain.advance))])
+        self._savings = [
+            self._saving(count, [modes[number] for modes in kinds])
+            for count, kinds in chain.modes.items()
+            for number in range(1 + len(_PRICES))
+        ]
+        self._costs: dict[int, _Array] = {}
+        self._picks: dict[int, _Array] = {}
+        for length in range(1, chain.length + 1):
+            if length % _grid(length) == 0:
+                self._solve(length)
+        self.least = int(np.isinf(self._costs[chain.length][0]).sum())
+
+    def _in_units(self, nbytes: Any) -> _Array:
+        return np.rint(np.asarray(nbytes) / self._unit).astype(np.int64)
+
+    def _cost(self, ops: Iterable[int]) -> float:
+        return sum(self._chain.operators.again[op] for op in ops)
+
+    def _saving(self, count: int, modes: list[_Mode]) -> _Saving:
+        chain = self._chain
+        beside = [need - internal for need, internal in zip(chain.need, chain.internal)]
+        chunks = [slice(k * count, (k + 1) * count) for k in range(len(modes))]
+        both = [max(beside[chunk]) + mode.saved + mode.made for chunk, mode in zip(chunks, modes)]
+        need = [max(nbytes, *chain.need[chunk]) for chunk, nbytes in zip(chunks, both)]
+        cost = [self._cost(mode.run) + self._cost(mode.again) for mode in modes]
+        units = self._in_units([mode.saved for mode in modes])
+        return _Saving(count, modes, units, np.array(cost), self._in_units(need))
+
+    def _solve(self, length: int) -> None:
+        step, units = _grid(length), np.arange(_UNITS + 1)
+        starts = np.arange(0, self._chain.length - length + 1, step)
+        best = np.full((len(starts), _UNITS + 1), np.inf)
+        picks = np.zeros(best.shape, np.int16)
+        if length == 1:
+            leaves = np.array([self._cost(leaf) for leaf in self._chain.leaf])
+            best = np.where(units >= self._need[:, None], leaves[:, None], np.inf)
+        for number, saving in enumerate(self._savings):
+            rows = np.flatnonzero(starts % saving.length == 0)
+            if step <= saving.length <= length and len(rows):
+                chunks = starts[rows] // saving.length
+                costs = self._behind(starts[rows], saving.length, length, saving.units[chunks])
+                costs += saving.cost[chunks, None]
+                costs[units < saving.need[chunks, None]] = np.inf
+                cheaper = costs < best[rows]
+                best[rows] = np.where(cheaper, costs, best[rows])
+                picks[rows] = np.where(cheaper, -1 - number, picks[rows])
+        for kept in range(step, length, step):
+            costs = self._behind(starts, kept, length, self._states[starts, starts + kept])
+            costs += self._table(starts, kept)
+            costs += (self._advance[starts + kept] - self._advance[starts])[:, None]
+            cheaper = costs < best
+            np.copyto(best, costs, where=cheaper)
+            picks[cheaper] = kept
+        self._costs[length], self._picks[length] = best, picks
+
+    def _behind(self, starts: _Array, first: int, length: int, taken: _Array) -> _Array:
+        """The costs of the rest of intervals behind their first segments, where units are taken."""
+        left = np.arange(_UNITS + 1) - taken[:, None]
+        if first == length:
+            return np.where(left < 0, np.inf, 0.0)
+        costs = np.take_along_axis(self._table(starts + first, length - first), np.maximum(left, 0), 1)
+        costs[left < 0] = np.inf
+        return costs
+
+    def _table(self, starts: _Array, length: int) -> _Array:
+        table: _Array = self._costs[length][starts // _grid(length)]
+        return table
+
+    def order(self, units: int) -> list[int]:
+        """The order of the cheapest way, given so many units."""
+        chain, writer = self._chain, _Writer(self._chain)
+        pending: list[tuple[int, int, int, list[int] | None]] = [(0, chain.length, units, None)]
+        while pending:
+            start, length, units, again = pending.pop()
+            if again is not None:
+                writer.visit(start, start + length, again)
+            elif length:
+                pick = int(self._picks[length][start // _grid(length), units])
+                if pick == 0:
+                    writer.visit(start, start + 1, chain.leaf[start])
+                elif pick < 0:
+                    saving = self._savings[-1 - pick]
+                    chunk, after = start // saving.length, start + saving.length
+                    writer.run(start, after, saving.modes[chunk].run)
+                    pending.append((start, saving.length, 0, saving.modes[chunk].again))
+                    left = units - int(saving.units[chunk])
+                    pending.append((after, length - saving.length, left, None))
+                else:
+                    after = start + pick
+                    writer.run(start, after, [op for k in range(start, after) for op in chain.advance[k]])
+                    left = units - int(self._states[start, after])
+                    pending += [(start, pick, units, None), (after, length - pick, left, None)]
+        return writer.order
+
+
+def returns(chain: Chain, line: Timeline) -> list[list[int]]:
+    """The cheapest order along the chain that fits and, of those that cost less, the nearest, if any."""
+    way = _Way(chain, int(_ABOVE * line.budget))
+    found: list[Found] = []
+    low, high = way.least, _UNITS
+    while low <= high:
+        middle = (low + high + 1) // 2
+        found.append(line.settle(way.order(middle)))
+        if found[-1].over:
+            high = middle - 1
+        else:
+            low = middle + 1
+    return best_and_nearest(found)
+
+
+def _grid(length: int) -> int:
+    """At every so many segments intervals of a length start and are parted: a power of two."""
+    return int(2 ** max(0, (length // _PARTS).bit_length() - 1))
+
+
+def _valleys(operators: Operators, backward: int, last: Mapping[int, int]) -> list[int]:
+    """The operators of the forward pass before which little is live that it reads behind them.
+
+    ``last`` is the operator that last reads each storage.  Of places with little cost between them it is the
+    one with the least bytes.
+    """
+    change, made = [0] * (backward + 2), [0] * backward
+    for storage, end in last.items():
+        op, size = operators.maker[storage], operators.size[storage]
+        made[op] += size
+        change[op + 1] += size
+        change[end + 1] -= size
+    live = list(accumulate(change))
+    valleys: list[int] = []
+    at, before, behind = (
+        0,
+        0,
+        0,
+    )  # the lowest place since the last valley, the most since, and behind the place
+    for op in range(backward):
+        if op and before >= _RISE * live[op] and (not at or live[op] <= live[at]):
+            at, behind = op, 0
+        before, behind = (max(most, live[op] + made[op]) for most in (before, behind))
+        if at and behind >= _RISE * live[at]:
+            valleys.append(at)
+            at, before = 0, behind
+    done = [0.0, *accumulate(operators.again[:backward])]
+    near = done[-1] * max(_CHEAP / (len(valleys) + 1), 1 / _MOST)
+    places: list[int] = []
+    first = 0.0  # the cost before the first of the places of which the last one was chosen
+    for op in valleys:
+        if places and done[op] - first < near:
+            if live[op] <= live[places[-1]]:
+                places[-1] = op
+        elif done[op] >= near:
+            places.append(op)
+            first = done[op]
+    return places
