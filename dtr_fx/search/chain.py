@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dtr_fx.search.lifetimes import Operators
-from dtr_fx.search.starts import best_and_nearest, cheapest_cut, closure, makers, price_of_bytes
+from dtr_fx.search.starts import best_and_nearest, cheapest_cut, closure, makers, price_of_bytes, spared
 from dtr_fx.search.timeline import Found, Timeline
 
 _Array = npt.NDArray[Any]
@@ -27,13 +27,14 @@ _Array = npt.NDArray[Any]
 # A place between segments is one where this many times its bytes are live before and behind it.
 _RISE = 2.0
 # The least cost of a segment, as a share of the average one's, and how many there are at most.
-_CHEAP, _MOST = 0.25, 1000
+_CHEAP, _MOST = 0.5, 500
 # How many segments are saved by one cut, at which prices of a byte, as powers of two times the forward pass's
 # cost for its bytes.
 _CHUNKS = (1, 2, 4, 8)
 _PRICES = (-2.0, 0.0, 2.0, 4.0)
-# Of how many parts an interval is at least if it is parted not everywhere, and of how many a budget is.
-_PARTS = 8
+# Of how many parts an interval is at least that is not parted everywhere, among few segments and among many,
+# and of how many units a budget is.
+_PARTS_OF_FEW, _PARTS, _FEW = 16, 8, 128
 _UNITS = 256
 # How far above the budget, as a factor, the program may plan: it adds up what is never there at once.
 _ABOVE = 1.2
@@ -60,9 +61,11 @@ class Chain:
         last.update((storage, op) for op in range(backward) for storage in operators.reads[op])
         last = {storage: op for storage, op in last.items() if operators.repeats[operators.maker[storage]]}
         self.bounds = [0, *_valleys(operators, backward, last), backward]
-        while (len(self.bounds) - 1) % _grid(len(self.bounds) - 1):
-            self.bounds.append(backward)
         self.length = len(self.bounds) - 1
+        self._parts = _PARTS_OF_FEW if self.length <= _FEW else _PARTS
+        while self.length % self.step(self.length):  # the last segments may be empty
+            self.bounds.append(backward)
+            self.length += 1
         segment = [k for k in range(self.length) for _ in range(*self.bounds[k : k + 2])]
         self._made = {storage: segment[operators.maker[storage]] for storage in last}
         self._until = {storage: segment[op] for storage, op in last.items()}
@@ -79,6 +82,10 @@ class Chain:
             if count < self.length
         }
         self.need = self._needs(line)
+
+    def step(self, length: int) -> int:
+        """At every so many segments intervals of a length start and are parted: a power of two."""
+        return int(2 ** max(0, (length // self._parts).bit_length() - 1))
 
     def _assign(self, backward: int) -> None:
         """Visit each segment for the operators, in their order, that read nothing of earlier ones."""
@@ -237,7 +244,7 @@ class _Way:
         self._costs: dict[int, _Array] = {}
         self._picks: dict[int, _Array] = {}
         for length in range(1, chain.length + 1):
-            if length % _grid(length) == 0:
+            if length % self._chain.step(length) == 0:
                 self._solve(length)
         self.least = int(np.isinf(self._costs[chain.length][0]).sum())
 
@@ -258,7 +265,7 @@ class _Way:
         return _Saving(count, modes, units, np.array(cost), self._in_units(need))
 
     def _solve(self, length: int) -> None:
-        step, units = _grid(length), np.arange(_UNITS + 1)
+        step, units = self._chain.step(length), np.arange(_UNITS + 1)
         starts = np.arange(0, self._chain.length - length + 1, step)
         best = np.full((len(starts), _UNITS + 1), np.inf)
         picks = np.zeros(best.shape, np.int16)
@@ -267,7 +274,7 @@ class _Way:
             best = np.where(units >= self._need[:, None], leaves[:, None], np.inf)
         for number, saving in enumerate(self._savings):
             rows = np.flatnonzero(starts % saving.length == 0)
-            if step <= saving.length <= length and len(rows):
+            if saving.length % step == 0 and saving.length <= length and len(rows):
                 chunks = starts[rows] // saving.length
                 costs = self._behind(starts[rows], saving.length, length, saving.units[chunks])
                 costs += saving.cost[chunks, None]
@@ -294,7 +301,7 @@ class _Way:
         return costs
 
     def _table(self, starts: _Array, length: int) -> _Array:
-        table: _Array = self._costs[length][starts // _grid(length)]
+        table: _Array = self._costs[length][starts // self._chain.step(length)]
         return table
 
     def order(self, units: int) -> list[int]:
@@ -306,7 +313,7 @@ class _Way:
             if again is not None:
                 writer.visit(start, start + length, again)
             elif length:
-                pick = int(self._picks[length][start // _grid(length), units])
+                pick = int(self._picks[length][start // chain.step(length), units])
                 if pick == 0:
                     writer.visit(start, start + 1, chain.leaf[start])
                 elif pick < 0:
@@ -336,12 +343,10 @@ def returns(chain: Chain, line: Timeline) -> list[list[int]]:
             high = middle - 1
         else:
             low = middle + 1
-    return best_and_nearest(found)
-
-
-def _grid(length: int) -> int:
-    """At every so many segments intervals of a length start and are parted: a power of two."""
-    return int(2 ** max(0, (length // _PARTS).bit_length() - 1))
+    orders = best_and_nearest(found)
+    if orders and not line.settle(orders[0]).over:
+        orders[0] = spared(line)
+    return orders
 
 
 def _valleys(operators: Operators, backward: int, last: Mapping[int, int]) -> list[int]:

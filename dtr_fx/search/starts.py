@@ -65,6 +65,19 @@ def relieved(line: Timeline, order: Sequence[int]) -> list[int]:
     return min(given, line.settle(relief), key=lambda found: found.over).order
 
 
+def spared(line: Timeline) -> list[int]:
+    """The line's order, without the repeated runs, the dearest first, that it fits without."""
+    again = line.operators.again
+    for slot in sorted(line.repeated, key=lambda slot: (-again[line.op_at[slot]], slot)):
+        if slot in line.op_at:
+            line.remove(slot)
+            if line.over:
+                line.undo()
+            else:
+                line.commit()
+    return line.order
+
+
 def limit_saved(program: Program, most: int, budget: int) -> Program:
     """The program for plans within a budget that hold at most so many bytes between the passes."""
 
