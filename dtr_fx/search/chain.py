@@ -10,8 +10,7 @@ save what their gradients read, as rotor does (Beaumont et al., arXiv 1911.13214
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping
-from functools import partial
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -28,10 +27,10 @@ _Array = npt.NDArray[Any]
 _RISE = 2.0
 # The least cost of a segment, as a share of the average one's, and how many there are at most.
 _CHEAP, _MOST = 0.5, 500
-# How many segments are saved by one cut, at which prices of a byte, as powers of two times the forward pass's
-# cost for its bytes.
-_CHUNKS = (1, 2, 4, 8)
-_PRICES = (-2.0, 0.0, 2.0, 4.0)
+# How many segments are saved by one cut at most, if there are few, and at which prices of a byte, as factors on
+# the forward pass's cost for its bytes.
+_CHUNK = 8
+_PRICES = (16.0, 4.0, 1.0, 0.25)
 # Of how many parts an interval is at least that is not parted everywhere, among few segments and among many,
 # and of how many units a budget is.
 _PARTS_OF_FEW, _PARTS, _FEW = 16, 8, 128
@@ -78,14 +77,20 @@ class Chain:
         self._known: dict[object, tuple[int, list[_Mode]]] = {}
         self.modes = {
             count: [self._modes(k, min(k + count, self.length)) for k in range(0, self.length, count)]
-            for count in _CHUNKS
-            if count < self.length
+            for count in self._chunks()
         }
         self.need = self._needs(line)
 
     def step(self, length: int) -> int:
         """At every so many segments intervals of a length start and are parted: a power of two."""
         return int(2 ** max(0, (length // self._parts).bit_length() - 1))
+
+    def _chunks(self) -> Iterator[int]:
+        """How many segments are saved together: enough that every interval can begin with some."""
+        count = 1
+        while count <= max(_CHUNK, self.step(self.length)) and count < self.length:
+            yield count
+            count *= 2
 
     def _assign(self, backward: int) -> None:
         """Visit each segment for the operators, in their order, that read nothing of earlier ones."""
@@ -145,9 +150,12 @@ class Chain:
             tuple(tuple(operators.size[storage] for storage in operators.makes[op]) for op in ops),
         )
         if alike not in self._known:
-            cut = partial(cheapest_cut, operators, wanted, first=ops.start, free=left)
-            cuts = [set(), *(set() if wanted <= left else cut(self._price * 2**price) for price in _PRICES)]
-            self._known[alike] = ops.start, [self._mode(first, after, again) for again in cuts]
+            cuts: list[set[int]] = []
+            for price in _PRICES:  # what is not made again at one is not at a lower one
+                ended = wanted <= left or (cuts and not cuts[-1])
+                price *= self._price
+                cuts.append(set() if ended else cheapest_cut(operators, wanted, price, ops.start, left))
+            self._known[alike] = ops.start, [self._mode(first, after, again) for again in (*cuts, set())]
         start, modes = self._known[alike]
         by = ops.start - start
         return [

@@ -32,11 +32,11 @@ _THRASH = 11.0
 _THRASH_OF_MANY = 3.0
 # Operators of a pass per second of effort, on one core of an x86-64 server of 2024.
 _OPERATORS_PER_SECOND = 120_000
-_STARTS_SECONDS_PER_OPERATOR = 1e-4
+_STARTS_SECONDS_PER_OPERATOR = 1.5e-4
 _VISITS_PER_OPERATOR = 50
 # Of the effort: passes, and of what is left walks from each start.
 _PASSES = 0.25
-_STARTS = 0.3
+_STARTS = 0.15
 # The temperatures of these walks, of the last one, and of those over programs of so few operators.
 _COLD, _WARM, _HOT = 0.02, 0.3, 2.0
 # Of walks from the lowest plan, where all others recompute so much of the program or more:
