@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 from chains import chain
+from deep import chain as training_chain_of
+from deep import cost_of, lstm, optima
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from operator_graphs import cheapest, graphs
@@ -48,6 +50,7 @@ from dtr_fx.search import (
     Policy,
     default_effort,
     execute_order,
+    lower_bound,
     run_policy,
     search,
     smallest,
@@ -698,6 +701,26 @@ def test_plans_are_close_to_the_optimum():
     assert len(above) >= 12
     assert max(above.values()) <= 0.03, above
     assert statistics.mean(above.values()) <= 0.01, above
+
+
+@pytest.mark.parametrize(("layers", "seed"), [(50, None), (100, None), (50, 1)])
+def test_plans_of_long_chains_are_close_to_the_optimum(layers, seed):
+    """At memory for a quarter of the values, and for so few that layers run several times."""
+    graph = training_chain_of(layers, seed)
+    budgets = [round(share * graph.peak) for share in (0.25, 0.2)]
+    best = optima(graph, max(budgets))
+    for budget in budgets:
+        assert cost_of(graph.program, budget, 0.1) <= 1.01 * best[budget]
+
+
+def test_a_recurrent_network_has_cheap_plans_at_little_memory():
+    """In forward passes, at shares of what lies between the lower bound and the program's own peak."""
+    program = lstm(20, inputs=64, hidden=128)
+    bound, calls = lower_bound(program).nbytes, list(program.calls())
+    forward = sum(call.cost for call in calls[: program.backward])
+    for share, passes in ((0.2, 1.0), (0.15, 1.5)):
+        cost = cost_of(program, within(bound, program.peak, share), 0.2)
+        assert cost - program.cost <= passes * forward
 
 
 @by_name

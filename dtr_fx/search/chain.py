@@ -4,8 +4,8 @@
       └─ a dynamic program over intervals of segments and the bytes that are left  ──►  an order
 
 To go back along an interval is to run its first segments and keep the state behind them, go back along the
-rest, and then along the first ones in the same way (Griewank and Walther's Revolve); or to run a few of them and
-save what their gradients read, as rotor does (Beaumont et al., arXiv 1911.13214), or what a cut leaves of that.
+rest, and then along the first ones in the same way (Griewank and Walther's Revolve); or to run a few of them
+and save what their gradients read (rotor: Beaumont et al., arXiv 1911.13214), or what a cut leaves of that.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _Array = npt.NDArray[Any]
 _RISE = 2.0
 # The least cost of a segment, as a share of the average one's, and how many there are at most.
 _CHEAP, _MOST = 0.5, 500
-# How many segments are saved by one cut at most, if there are few, and at which prices of a byte, as factors on
-# the forward pass's cost for its bytes.
+# How many segments are saved by one cut at most, if there are few, and at which prices of a byte, as factors
+# on the forward pass's cost for its bytes.
 _CHUNK = 8
 _PRICES = (16.0, 4.0, 1.0, 0.25)
 # Of how many parts an interval is at least that is not parted everywhere, among few segments and among many,
