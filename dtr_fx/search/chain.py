@@ -247,12 +247,12 @@ class _Way:
         self._savings = [
             self._saving(count, [modes[number] for modes in kinds])
             for count, kinds in chain.modes.items()
-            for number in range(1 + len(_PRICES))
+            for number in range(len(kinds[0]))
         ]
         self._costs: dict[int, _Array] = {}
         self._picks: dict[int, _Array] = {}
         for length in range(1, chain.length + 1):
-            if length % self._chain.step(length) == 0:
+            if length % chain.step(length) == 0:
                 self._solve(length)
         self.least = int(np.isinf(self._costs[chain.length][0]).sum())
 
@@ -371,11 +371,7 @@ def _valleys(operators: Operators, backward: int, last: Mapping[int, int]) -> li
         change[end + 1] -= size
     live = list(accumulate(change))
     valleys: list[int] = []
-    at, before, behind = (
-        0,
-        0,
-        0,
-    )  # the lowest place since the last valley, the most since, and behind the place
+    at = before = behind = 0  # the lowest place since the last valley, the most live since, and behind it
     for op in range(backward):
         if op and before >= _RISE * live[op] and (not at or live[op] <= live[at]):
             at, behind = op, 0
