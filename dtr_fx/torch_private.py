@@ -72,7 +72,7 @@ _NAMES = {
     "Unsupported": "torch._dynamo.exc:Unsupported",  # why it refuses
     "graph_break_reasons": "torch._dynamo.utils:graph_break_reasons",  # why it compiled in parts
     "innermost_backend": "torch._dynamo.eval_frame:innermost_backend",  # what torch.compile was given
-    "lstm_decompositions": "torch._decomp.decompositions",  # chooses how an LSTM is traced
+    "rnn_decompositions": "torch._decomp.decompositions",  # how recurrent modules are traced
     "compile_lock": "torch._dynamo.convert_frame:compile_lock",  # held while it compiles
     "get_metrics_context": "torch._dynamo.utils:get_metrics_context",  # has the reason of a recompilation
     "reset_code": "torch._dynamo:reset_code",  # forgets the compilations of one function

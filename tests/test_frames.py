@@ -91,6 +91,34 @@ def test_a_recurrent_module_is_planned(kind: type[nn.RNNBase]) -> None:
     torch.testing.assert_close([parameter.grad for parameter in model.parameters()], expected)
 
 
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
+def test_between_the_layers_of_a_recurrent_module_is_its_dropout(
+    kind: type[nn.RNNBase], batch_first: bool
+) -> None:
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells = kind(8, 8, 2, dropout=0.5, bidirectional=batch_first, batch_first=batch_first)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.cells(x)[0].square().sum()
+
+    torch.manual_seed(0)
+    model, x = Deep(), torch.randn(3, 3, 8)
+    options = {"budget": "1GiB", "planner": "online", "strict": True}
+    compiled = torch.compile(model, backend="dtr", options=options)
+    for seed in (1, 2):
+        found = []
+        for function in (model, compiled):
+            torch.manual_seed(seed)
+            model.zero_grad()
+            loss = function(x)
+            loss.backward()
+            found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
+        torch.testing.assert_close(*found)
+
+
 def test_other_backends_trace_recurrent_modules_as_before() -> None:
     called = []  # from torch 2.15 on, what comes after the module
 

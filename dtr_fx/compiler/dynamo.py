@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import linecache
 import sys
 import weakref
@@ -33,8 +34,8 @@ from dtr_fx.torch_private import (
     dynamo_source,
     functorch_config,
     get_metrics_context,
-    lstm_decompositions,
     read,
+    rnn_decompositions,
     setting_of,
     source_loader,
     tracing,
@@ -175,7 +176,7 @@ def tracing_again(context: CompileContext | None, mode: FakeTensorMode) -> Itera
         tracing(TracingContext(mode)),
         _BACKWARD_TOO,
         _compiled_functions_callable(),
-        _lstm_in_steps(),
+        _recurrence_as_in_eager(),
     ):
         yield
 
@@ -203,15 +204,48 @@ def _compiled_functions_callable() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _lstm_in_steps() -> Iterator[None]:
-    """Trace every LSTM step by step: PyTorch's one operator for it on a CPU cannot be differentiated then."""
-    before = read(lstm_decompositions, "select_one_layer_lstm_function")
-    in_steps = read(lstm_decompositions, "one_layer_lstm")
-    lstm_decompositions.select_one_layer_lstm_function = lambda *_: in_steps
+def _recurrence_as_in_eager() -> Iterator[None]:
+    """Trace recurrent modules so that they can be differentiated, and with their dropout.
+
+    PyTorch (2.11 to 2.15) traces an LSTM on a CPU as one operator without a derivative, here it goes step by
+    step; and it leaves out the dropout between the layers of every recurrent module.
+    """
+    select = read(rnn_decompositions, "select_one_layer_lstm_function")
+    layers = read(rnn_decompositions, "_rnn_helper")
+    in_steps = read(rnn_decompositions, "one_layer_lstm")
+    rnn_decompositions.select_one_layer_lstm_function = lambda *_: in_steps
+    rnn_decompositions._rnn_helper = functools.partial(_with_dropout, layers)
     try:
         yield
     finally:
-        lstm_decompositions.select_one_layer_lstm_function = before
+        rnn_decompositions.select_one_layer_lstm_function = select
+        rnn_decompositions._rnn_helper = layers
+
+
+def _with_dropout(
+    run_layers: Callable[..., Any],
+    input: Tensor,
+    hidden: Sequence[Any],
+    params: Sequence[Any],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    layer_fn: Any,
+) -> tuple[Tensor, list[Any]]:
+    """The layers of a recurrent module, one by one, with dropout between them."""
+    input = input.transpose(0, 1) if batch_first else input
+    final: list[Any] = []
+    for layer in range(num_layers):
+        own = slice(layer * (1 + bidirectional), (layer + 1) * (1 + bidirectional))
+        settings = has_biases, 1, 0.0, train, bidirectional, False, layer_fn
+        input, found = run_layers(input, hidden[own], params[own], *settings)
+        final += found
+        if dropout and train and layer < num_layers - 1:
+            input = torch.dropout(input, dropout, train=True)
+    return input.transpose(0, 1) if batch_first else input, final
 
 
 @contextlib.contextmanager
