@@ -93,6 +93,7 @@ def many_lengths(layers: int) -> str:
         found = in_a_process("lengths", budget, backend, layers)
         cells = {str(length): f"{seconds:.1f}" for length, seconds in zip(LENGTHS, found)}
         rows.append({"": backend, "budget": budget or "", **cells, "all": f"{sum(found):.0f} s"})
+        print(*cells.values(), file=sys.stderr)
     return table(rows)
 
 

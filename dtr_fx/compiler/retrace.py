@@ -119,10 +119,10 @@ class CompiledStep:
 
 
 class Retracer:
-    """A graph of Dynamo's that is compiled for concrete sizes, whenever new ones come.
+    """A graph of Dynamo's, compiled whenever sizes come that no step of before serves.
 
-    Its inputs may have symbolic sizes; ``compile_step`` traces, plans and compiles a graph without symbols,
-    on fake inputs.
+    ``compile_step`` traces, plans and compiles it on fake inputs: with symbols for sizes if it
+    ``takes_symbols`` and the graph can be traced so, else for the sizes at hand.
     """
 
     def __init__(
