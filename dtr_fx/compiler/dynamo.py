@@ -60,28 +60,22 @@ def bound(gm: GraphModule, arguments: Sequence[Any], floats: Collection[int] = (
     """A copy for these arguments: where the graph takes a whole number, it now has the number.
 
     So it has for those ``floats``, given by position, that it takes as tensors and reads with ``item()``.
+    Symbols that Dynamo made for what only the data tell are forgotten; a new trace makes its own.
     """
-    copied = without_bindings(gm)
+    copied = copy_of_dynamos(gm)
     inputs = copied.graph.find_nodes(op="placeholder")
     numbers = {node: argument for node, argument in zip(inputs, arguments) if isinstance(argument, int)}
     for position in floats:
         readers = (user for user in inputs[position].users if user.target == "item")
         numbers.update(dict.fromkeys(readers, arguments[position].item()))
     for node in copied.graph.nodes:
+        node.meta.pop("unbacked_bindings", None)
         if not numbers.keys().isdisjoint(node.all_input_nodes):
             node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda used: numbers.get(used, used))
     for node in reversed(numbers):
         copied.graph.erase_node(node)
     if numbers:
         copied.recompile()
-    return copied
-
-
-def without_bindings(gm: GraphModule) -> GraphModule:
-    """A copy without the symbols that Dynamo made for what only the data tell: a trace makes its own."""
-    copied = copy_of_dynamos(gm)
-    for node in copied.graph.nodes:
-        node.meta.pop("unbacked_bindings", None)
     return copied
 
 

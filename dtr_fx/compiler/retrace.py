@@ -46,7 +46,7 @@ from dtr_fx.inspect.views import Report
 from dtr_fx.passes.propagate import fake_mode_of_values, static_mode
 from dtr_fx.planning.options import Budget, Options
 from dtr_fx.report import Relied
-from dtr_fx.torch_private import CompileContext, FakeTensorMode, compile_context, is_followed, pytree
+from dtr_fx.torch_private import CompileContext, compile_context, is_followed, pytree
 
 log = logging.getLogger(__name__)
 
@@ -245,9 +245,26 @@ class Retracer:
         return step
 
     def _compile(self, arguments: Sequence[Any], options: Options) -> Callable[..., Any]:
+        """Compile for these sizes alone.
+
+        Floats are any, unless the graph does not trace so: then they are told apart, too.
+        """
         mode = fake_mode_of_values(arguments) or static_mode()
-        with tracing_again(self._context, mode):
-            return self._compile_for_one(arguments, mode, options)
+        try:
+            with tracing_again(self._context, mode):
+                graph = bound(self.gm, arguments, self._fixed)
+                if any(isinstance(value, Tensor) and value.is_nested for value in arguments):
+                    raise GraphError(
+                        "an input is a nested tensor, whose sizes are no numbers: make it inside, by "
+                        "torch.nested.nested_tensor_from_jagged(values, offsets)"
+                    )
+                fakes = pytree.tree_map_only(Tensor, mode.from_tensor, without_numbers(arguments))
+                return self._compile_step(graph, fakes, options)
+        except GuardOnDataDependentSymNode:
+            if self._fixed or not self._floats:
+                raise
+        self._fixed = self._floats
+        return self._compile(arguments, options)
 
     def _check_hints(self, reports: Sequence[Report], arguments: Sequence[Any]) -> None:
         """Say once which hints cover nothing; of a part of a step that may be as the user means it."""
@@ -266,25 +283,6 @@ class Retracer:
                     log.warning("%s", text)
 
         self._has_reports |= bool(reports)
-
-    def _compile_for_one(
-        self, arguments: Sequence[Any], mode: FakeTensorMode, options: Options
-    ) -> Callable[..., Any]:
-        """Floats are any, unless the graph does not trace so: then they are told apart, too."""
-        graph = bound(self.gm, arguments, self._fixed)
-        if any(isinstance(value, Tensor) and value.is_nested for value in arguments):
-            raise GraphError(
-                "an input is a nested tensor, whose sizes are no numbers: make it inside, by "
-                "torch.nested.nested_tensor_from_jagged(values, offsets)"
-            )
-        fakes = pytree.tree_map_only(Tensor, mode.from_tensor, without_numbers(arguments))
-        try:
-            return self._compile_step(graph, fakes, options)
-        except GuardOnDataDependentSymNode:
-            if self._fixed or not self._floats:
-                raise
-        self._fixed = self._floats
-        return self._compile_for_one(arguments, mode, options)
 
     def _named(self, arguments: Sequence[Any]) -> dict[str, Any]:
         """The numbers that the graph takes; without any, the shapes."""

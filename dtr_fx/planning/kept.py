@@ -31,13 +31,13 @@ class KeptPlans:
 
     def __init__(self, folder: Path | None, *made_by: object) -> None:
         self._folder = None if folder is None else folder / "plans"
-        self._made_by = (_sources(), *made_by)
+        self._made_by = made_by
 
     def find(self, make: Callable[[], Plan | None], *question: object) -> Plan | None:
         """The plan that was made in answer to a question, or else is made now; None if there is none."""
         if self._folder is None:
             return make()
-        asked = repr((self._made_by, question))
+        asked = repr((_sources(), self._made_by, question))
         file = self._folder / f"{hashlib.sha256(asked.encode()).hexdigest()}.gz"
         try:
             return _read(file)
