@@ -64,7 +64,7 @@ def model() -> nn.Module:
     return Broken()
 
 
-@pytest.mark.parametrize("share", [0.7, 0.5])
+@pytest.mark.parametrize("share", [pytest.param(0.7, marks=pytest.mark.slow), 0.5])
 def test_the_peak_of_a_step_of_four_graphs(model: nn.Module, share: float) -> None:
     x = torch.randn(ROWS, WIDTH)
     gradients(model, model, x)
@@ -108,9 +108,15 @@ def part_by_part(model: Broken, backend: str, options: dict[str, Any]) -> Any:
     return model
 
 
-@pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize(
-    ("make", "compiled", "share"), [(Loss, whole, 0.8), (Broken, whole, 0.6), (Broken, part_by_part, 0.6)]
+    ("make", "compiled", "share", "strict"),
+    [
+        *((Loss, whole, 0.8, strict) for strict in (False, True)),
+        (Broken, whole, 0.6, False),
+        pytest.param(Broken, whole, 0.6, True, marks=pytest.mark.slow),
+        pytest.param(Broken, part_by_part, 0.6, False, marks=pytest.mark.slow),
+        (Broken, part_by_part, 0.6, True),
+    ],
 )
 def test_a_share_is_of_the_step(
     make: Callable[[], nn.Module], compiled: Any, share: float, strict: bool, caplog: pytest.LogCaptureFixture
@@ -238,12 +244,12 @@ class Pair(nn.Module):
 
 def test_two_threads_train_as_each_would_alone() -> None:
     """New sizes come to one thread while the other trains with those that it knows, in turn."""
-    sizes, budgets = (64, 48, 80, 32, 96), (650_000, 700_000)
+    sizes, budgets = (64, 48, 80), (650_000, 700_000)
 
     def train(number: int, forward: Any, model: nn.Module, both_are_there: threading.Barrier) -> list[Tensor]:
         generator = torch.Generator().manual_seed(number)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for step in range(28):
+        for step in range(16):
             rows = sizes[(step + 2 * number) // 4 % len(sizes)]
             if step % 4 == 0:
                 both_are_there.wait(timeout=60)
@@ -260,7 +266,7 @@ def test_two_threads_train_as_each_would_alone() -> None:
             for number, budget in enumerate(budgets):
                 torch.manual_seed(number)
                 model = Pair()
-                options = {"budget": budget, "planner": "online", "plans_kept": 3}
+                options = {"budget": budget, "planner": "online", "plans_kept": 2}
                 forward = torch.compile(model, backend="dtr", dynamic=True, options=options)
                 started.append(threads.submit(train, number, forward, model, both_are_there))
             return [thread.result() for thread in started]

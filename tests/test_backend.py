@@ -6,7 +6,7 @@ Every job runs at 100% and at the smallest budget that works; see ``steps``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import pytest
@@ -581,8 +581,19 @@ if torch.__version__ >= "2.12":  # before, Dynamo cannot trace them, whatever th
 # --- tests -------------------------------------------------------------------------------------------------
 
 
-def params(*cases: dict[str, Make]) -> list[Any]:
-    return [pytest.param(make, id=name) for group in cases for name, make in group.items()]
+# A shorter case shows the same, here or in another file.
+LONG = {
+    *("selective checkpoint", "graph break on data", "noise returned", "own generator", "decompositions"),
+    *("sparse bag", "gru cell", "spectral norm", "packed sequences", "pictures", "sequences", "reshaped"),
+}
+
+
+def params(*cases: dict[str, Make], slow: Container[str] = LONG) -> list[Any]:
+    return [
+        pytest.param(make, id=name, marks=[pytest.mark.slow] * (name in slow))
+        for group in cases
+        for name, make in group.items()
+    ]
 
 
 @pytest.mark.parametrize("make", params(CUSTOM, FLOW, RANDOM, STATE, VALUES, MODULES))
@@ -672,7 +683,7 @@ def test_inputs_of_several_shapes(make: Make) -> None:
     assert small.recomputes > 0
 
 
-@pytest.mark.parametrize("make", params(STATE))
+@pytest.mark.parametrize("make", params(STATE, slow={*STATE} - {"written through a view"}))
 def test_sizes_that_are_symbols_change_nothing(make: Make) -> None:
     full, small = check(make, dynamic=True)
     assert full.reports
@@ -691,6 +702,7 @@ def test_a_nested_tensor_is_refused_with_a_way_out() -> None:
         torch.compile(lambda x: x.sin() * 2, backend="dtr")(rows)
 
 
+@pytest.mark.little_effort
 def test_a_nested_region_has_no_budget() -> None:
     region = torch.compiler.nested_compile_region(lambda x, weight: chain(x @ weight).tanh())
     layer, x = linear(), rows()

@@ -49,6 +49,7 @@ def test_checkpointing_and_dtr_train_larger_batches(trials):
     assert trials[methods.EAGER].size < trials[methods.CHECKPOINT].size < trials[methods.DTR].size
 
 
+@pytest.mark.slow
 def test_a_second_run_goes_on_where_the_first_ended(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
         methods, "METHODS", {name: methods.METHODS[name] for name in (methods.EAGER, methods.DTR)}
@@ -89,6 +90,7 @@ def test_bad_arguments(arguments, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_network_that_fails_does_not_end_the_others(capsys, monkeypatch):
     broken = Subject("broken", "batch", 1, lambda batch: (nn.Linear(2, 2), (torch.ones(batch, 3),)))
     monkeypatch.setattr(methods, "METHODS", {methods.EAGER: methods.METHODS[methods.EAGER]})

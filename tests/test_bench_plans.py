@@ -43,6 +43,7 @@ HEADS = (
 )
 
 
+@pytest.mark.slow
 def test_a_quick_run_prints_every_table_and_goal(
     model_file: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,8 @@ import dtr_fx
 from dtr_fx import DTRError, OptionError
 from dtr_fx.runtime import Heuristic
 
+pytestmark = pytest.mark.little_effort
+
 QUICK = {"plan_seconds": 0.02}
 
 

@@ -17,6 +17,8 @@ from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
 from dtr_fx.report import Event, Point
 
+pytestmark = pytest.mark.little_effort
+
 MODEL = """
 import torch
 from torch import nn

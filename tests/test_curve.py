@@ -23,6 +23,8 @@ from dtr_fx.lab import baselines, zoo
 from dtr_fx.planning.options import Options
 from dtr_fx.report import Curve, CurvePoint
 
+pytestmark = pytest.mark.little_effort
+
 QUICK = {"plan_seconds": 0.02}
 
 

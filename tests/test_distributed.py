@@ -70,7 +70,7 @@ def steps(stack: Any, rank: int, backend: str | None, options: dict[str, Any] | 
     """Losses and parameters after three steps, with the highest peak of the last two above parameters."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    blocks = nn.Sequential(*(Block() for _ in range(4)))
+    blocks = nn.Sequential(*(Block() for _ in range(3)))
 
     def compiled(module: nn.Module) -> nn.Module:
         if backend is not None:
@@ -130,35 +130,47 @@ def of_both_ranks(work: Callable[..., Any], *arguments: Any) -> list[Any]:
     return found
 
 
-def with_and_without(rank: int) -> dict[str, list[Any]]:
-    """By stack: eager, aot_eager, a share, bytes; and DDP with Inductor, without dtr and with it."""
-    share, nbytes = ({"budget": budget, "planner": "online"} for budget in ("60%", "2MiB"))
-    given = [(None, None), ("aot_eager", None), ("dtr", share), ("dtr", nbytes)]
-    found = {stack.__name__: [steps(stack, rank, *each) for each in given] for stack in STACKS}
-    fused = [("inductor", None), ("dtr", {**share, "executor": "inductor"})]
-    return {**found, "inductor": [steps(ddp_outside, rank, *each) for each in fused]}
+SHARE, BYTES = ({"budget": budget, "planner": "online"} for budget in ("60%", "2MiB"))
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> list[dict[str, list[Any]]]:
-    """Of each rank."""
-    return of_both_ranks(with_and_without)
+def under_a_share(rank: int) -> dict[str, list[Any]]:
+    """By stack: eager, and a share."""
+    return {
+        each.__name__: [steps(each, rank, *given) for given in ((None, None), ("dtr", SHARE))]
+        for each in STACKS
+    }
+
+
+def test_a_share_holds_and_changes_nothing() -> None:
+    for outcome in of_both_ranks(under_a_share):
+        for stack, (eager, planned) in outcome.items():
+            assert is_same(planned, eager), stack
+            assert planned[2] <= 0.6 * eager[2], stack
+
+
+def under_bytes(rank: int) -> dict[str, list[Any]]:
+    """By stack: aot_eager, and bytes."""
+    given = [("aot_eager", None), ("dtr", BYTES)]
+    return {stack.__name__: [steps(stack, rank, *each) for each in given] for stack in STACKS}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stack", [stack.__name__ for stack in STACKS])
-def test_a_share_and_bytes_hold_and_change_nothing(stack: str, outcomes: list[dict[str, list[Any]]]) -> None:
-    for outcome in outcomes:
-        eager, expected, *planned = outcome[stack]
-        assert all(is_same(each, expected) for each in planned)
-        (*_, peak_of_share), (*_, peak_of_bytes) = planned
-        assert peak_of_share <= 0.6 * eager[2]
-        assert peak_of_bytes <= 2 * 2**20
+def test_bytes_hold_and_change_nothing() -> None:
+    for outcome in of_both_ranks(under_bytes):
+        for stack, (expected, planned) in outcome.items():
+            assert is_same(planned, expected), stack
+            assert planned[2] <= 2 * 2**20, stack
 
 
-def test_inductor_computes_the_same(outcomes: list[dict[str, list[Any]]]) -> None:
-    for outcome in outcomes:
-        expected, found = outcome["inductor"]
+def fused(rank: int) -> list[Any]:
+    """DDP with Inductor, without dtr and with it."""
+    given = [("inductor", None), ("dtr", {**SHARE, "executor": "inductor"})]
+    return [steps(ddp_outside, rank, *each) for each in given]
+
+
+@pytest.mark.slow
+def test_inductor_computes_the_same() -> None:
+    for expected, found in of_both_ranks(fused):
         assert is_same(found, expected)
 
 

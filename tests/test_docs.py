@@ -44,6 +44,8 @@ ALL = [*PAGES, ROOT / "RESULTS.md"]
 PARSED = {"README.md", "budget.md", "options.md", "paper.md"}
 # Pages with lines of a plan, which takes the whole effort of a search; elsewhere any plan will do.
 PLANS = {"tutorial.md"}
+# Pages that take long to run.
+LONG = {"tutorial.md", "diff.md", "trainers.md"}
 # What the extra "stacks" brings: blocks that import what is not installed are left out, and the page is
 # "skipped" once the others ran.
 STACKS = {"accelerate", "lightning", "peft", "transformers"}
@@ -101,7 +103,13 @@ def pictures() -> ModuleType:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=pytest.mark.slow if page.name in PLANS else pytest.mark.little_effort)
+        pytest.param(
+            page,
+            marks=[
+                *[pytest.mark.little_effort] * (page.name not in PLANS),
+                *[pytest.mark.slow] * (page.name in LONG),
+            ],
+        )
         for page in PAGES
     ],
     ids=lambda page: page.name,

@@ -272,6 +272,7 @@ def test_a_known_shape_is_looked_up() -> None:
     assert len(reports) == 3
 
 
+@pytest.mark.slow
 def test_random_shapes_leave_nothing_behind_beyond_the_plans_kept(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, logger="dtr_fx")  # pytest keeps each record, and with it a plan
     model = nn.Sequential(nn.Linear(8, 8), nn.GELU())
@@ -324,6 +325,7 @@ def _held() -> Held:
     return Held(len(everything), tracemalloc.get_traced_memory()[0], sum(sizes.values()))
 
 
+@pytest.mark.slow
 def test_a_gpt_on_sequences_of_many_lengths() -> None:
     torch.manual_seed(0)
     model, (tokens, targets) = zoo.gpt(layers=2, length=64)

@@ -95,7 +95,6 @@ def test_progress_bar_on_a_terminal(
     assert [row[0] for row in rows_of(capsys.readouterr().out)] == ["dtr 50%"]
 
 
-@pytest.mark.slow
 def test_budget_that_does_not_fit_is_explained() -> None:
     with pytest.raises(SystemExit) as stop:
         train_gpt.main([*SMALL, "--steps", "2", "--budget", "1%"])

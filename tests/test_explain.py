@@ -19,6 +19,8 @@ import dtr_fx
 from dtr_fx import Report
 from dtr_fx.inspect.html import render
 
+pytestmark = pytest.mark.little_effort
+
 
 class Net(nn.Module):
     """Layers with state of their own: batch norm has statistics, dropout draws numbers."""

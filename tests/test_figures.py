@@ -62,6 +62,7 @@ def rows(text):
 # The command
 
 
+@pytest.mark.slow
 def test_every_figure_is_written(log, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(command, "networks", lambda: [OperatorGraph.of(networks.linear(3))])
     folder = tmp_path / "new" / "figures"

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 import dtr_fx
 from dtr_fx.errors import UncompiledError
 
+pytestmark = pytest.mark.little_effort
+
 UNDER = {"budget": "100%", "plan_seconds": 0.02}
 TIGHT = {"max_overhead": "10%", "plan_seconds": 0.02}
 

@@ -19,7 +19,7 @@ from dtr_fx.runtime import HEURISTICS, Heuristic, Runtime, Storage, Tensor, para
 from dtr_fx.runtime.steps import BANISH, BUDGET, COMPUTE, DROP
 
 budgets = st.integers(6, 16)
-many = settings(max_examples=150)
+many = settings(max_examples=60)
 
 
 class History:

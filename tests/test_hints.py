@@ -12,6 +12,8 @@ import dtr_fx
 from dtr_fx.planning.options import Options
 from dtr_fx.report import HintStats, Report
 
+pytestmark = pytest.mark.little_effort
+
 
 class Block(nn.Module):
     def __init__(self) -> None:

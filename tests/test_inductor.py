@@ -34,7 +34,7 @@ WIDTH = 256
 class Residual(nn.Module):
     """x + inner(x), some times."""
 
-    def __init__(self, make: Callable[[], nn.Module], count: int = 6) -> None:
+    def __init__(self, make: Callable[[], nn.Module], count: int = 3) -> None:
         super().__init__()
         self.layers = nn.ModuleList(make() for _ in range(count))
 
@@ -119,12 +119,12 @@ def bytes_measured(model: nn.Module, forward: Callable[[Tensor], Tensor], x: Ten
 def test_the_measured_peak_is_within_the_budget():
     model, x, expected = made(attention_and_dropout)
     reports: list[Report] = []
-    options = {"budget": "50%", "executor": "inductor", "on_report": reports.append}
+    options = {"budget": "65%", "executor": "inductor", "on_report": reports.append}
     forward = torch.compile(model, backend="dtr", options=options)
     torch.testing.assert_close(step_of(model, forward, x), expected)
     [report] = reports
     assert report.recomputes
-    assert bytes_measured(model, forward, x) <= report.budget == report.baseline_peak // 2
+    assert bytes_measured(model, forward, x) <= report.budget == int(0.65 * report.baseline_peak)
 
 
 class Skips(nn.Module):
@@ -145,7 +145,7 @@ class Skips(nn.Module):
         return x
 
 
-@pytest.mark.parametrize(("make", "count", "budget"), [(Skips, 1, "65%"), (Gates, 6, "65%")])
+@pytest.mark.parametrize(("make", "count", "budget"), [(Skips, 1, "65%"), (Gates, 3, "65%")])
 def test_a_concatenation_takes_what_is_planned(make, count, budget):
     torch.manual_seed(0)
     torch._dynamo.reset()
@@ -211,6 +211,7 @@ def convolutions() -> nn.Module:
     )
 
 
+@pytest.mark.slow
 def test_every_gradient_of_convolutions_and_pooling():
     torch.manual_seed(0)
     torch._dynamo.reset()
@@ -240,7 +241,7 @@ def test_every_gradient_of_convolutions_and_pooling():
 def test_the_measured_peak_is_within_the_budget_on_a_gpu(make):
     torch.manual_seed(0)
     torch._dynamo.reset()
-    model, x = Residual(make).cuda(), torch.randn(8192, WIDTH, device="cuda")
+    model, x = Residual(make, 6).cuda(), torch.randn(8192, WIDTH, device="cuda")
     expected = step_of(model, torch.compile(model), x)
     torch._dynamo.reset()
     reports: list[Report] = []
@@ -271,11 +272,11 @@ def test_what_does_not_fit_is_an_error_and_leaves_no_setting_behind():
 def test_by_default_inductor_compiles_where_it_can_and_its_kernels_fit(monkeypatch, caplog):
     monkeypatch.setattr(backend, "_default_executor", lambda gm, inputs: "inductor if it fits")
     model, x, expected = made(norm_and_matmul)
-    found = step_of(model, torch.compile(model, backend="dtr", options={"budget": "60%"}), x)
+    found = step_of(model, torch.compile(model, backend="dtr", options={"budget": "80%"}), x)
     torch.testing.assert_close(found, expected)
     assert "runs eagerly" not in caplog.text
     torch._dynamo.reset()
-    smallest = dtr_fx.explain(model, (x,), budget="60%")[0].lower_bound
+    smallest = dtr_fx.explain(model, (x,), budget="80%")[0].lower_bound
     with pytest.raises(InfeasibleBudgetError):
         step_of(model, torch.compile(model, backend="dtr", options={"budget": smallest // 2}), x)
     assert "runs eagerly" in caplog.text
@@ -326,8 +327,8 @@ def test_a_second_compilation_is_read_from_the_cache():
             torch._dynamo.reset()
             torch._dynamo.utils.counters.clear()
             torch.manual_seed(0)
-            model, x, reports = Residual(gelu_mlp, 4), torch.randn(1024, WIDTH), []
-            options = {"budget": "60%", "executor": "inductor", "on_report": reports.append}
+            model, x, reports = Residual(gelu_mlp, 2), torch.randn(1024, WIDTH), []
+            options = {"budget": "80%", "executor": "inductor", "on_report": reports.append}
             step_of(model, torch.compile(model, backend="dtr", options=options), x)
             assert reports[0].recomputes
             assert torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"] == expected_hits
@@ -360,6 +361,7 @@ def target(tmp_path):
     return f"{path}:factory"
 
 
+@pytest.mark.slow
 def test_the_benchmark_beside_plain_inductor(target, capsys):
     command = ["bench", "steps", target, "--executor", "inductor", "--arg", "layers=6", "--budgets", "60%"]
     assert main([*command, "--pairs", "1", "--json"]) == 0
@@ -370,6 +372,7 @@ def test_the_benchmark_beside_plain_inductor(target, capsys):
     assert part["difference"] < 1e-5
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_what_plans_expect(target, capsys):
     command = ["bench", "costs", target, "--fusion", "--arg", "layers=6", "--budgets", "60%", "--pairs", "1"]
     assert main([*command, "--json"]) == 0
@@ -384,7 +387,7 @@ def test_sizes_that_vary():
     torch.manual_seed(0)
     model = Residual(gelu_mlp)
     reports: list[Report] = []
-    options = {"budget": "60%", "executor": "inductor", "on_report": reports.append}
+    options = {"budget": "80%", "executor": "inductor", "on_report": reports.append}
     step = torch.compile(model, backend="dtr", options=options, dynamic=True)
     for rows in (1024, 768):
         x = torch.randn(rows, WIDTH)

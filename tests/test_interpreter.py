@@ -12,6 +12,8 @@ import dtr_fx
 from dtr_fx import DTRInterpreter, InfeasibleBudgetError, measure_peak
 from dtr_fx.lab import zoo
 
+pytestmark = pytest.mark.little_effort
+
 
 def training_step() -> tuple[GraphModule, list[Tensor]]:
     """Loss and gradients of a small GPT with dropout, as one graph."""

@@ -23,6 +23,8 @@ from dtr_fx.passes.split import prepare
 from dtr_fx.planning.judge import Judgement, judge
 from dtr_fx.planning.options import Options
 
+pytestmark = pytest.mark.little_effort
+
 aten = torch.ops.aten
 MIB = 2**20
 SMALL = 64  # bytes that a kernel takes for the numbers among its arguments
@@ -208,7 +210,12 @@ def test_unknown_costs_are_refused() -> None:
 # Our own plans
 
 
-@pytest.mark.parametrize("name", MODELS)
+def sweep(*names: str) -> list[Any]:
+    """Only the first is not slow."""
+    return [names[0], *(pytest.param(name, marks=pytest.mark.slow) for name in names[1:])]
+
+
+@pytest.mark.parametrize("name", sweep("mlp", "resnet", "gpt", "unet", "lstm"))
 def test_the_judge_sees_of_a_plan_what_its_report_says(name: str) -> None:
     graph = joint(name).copy()
     prepare(graph, ())
@@ -249,13 +256,13 @@ def off(form: baselines.Pair) -> float:
     return judge(*form).above_constants / pairs.peak(form) - 1
 
 
-@pytest.mark.parametrize("name", ["gpt", "unet", "mlp"])
+@pytest.mark.parametrize("name", sweep("mlp", "gpt", "unet"))
 def test_pytorchs_graphs_reach_the_peak_that_is_judged(name: str) -> None:
     forms = [baselines.eager(joint(name)), *(baselines.min_cut(joint(name), budget) for budget in (0.5, 0.0))]
     assert [off(form) for form in forms] == pytest.approx([0.0] * len(forms), abs=0.02)
 
 
-@pytest.mark.parametrize("name", ["gpt", "resnet"])
+@pytest.mark.parametrize("name", sweep("resnet", "gpt"))
 def test_checkpointed_graphs_reach_the_peak_that_is_judged(name: str) -> None:
     """Dropout and batch norm are among what is recomputed."""
     with FakeTensorMode(allow_non_fake_inputs=True):

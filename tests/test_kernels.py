@@ -6,6 +6,7 @@ import copy
 import json
 from typing import Any
 
+import pytest
 import torch
 import torch.utils._pytree as pytree
 from hypothesis import given, settings
@@ -51,7 +52,7 @@ def bits(gm: GraphModule) -> list[bytes]:
     return [tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in found]
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(recipe=recipes)
 def test_a_graph_of_kernels_computes_the_same_and_so_does_what_it_expands_to(recipe: Recipe):
     gm = traced(recipe, "fake").gm
@@ -137,6 +138,7 @@ def test_what_is_fused_is_launched_with_its_readers():
     assert seconds(gm, "cos", CPU) >= costs.CPU.launch
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_generated_code(capsys):
     assert main(["bench", "costs", "--kernels", "--json"]) == 0
     seconds = json.loads(capsys.readouterr().out)

@@ -63,6 +63,7 @@ def test_the_ratio_hardly_grows():
     assert run_linear(20_000, "dtr-eq").ratio < 1.6
 
 
+@pytest.mark.slow
 def test_the_ratio_hardly_grows_with_banishing():
     assert run_linear(50_000, "dtr", deallocation="banish").ratio < 1.6
 

@@ -12,6 +12,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import dtr_fx
 from dtr_fx.report import Report
 
+pytestmark = pytest.mark.little_effort
+
 aten = torch.ops.aten
 
 

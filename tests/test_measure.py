@@ -9,6 +9,8 @@ import torch
 
 from dtr_fx.costs.measure import cpu_peaks, measure_peak
 
+pytestmark = pytest.mark.little_effort
+
 MiB = 2**20
 
 

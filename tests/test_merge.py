@@ -14,6 +14,8 @@ from dtr_fx.lab import baselines
 from dtr_fx.passes.split import MergeDuplicates
 from dtr_fx.planning.options import Options
 
+pytestmark = pytest.mark.little_effort
+
 
 def graph_of(function: object, *inputs: Tensor) -> GraphModule:
     return make_fx(function, tracing_mode="fake")(*inputs)

@@ -307,6 +307,20 @@ CASES: dict[str, list[Make]] = {
 }
 
 
+# One of a kind; -m slow runs them all.
+SOME = set(
+    "RReLU-0 MaxUnpool2d-0 LazyConv1d-0 BatchNorm2d-0 InstanceNorm1d-0 EmbeddingBag-2 RNN-0 CTCLoss-0 "
+    "TransformerEncoderLayer-0 CrossEntropyLoss-0 ParameterDict-0 DataParallel-0".split()
+)
+
+
+def cases() -> Iterator[Any]:
+    for name in classes():
+        for number, make in enumerate(CASES.get(name, ())):
+            case = f"{name}-{number}"
+            yield pytest.param(make, id=case, marks=() if case in SOME else pytest.mark.slow)
+
+
 def classes() -> Iterator[str]:
     for name, value in vars(nn).items():
         if isinstance(value, type) and issubclass(value, nn.Module) and not name.startswith("_"):
@@ -319,14 +333,7 @@ def test_every_class_is_trained_or_left_out_with_a_reason() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`NLLLoss2d` has been deprecated:FutureWarning")
-@pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(make, id=f"{name}-{number}")
-        for name in classes()
-        for number, make in enumerate(CASES.get(name, ()))
-    ],
-)
+@pytest.mark.parametrize("make", [*cases()])
 def test_a_module_trains_as_under_aot_eager(make: Make) -> None:
     full, small = check(make)
     assert full.reports

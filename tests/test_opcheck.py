@@ -20,6 +20,8 @@ from dtr_fx.compiler import inductor  # with all that a step can load
 from dtr_fx.passes import rng
 from dtr_fx.passes.drops import drop
 
+pytestmark = pytest.mark.little_effort
+
 aten = torch.ops.aten
 
 

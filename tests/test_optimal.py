@@ -30,7 +30,9 @@ SOLVERS = [solve_checkmate, solve_moccasin]
 
 # Total over base cost at budgets given as bytes: 40 / 35 and 45 / 35.
 @pytest.mark.parametrize("solve", SOLVERS)
-@pytest.mark.parametrize(("budget", "slowdown"), [(9, 1.143), (6.5, 1.286)])
+@pytest.mark.parametrize(
+    ("budget", "slowdown"), [(9, 1.143), pytest.param(6.5, 1.286, marks=pytest.mark.slow)]
+)
 def test_known_optima_of_a_chain_of_24_operators(solve, budget, slowdown):
     graph = training_chain(12)
     assert (len(graph), graph.peak) == (24, 14)
@@ -62,6 +64,7 @@ def outcome(solve: Any, graph: OperatorGraph, budget: float, **options: Any) -> 
     return solution.cost
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(graphs(), st.floats(0, 1))
 def test_both_find_the_cheapest_plan_in_stages(graph, share):

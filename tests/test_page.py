@@ -22,6 +22,8 @@ from dtr_fx.planning.options import Options
 from dtr_fx.report import KINDS, Event, Point, StorageStats
 from dtr_fx.units import format_bytes, format_percent, format_seconds
 
+pytestmark = pytest.mark.little_effort
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DESKTOP, PHONE = {"width": 1200, "height": 900}, {"width": 390, "height": 844}
 Open = Callable[..., Any]
@@ -409,6 +411,7 @@ def large(operators: int) -> Report:
     return Report(peak, peak, peak, 1, 1, 1.0, 1.1, "next-use", "cpu", *plan, seconds={})
 
 
+@pytest.mark.slow
 def test_a_plan_of_20000_nodes_is_small_opens_fast_and_scrolls_smoothly(open_page: Open) -> None:
     report = large(20_000)
     started = time.process_time()

@@ -26,6 +26,8 @@ from dtr_fx.costs.profile import Profile, Timings
 from dtr_fx.costs.roofline import resolve, roofline
 from dtr_fx.passes.propagate import propagate
 
+pytestmark = pytest.mark.little_effort
+
 CPU = torch.device("cpu")
 MODEL = """
 import torch

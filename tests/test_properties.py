@@ -93,7 +93,7 @@ def rewrite(case: Case, budget: int, **options: Any) -> tuple[GraphModule, Repor
 
 
 @pytest.mark.parametrize("build", BUILDS)
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(recipe=recipes, share=st.floats(-0.1, 0.9), heuristic=st.sampled_from(sorted(HEURISTICS)))
 def test_rewritten_graphs_do_the_same_within_the_budget(
     build: str, recipe: Recipe, share: float, heuristic: str

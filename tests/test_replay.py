@@ -217,8 +217,12 @@ SOME = {
 @pytest.mark.parametrize(
     ("name", "heuristic"),
     [
-        *itertools.product(("resnet32", "unet", "transformer"), SIX),
-        *((name, heuristic) for name in ("treelstm", "lstm") for heuristic in SOME[name]),
+        *itertools.product(("resnet32", "unet"), SIX),
+        *(
+            pytest.param(name, heuristic, marks=pytest.mark.slow)
+            for name in ("transformer", "treelstm", "lstm")
+            for heuristic in (SIX if name == "transformer" else SOME[name])
+        ),
     ],
 )
 def test_the_original_simulators_results_come_out(name, heuristic):
@@ -293,8 +297,12 @@ OURS = {("transformer", "dtr", "0.3"): 1.116, ("transformer", "dtr-eq", "0.2"): 
 @pytest.mark.parametrize(
     ("name", "heuristics"),
     [
-        *((name, OURS_TO_COMPARE) for name in ("resnet32", "unet", "transformer")),
-        *((name, ("dtr-eq", "dtr-local")) for name in ("treelstm", "lstm")),
+        *((name, OURS_TO_COMPARE) for name in ("resnet32", "unet")),
+        pytest.param("transformer", OURS_TO_COMPARE, marks=pytest.mark.slow),
+        *(
+            pytest.param(name, ("dtr-eq", "dtr-local"), marks=pytest.mark.slow)
+            for name in ("treelstm", "lstm")
+        ),
     ],
 )
 def test_by_our_own_rules_hardly_anything_differs(name, heuristics):

@@ -16,6 +16,8 @@ from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
 from dtr_fx.report import KINDS, Event, Point
 
+pytestmark = pytest.mark.little_effort
+
 MiB = 2**20
 
 

@@ -25,6 +25,8 @@ import dtr_fx
 from dtr_fx import InfeasibleBudgetError, Report
 from dtr_fx.passes import rng
 
+pytestmark = pytest.mark.little_effort
+
 WIDTH = 32
 ROWS = 2048
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -65,6 +67,9 @@ NOISES: dict[str, Noise] = {
     "normal": lambda x: x * torch.normal(x.detach(), 1.0),
     "multinomial": lambda x: x * x.gather(1, torch.multinomial(x.detach().sigmoid(), 1)),
 }
+
+
+FEW = ("dropout", "randperm", "normal")
 
 
 class Noisy(nn.Module):
@@ -165,7 +170,9 @@ def generators() -> list[Any]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize(
+    "noise", [pytest.param(noise, marks=[pytest.mark.slow] * (noise not in FEW)) for noise in NOISES]
+)
 def test_gradients_are_those_of_one_draw(noise: str, device: str) -> None:
     def make() -> nn.Module:
         return Noisy(NOISES[noise])
@@ -204,8 +211,10 @@ def test_noise_drawn_anew_would_be_noticed(device: str) -> None:
 @pytest.mark.parametrize(
     "draw",
     [
-        pytest.param(lambda x: torch.bernoulli(torch.full_like(x, 0.5)), id="bernoulli"),
-        pytest.param(lambda x: torch.rand_like(x), id="rand_like"),
+        pytest.param(
+            lambda x: torch.bernoulli(torch.full_like(x, 0.5)), id="bernoulli", marks=pytest.mark.slow
+        ),
+        pytest.param(lambda x: torch.rand_like(x), id="rand_like", marks=pytest.mark.slow),
         pytest.param(lambda x: F.dropout(torch.ones_like(x), 0.5), id="dropout"),
     ],
 )

@@ -792,7 +792,7 @@ class Replay:
             assert all(tensor.op.recomputable for tensor in storage.tensors if tensor in defined)
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(
     programs(),
     st.integers(6, 16),

@@ -411,7 +411,7 @@ def is_done(line: Timeline, op: int, slot: int) -> bool:
     return is_first or any(line.last_read(storage, slot) > slot for storage in line.operators.makes[op])
 
 
-@settings(max_examples=75)
+@settings(max_examples=30)
 @given(programs(), st.floats(0.6, 1), st.integers(0, 10))
 def test_the_runtime_carries_out_what_a_walk_finds(program, share, seed):
     operators = Operators.of(program)
@@ -687,6 +687,7 @@ OPTIMA = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.little_effort
 def test_plans_are_close_to_the_optimum():
     """Within 3% of the total cost each and 1% on average, wherever an exact planner proves its plan best."""
@@ -713,6 +714,7 @@ def test_plans_of_long_chains_are_close_to_the_optimum(layers, seed):
         assert cost_of(graph.program, budget, 0.1) <= 1.01 * best[budget]
 
 
+@pytest.mark.slow
 def test_a_recurrent_network_has_cheap_plans_at_little_memory():
     """In forward passes, at shares of what lies between the lower bound and the program's own peak."""
     program = lstm(20, inputs=64, hidden=128)

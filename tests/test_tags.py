@@ -14,6 +14,8 @@ from torch.fx import GraphModule
 import dtr_fx
 from dtr_fx import Report
 
+pytestmark = pytest.mark.little_effort
+
 
 def step(model: nn.Module, x: Tensor, budget: str | None) -> tuple[int, list[Tensor], Report | None]:
     """Peak above parameters and batch, gradients, and the report, under PyTorch's partitioner."""

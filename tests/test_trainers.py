@@ -43,6 +43,7 @@ def test_a_trainer_holds_the_budget_and_has_the_losses_that_it_had(name: str) ->
     assert ours.peak <= 0.65 * plain.peak
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_for_each_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dtr_fx.config, "planner", "online")
     table = list(rows(STACKS["each block by itself (torchtitan)"]))

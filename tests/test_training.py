@@ -119,6 +119,8 @@ def reproducible() -> Iterator[None]:
             torch.use_deterministic_algorithms(False)
 
 
+SLOW = ("resnet50_32", "lstm_cell")
+
 # The U-Net is not among the CUDA models: its loss over pixels has no kernel that adds in a fixed order.
 CUDA = [
     pytest.param(
@@ -135,7 +137,14 @@ CUDA = [
 
 
 @pytest.fixture(
-    scope="module", params=[*(pytest.param((name, "cpu"), id=name) for name in OPTIMIZERS), *CUDA]
+    scope="module",
+    params=[
+        *(
+            pytest.param((name, "cpu"), id=name, marks=[pytest.mark.slow] * (name in SLOW))
+            for name in OPTIMIZERS
+        ),
+        *CUDA,
+    ],
 )
 def study(request: pytest.FixtureRequest) -> Iterator[Study]:
     name, device = request.param
@@ -314,7 +323,7 @@ def test_tied_weights() -> None:
     assert "gradient of token.weight" in results
 
 
-@pytest.mark.parametrize("make", [small_gpt, small_unet])
+@pytest.mark.parametrize("make", [small_gpt, pytest.param(small_unet, marks=pytest.mark.slow)])
 def test_autocast(make: Callable[[], Trainee]) -> None:
     def use(trainee: Trainee, forward: Callable[..., Any]) -> list[Tensor]:
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -509,9 +518,9 @@ def test_validating_without_gradients_goes_on_where_its_own_share_cannot_be_reac
 ) -> None:
     """The graph of a validation step saves nothing, so a share of its small peak may be out of reach."""
     torch.manual_seed(0)
-    model, inputs = zoo.gpt(layers=2, length=32)
+    model, inputs = zoo.gpt(layers=1, width=32, heads=2, batch=8, length=16, vocab=20)
     reports: list[Report] = []
-    compiled = torch.compile(model, backend="dtr", options={"budget": "60%", "on_report": reports.append})
+    compiled = torch.compile(model, backend="dtr", options={"budget": "70%", "on_report": reports.append})
     compiled(*inputs).backward()
     assert not warnings_in(caplog)
     model.eval()
@@ -523,7 +532,7 @@ def test_validating_without_gradients_goes_on_where_its_own_share_cannot_be_reac
     assert validation.planned_peak <= training.budget
     assert validation.verdict == "left as it is"
     assert warnings_in(caplog) == [validation.summary()]
-    strict = torch.compile(model, backend="dtr", options={"budget": "60%", "strict": True})
+    strict = torch.compile(model, backend="dtr", options={"budget": "70%", "strict": True})
     with torch.no_grad(), pytest.raises(InfeasibleBudgetError):
         strict(*inputs)
 

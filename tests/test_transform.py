@@ -252,7 +252,7 @@ def test_views_of_parameters_are_no_storages_of_their_own() -> None:
 def test_the_measured_peak_is_the_planned_one() -> None:
     x = mib()
     gm = traced(chain, x)
-    for budget in (1.0, 0.9, 0.75, 0.6):
+    for budget in (1.0, 0.6):
         rewritten, report = dtr_fx.transform(gm, budget)
         assert report.planned_peak <= report.budget == int(budget * report.baseline_peak)
         assert peak_above_inputs(rewritten, x) == pytest.approx(report.planned_peak - MiB, abs=256)

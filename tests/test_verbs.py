@@ -307,6 +307,7 @@ def test_help_names_the_targets_and_shows_output(verb: str, capsys: pytest.Captu
 # Targets
 
 
+@pytest.mark.slow
 def test_an_operator_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_chain(tmp_path / "chain.log")
     text = printed(capsys, "diff", path, "--budget", "70%", "--heuristic", "lru")

@@ -17,6 +17,8 @@ from torch.utils import _pytree as pytree
 import dtr_fx
 from dtr_fx.costs import workspaces as workspace
 
+pytestmark = pytest.mark.little_effort
+
 
 class Upsampled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:

@@ -143,7 +143,9 @@ def test_an_input_may_be_written_as_under_eager(how: str) -> None:
     assert not reports[0].relied
 
 
-@pytest.mark.parametrize("how", WRITES)
+@pytest.mark.parametrize(
+    "how", ["copy_", *(pytest.param(how, marks=pytest.mark.slow) for how in ("data", "numpy"))]
+)
 def test_a_plan_that_needs_the_input_says_so_and_notices_a_write(how: str, caplog) -> None:
     def write(x: torch.Tensor, outputs: Any) -> None:
         WRITES[how](x)
