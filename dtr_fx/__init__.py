@@ -1,6 +1,7 @@
 """Dynamic tensor rematerialization for the PyTorch compiler: train inside a byte budget.
 
 torch.compile(model, backend="dtr", options={"budget": "60%"})
+dtr_fx.train_step(model, loss, optimizer, budget)
 dtr_fx.transform(gm, budget)
 dtr_fx.explain(model, inputs, budget)
 dtr_fx.sweep(gm); dtr_fx.smallest_budget(gm)
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from dtr_fx.compiler.explain import Reports, explain
     from dtr_fx.compiler.inductor import Partitioner
     from dtr_fx.compiler.retrace import LivePlan
+    from dtr_fx.compiler.train_step import TrainStep, train_step
     from dtr_fx.costs.measure import measure_peak
     from dtr_fx.errors import (
         DTRError,
@@ -61,6 +63,7 @@ __all__ = [
     "RecordError",
     "Report",
     "Reports",
+    "TrainStep",
     "UncompiledError",
     "WrittenTensorError",
     "boxed_compiler",
@@ -78,6 +81,7 @@ __all__ = [
     "smallest_budget",
     "sweep",
     "tag",
+    "train_step",
     "transform",
 ]
 
@@ -97,6 +101,7 @@ _NAMES = {
     "planning.judge": ("Judgement", "judge"),
     "compiler.dispatch": ("plans",),
     "compiler.retrace": ("LivePlan",),
+    "compiler.train_step": ("TrainStep", "train_step"),
     "costs.measure": ("measure_peak",),
     "lab.record": ("RecordError", "record_log"),
     "inspect.views": ("Report",),

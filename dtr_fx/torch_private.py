@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import logging
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +91,10 @@ _NAMES = {
     "top_saved_tensors_hooks": "torch._C._autograd:_top_saved_tensors_default_hooks",  # a checkpoint's region
     # AOTAutograd and FX.
     "functorch_config": "torch._functorch.config",  # when the backward graph is compiled, and caches
+    "DynamicShape": "torch._subclasses.fake_tensor:DynamicOutputShapeException",  # sizes by values
+    "DataDependent": "torch._subclasses.fake_tensor:DataDependentOutputException",  # a branch on a value
+    "Unfakeable": "torch._subclasses.fake_tensor:UnsupportedOperatorException",  # an operator without shapes
+    "aot_export_joint": "torch._functorch.aot_autograd:aot_export_joint_with_descriptors",  # without Dynamo
     "GradAOTOutput": f"{_DESCRIPTORS}:GradAOTOutput",  # a result of the backward pass
     "PlainAOTInput": f"{_DESCRIPTORS}:PlainAOTInput",  # an argument of the user's
     "PlainAOTOutput": f"{_DESCRIPTORS}:PlainAOTOutput",  # a result of the user's
@@ -242,6 +248,60 @@ def donate_nothing(metadata: Any) -> None:
     """Have AOTAutograd hand no saved tensor over to the backward graph for its own use."""
     read(metadata, "bw_donated_idxs")
     metadata.bw_donated_idxs = []
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Have ``torch.compiler.is_compiling()`` say yes, by which models tell that they are being traced."""
+    before = read(torch.compiler, "_is_compiling_flag")
+    try:
+        torch.compiler._is_compiling_flag = True
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+@contextlib.contextmanager
+def checkpoints_left_out() -> Iterator[None]:
+    """Have ``torch.utils.checkpoint`` call its function and do no more, where a trace sees both passes."""
+    from torch.utils import checkpoint
+
+    class Plain:
+        @staticmethod
+        def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+            return function(*args)
+
+    def plain(*args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+    names = "CheckpointFunction", "_checkpoint_without_reentrant_generator"
+    before = [read(checkpoint, name) for name in names]
+    try:
+        for name, stand_in in zip(names, (Plain, plain)):
+            setattr(checkpoint, name, stand_in)
+        yield
+    finally:
+        for name, own in zip(names, before):
+            setattr(checkpoint, name, own)
+
+
+def make_state(optimizer: torch.optim.Optimizer, parameters: Sequence[Any]) -> None:
+    """Have a stock optimizer make the state that it would make in its first step, of these parameters."""
+    if not hasattr(optimizer, "_init_group"):
+        return
+    wanted = {id(parameter) for parameter in parameters if parameter not in optimizer.state}
+    for group in optimizer.param_groups:
+        some = [parameter for parameter in group["params"] if id(parameter) in wanted]
+        try:
+            for parameter in some:  # of no memory: it is only looked at
+                parameter.grad = torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand_as(
+                    parameter
+                )
+            lists = inspect.signature(optimizer._init_group).parameters
+            optimizer._init_group({**group, "params": some}, *([] for _ in range(len(lists) - 1)))
+        finally:
+            for parameter in some:
+                parameter.grad = None
 
 
 def mark_boxed(run: Any) -> None:

@@ -16,6 +16,7 @@ from dtr_fx.passes.tensors import (
     is_backward,
     is_selection,
     is_tangent,
+    is_update,
     module_state,
     storage_bytes,
     storage_keys,
@@ -79,6 +80,8 @@ def _kind(node: Node, *, is_output: bool) -> str:
         return "recomputed"
     if is_backward(node):
         return "gradient"
+    if is_update(node):
+        return "optimizer"
     return "output" if is_output else "activation"
 
 

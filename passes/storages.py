@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -27,8 +28,10 @@ from dtr_fx.passes.tensors import (
     is_backward,
     is_selection,
     is_tangent,
+    is_update,
     module_state,
 )
+from dtr_fx.passes.updates import read_before_updates
 from dtr_fx.runtime.program import Call, Constant, Instruction, Keep, Output, Program, Release
 from dtr_fx.runtime.steps import COMPUTE
 from dtr_fx.torch_private import pytree
@@ -123,8 +126,12 @@ class GraphProgram:
 
     @cached_property
     def boundary(self) -> int | None:
-        """The number of the first step of the backward pass."""
-        return next((i for i, step in enumerate(self.calls) if is_backward(step.node)), None)
+        """The number of the first step of the backward pass; None if there are several, of micro-batches."""
+        passes = [is_backward(step.node) for step in self.calls if not is_update(step.node)]
+        starts = [i for i, (before, after) in enumerate(pairwise([False, *passes])) if after and not before]
+        if len(starts) != 1:
+            return None
+        return next(i for i, step in enumerate(self.calls) if is_backward(step.node))
 
     @property
     def saved_bytes(self) -> int:
@@ -186,7 +193,16 @@ def analyze(
     start = next((i for i, node in nodes if node.op.startswith("call") and is_backward(node)), -1)
     last_write = {**writes, **{key: max(start, writes.get(key, start)) for key in between}}
     program = GraphProgram(device, reached=reached)
-    analysis = _Analysis(program, cost, workspace, replays_randomness, writes, last_write, given_back(gm))
+    analysis = _Analysis(
+        program,
+        cost,
+        workspace,
+        replays_randomness,
+        writes,
+        last_write,
+        given_back(gm),
+        *read_before_updates(gm),
+    )
     for name, tensor in module_state(gm):
         analysis.constants[analysis.new_value(name, "parameter", held_by_tensor(tensor))] = None
     for position, node in enumerate(gm.graph.nodes):
@@ -200,7 +216,8 @@ class _Analysis:
     """The state of one reading of a graph.
 
     ``last_write`` is where each storage is changed last, be it by one of the graph's ``writes`` or between
-    the passes; what is ``given_back`` is there until the backward pass starts.
+    the passes; what is ``given_back`` is there until the backward pass starts.  ``read_before`` and ``stay``
+    are as of ``read_before_updates``.
     """
 
     program: GraphProgram
@@ -210,6 +227,8 @@ class _Analysis:
     writes: dict[int, int]
     last_write: dict[int, int]
     given_back: set[int]
+    read_before: dict[int, int]
+    stay: set[Node]
     keys: list[int] = field(default_factory=list)
     first_value: dict[int, int] = field(default_factory=dict)
     step_of: dict[Node, NodeCall] = field(default_factory=dict)
@@ -279,7 +298,7 @@ class _Analysis:
 
     def _add_operator(self, position: int, node: Node) -> None:
         mark = mark_of(node)
-        repeats = may_run_twice(node) and mark is not CheckpointPolicy.MUST_SAVE
+        repeats = may_run_twice(node) and mark is not CheckpointPolicy.MUST_SAVE and node not in self.stay
         step = NodeCall(node, inputs=self._inputs(node), recomputable=repeats, mark=mark)
         if step.recomputable:
             self._replay_randomness(step)
@@ -327,7 +346,8 @@ class _Analysis:
         """
         program, device = self.program, self.program.device.type
         for value in dict.fromkeys(map(program.storage, step.inputs)):
-            if position > self.last_write.get(self.keys[value], -1):
+            key = self.keys[value]
+            if position > self.last_write.get(key, -1) or position < self.read_before.get(key, -1):
                 continue
             used = step.node.all_input_nodes
             read = [node for node in used if value in map(program.storage, program.values_in(node))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable
+from itertools import repeat
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -12,6 +13,8 @@ from torch.fx import GraphModule, Node
 
 from dtr_fx.torch_private import FakeTensor, pytree, unset_fake_temporarily
 from dtr_fx.torch_private import storage_key as key_of
+
+UPDATE = "is_update"  # the tag of what an optimizer does, beside those of AOTAutograd
 
 
 def is_selection(node: Node) -> bool:
@@ -29,6 +32,11 @@ def is_backward(node: Node) -> bool:
     return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
 
 
+def is_update(node: Node) -> bool:
+    """True if the node is of an optimizer's update, in a whole step."""
+    return node.meta.get("partitioner_tag") == UPDATE
+
+
 def called_module(node: Node) -> torch.nn.Module:
     """The module that a ``call_module`` node calls."""
     return node.graph.owning_module.get_submodule(str(node.target))  # type: ignore[union-attr]
@@ -36,6 +44,8 @@ def called_module(node: Node) -> torch.nn.Module:
 
 def constant_kind(node: Node) -> str:
     """The kind of what a ``placeholder`` or ``get_attr`` node gives, as reports name it."""
+    if node.meta.get("dtr_state"):
+        return "optimizer"
     return "parameter" if node.op == "get_attr" or node.meta.get("dtr_parameter") else "input"
 
 
@@ -84,13 +94,31 @@ def held_by(node: Node) -> list[Held]:
         if held and getattr(node.target, "overloadpacket", None) in _COPIES_STORAGE:
             whole = held_by(cast(Node, node.args[0]))[0].nbytes
             held = [held[0]._replace(nbytes=max(whole, held[0].nbytes))]
+        if held and getattr(node.target, "overloadpacket", None) in _BATCH_NORMS:
+            held[1:3] = map(_of_statistics, held[1:3], repeat(node))
         found = node.meta["dtr_held"] = value, held
     return cast("list[Held]", found[1])
 
 
 # Of a view these copy all of its storage, which their fake values do not show.
 _aten = torch.ops.aten
+_BATCH_NORMS = (
+    _aten._native_batch_norm_legit,
+    _aten._native_batch_norm_legit_functional,
+    _aten.native_batch_norm,
+)
 _COPIES_STORAGE = (_aten.copy, _aten.slice_scatter, _aten.select_scatter, _aten.diagonal_scatter)
+
+
+def _of_statistics(held: Held, node: Node) -> Held:
+    """Batch norm on a CPU keeps them in the type of its weight; their fake values have the input's."""
+    read = [tensor for used in node.all_input_nodes for tensor in tensors_of(used.meta.get("val"))]
+    width = max(tensor.element_size() for tensor in read) // read[0].element_size()
+    return (
+        held
+        if held.device != "cpu"
+        else held._replace(nbytes=held.nbytes * width, elements=held.elements * width)
+    )
 
 
 def held_by_tensor(tensor: torch.Tensor) -> Held:

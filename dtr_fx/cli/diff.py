@@ -64,7 +64,7 @@ def _both(arguments: argparse.Namespace) -> tuple[Sequence[Report], Sequence[Rep
         raise CommandError(f"{arguments.target} holds plans that are made: give a second file, not --vs")
     given = plans.options_of(arguments)
     other = Options(**{**vars(given), **plans.parse_options(arguments.vs)})
-    plan = plans.planner_of(arguments.target, dict(arguments.arg))
+    plan = plans.planner(arguments)
     return plan(given), plan(other)
 
 

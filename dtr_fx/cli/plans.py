@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import sys
 from ast import literal_eval
@@ -32,7 +33,8 @@ TARGETS = """TARGET is one of
   FILE.log, FILE.log.gz       an operator log, as dtr-fx record writes it
 
 A model is compiled, run forward, and run backward from its output if that is a scalar, else from the sum of
-its floating-point outputs. Each graph that is traced on the way has a plan of its own.
+its floating-point outputs. Each graph that is traced on the way has a plan of its own. With --optimizer the
+whole training step is one graph, traced and not run, and a budget counts gradients and the optimizer's state.
 """
 
 Planner: TypeAlias = Callable[[Options], list[Report]]
@@ -59,6 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, html: bool = True) -> None
 def add_target(parser: argparse.ArgumentParser, help: str = "a model, a log or saved reports") -> None:
     """TARGET, and the arguments of its factory."""
     parser.add_argument("target", metavar="TARGET", help=help)
+    about = 'plan whole steps of this optimizer, with its settings: adamw, "sgd lr=0.1 momentum=0.9"'
+    parser.add_argument("--optimizer", type=optimizer, metavar="NAME", help=about)
     add_settings(parser)
 
 
@@ -87,6 +91,16 @@ def setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
+def optimizer(text: str) -> Callable[..., torch.optim.Optimizer]:
+    """An optimizer of ``torch.optim`` and its settings, as in ``sgd momentum=0.9``, to be made."""
+    name, *settings = text.split()
+    known = {name.lower(): kind for name, kind in vars(torch.optim).items() if isinstance(kind, type)}
+    kind = known.get(name.lower())
+    if kind is None or not issubclass(kind, torch.optim.Optimizer):
+        raise argparse.ArgumentTypeError(f"torch.optim has no {name!r}{did_you_mean(name.lower(), known)}")
+    return functools.partial(kind, **dict(map(setting, settings)))
+
+
 # Plans
 
 
@@ -102,7 +116,7 @@ def reports_of(arguments: argparse.Namespace, **more: Any) -> list[Report]:
     """The plans of the command's target; ``more`` are options."""
     if arguments.target.endswith(SAVED):
         return saved_reports(arguments.target, arguments)
-    return planner_of(arguments.target, dict(arguments.arg))(options_of(arguments, **more))
+    return planner(arguments)(options_of(arguments, **more))
 
 
 def options_of(arguments: argparse.Namespace, **more: Any) -> Options:
@@ -147,8 +161,12 @@ def saved_reports(path: str, arguments: argparse.Namespace | None = None) -> lis
     return reports
 
 
-def planner_of(target: str, settings: Mapping[str, Any]) -> Planner:
-    """Load a target; what is returned plans it, as often as it is called."""
+def planner(arguments: argparse.Namespace) -> Planner:
+    """Load the command's target; what is returned plans it, as often as it is called."""
+    target, settings = arguments.target, dict(arguments.arg)
+    if arguments.optimizer is not None:
+        step = whole_step(target, settings, arguments.optimizer)
+        return lambda options: [_planned(step, options)]
     if target.endswith(LOGS):
         from dtr_fx.lab.log_plans import LogPlanning
 
@@ -156,10 +174,8 @@ def planner_of(target: str, settings: Mapping[str, Any]) -> Planner:
         program = read(Path(target))
         return lambda options: [LogPlanning(program, options).report()]
     if target.endswith(_PROGRAM):
-        from dtr_fx.planning.transform import rewritten_copy
-
         graph = _exported_graph(target, settings)
-        return lambda options: [rewritten_copy(graph, options)[1]]
+        return lambda options: [_planned(graph, options)]
     model, inputs = load_target(target, **settings)
 
     # Only now: a mistyped option need not wait for compilation machinery.
@@ -181,6 +197,33 @@ def planner_of(target: str, settings: Mapping[str, Any]) -> Planner:
     return plan
 
 
+def _planned(graph: GraphModule, options: Options) -> Report:
+    from dtr_fx.planning.transform import rewritten_copy
+
+    with waiting("planning"):
+        return rewritten_copy(graph, options)[1]
+
+
+def whole_step(
+    target: str, settings: Mapping[str, Any], make: Callable[..., torch.optim.Optimizer]
+) -> GraphModule:
+    """The target's whole training step as one graph, without a plan."""
+    if target.endswith((SAVED, _PROGRAM, *LOGS)):
+        raise CommandError(f"{target} is no model: leave --optimizer out")
+    model, inputs = load_target(target, **settings)
+    if not isinstance(model, torch.nn.Module):
+        raise CommandError(f"{target}: a function has no parameters to train; give a module")
+
+    from dtr_fx.compiler.train_step import train_step
+    from dtr_fx.planning.step import call, loss_of
+
+    def loss(model: torch.nn.Module, inputs: Any) -> Any:
+        return loss_of(call(model, inputs))
+
+    with waiting(f"tracing {target}"), one_line(f"{target}: --optimizer"):
+        return train_step(model, loss, make(model.parameters())).graph(inputs)
+
+
 def _check_no(settings: Mapping[str, Any], target: str) -> None:
     if settings:
         raise CommandError(f"{target} is no factory: leave --arg out")
@@ -195,8 +238,11 @@ def _exported_graph(target: str, settings: Mapping[str, Any]) -> GraphModule:
         return torch.export.load(target).module()
 
 
-def graph_of(target: str, settings: Mapping[str, Any]) -> GraphModule:
-    """The target's training step as one graph, traced on fake tensors."""
+def graph_of(arguments: argparse.Namespace) -> GraphModule:
+    """The command's target as one graph, traced on fake tensors."""
+    target, settings = arguments.target, dict(arguments.arg)
+    if arguments.optimizer is not None:
+        return whole_step(target, settings, arguments.optimizer)
     if target.endswith(_PROGRAM):
         return _exported_graph(target, settings)
 

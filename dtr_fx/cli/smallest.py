@@ -66,4 +66,4 @@ def _smallest(arguments: argparse.Namespace) -> Report:
         planning = LogPlanning(program, replace(options, budget=min(planner.smallest.peak, program.peak)))
         planning.planner = planner
         return planning.report()
-    return smallest_plan(plans.graph_of(target, dict(arguments.arg)), options)
+    return smallest_plan(plans.graph_of(arguments), options)

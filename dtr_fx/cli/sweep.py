@@ -77,6 +77,23 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _compare(arguments: argparse.Namespace) -> Comparison:
     """Plan the target's training step for every budget, and judge other ways to run it."""
+    if arguments.optimizer is None:
+        graph, marks, notes = _beside_rivals(arguments)
+    else:
+        graph, marks = plans.graph_of(arguments), []
+        notes = ["a whole step: no rivals, which have a budget for two passes only"]
+    budgets = [*arguments.budgets, *(mark.peak for mark in marks)]
+    effort = {"plan_seconds": arguments.plan_seconds}
+    with progress("plans", len(budgets) + 1) as advance:
+        curve = sweep(graph, budgets, options=effort, watch=lambda done, of: advance(done))
+    if arguments.optimum is not None:
+        notes += _optimum(graph, curve, arguments.optimum, marks)
+    operators = sum(node.op.startswith("call") for node in graph.graph.nodes)
+    return Comparison(arguments.target.rpartition(":")[2], operators, curve, tuple(marks), tuple(notes))
+
+
+def _beside_rivals(arguments: argparse.Namespace) -> tuple[GraphModule, list[Mark], list[str]]:
+    """The two passes as one graph, other ways to run them, and what is to be said of these."""
     from dtr_fx.lab import baselines
     from dtr_fx.torch_private import FakeTensorMode
 
@@ -103,15 +120,7 @@ def _compare(arguments: argparse.Namespace) -> Comparison:
         for setting in tracked("PyTorch's partitioner", [tenths / 10 for tenths in range(10, -1, -1)]):
             beside("partitioner", f"{setting:.1f}", baselines.min_cut(joint, setting))
     # At its own peak the graph is only put into the order in which it runs.
-    graph, _ = baselines.plan(joint, Options())
-    budgets = [*arguments.budgets, *(mark.peak for mark in marks)]
-    effort = {"plan_seconds": arguments.plan_seconds}
-    with progress("plans", len(budgets) + 1) as advance:
-        curve = sweep(graph, budgets, options=effort, watch=lambda done, of: advance(done))
-    if arguments.optimum is not None:
-        notes += _optimum(graph, curve, arguments.optimum, marks)
-    operators = sum(node.op.startswith("call") for node in joint.graph.graph.nodes)
-    return Comparison(arguments.target.rpartition(":")[2], operators, curve, tuple(marks), tuple(notes))
+    return baselines.plan(joint, Options())[0], marks, notes
 
 
 def _optimum(graph: GraphModule, curve: Curve, limit: float, marks: list[Mark]) -> Iterator[str]:

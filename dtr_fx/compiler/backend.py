@@ -28,12 +28,14 @@ from dtr_fx.compiler.retrace import Record, Retracer
 from dtr_fx.compiler.symbolic import Trace
 from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
 from dtr_fx.inspect.views import Report
+from dtr_fx.passes.contract import VALUES, Pipeline
 from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.hints import mark_hints
 from dtr_fx.passes.marks import runs_again
 from dtr_fx.passes.reach import has_gradients
-from dtr_fx.passes.split import prepare, repeat_results, split
+from dtr_fx.passes.split import MergeDuplicates, prepare, repeat_results, split
 from dtr_fx.passes.tensors import graph_device
+from dtr_fx.passes.updates import EarlyUpdates, TagOwnBackward
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.step import Inputs, call, loss_of
 from dtr_fx.planning.transform import copy_of, rewrite_for_all
@@ -150,6 +152,7 @@ def _compile_eagerly(
     parameters = [isinstance(value, torch.nn.Parameter) for value in inputs]
 
     def compile_inference(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        Pipeline(TagOwnBackward(), MergeDuplicates(), EarlyUpdates(), given=(VALUES,))(gm)
         _rewrite(gm, options, record, saves_nothing=True)
         return boxed_compiler(gm, inputs)
 

@@ -170,7 +170,7 @@ def tracing_again(context: CompileContext | None, mode: FakeTensorMode) -> Itera
         tracing(TracingContext(mode)),
         _BACKWARD_TOO,
         _compiled_functions_callable(),
-        _recurrence_as_in_eager(),
+        recurrence_as_in_eager(),
     ):
         yield
 
@@ -198,7 +198,7 @@ def _compiled_functions_callable() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _recurrence_as_in_eager() -> Iterator[None]:
+def recurrence_as_in_eager() -> Iterator[None]:
     """Trace recurrent modules so that they can be differentiated, and with their dropout.
 
     PyTorch (2.11 to 2.15) traces an LSTM on a CPU as one operator without a derivative, here it goes step by

@@ -15,7 +15,7 @@ from dtr_fx.inspect.views import Report
 from dtr_fx.passes.hints import Hint, hint_of, module_stack, plain_path
 from dtr_fx.passes.roles import KEEP, SAVE_RNG, facts, origin_name, role
 from dtr_fx.passes.storages import GraphProgram
-from dtr_fx.passes.tensors import is_selection
+from dtr_fx.passes.tensors import is_selection, is_update
 from dtr_fx.planning.planner import Planner
 from dtr_fx.report import Choice, Event, HintStats, Point, StorageStats
 from dtr_fx.runtime import Plan
@@ -107,7 +107,7 @@ def events_of(gm: GraphModule, program: GraphProgram, after: Sequence[Point]) ->
         called = node if is_save else _maker(nodes.get(origin, node))
         if is_drop:
             live -= nbytes
-        tag = str(node.meta.get("partitioner_tag", ""))
+        tag = "backward" if is_update(node) else str(node.meta.get("partitioner_tag", ""))
         read = [source(used) for used in node.all_input_nodes]
         events.append(
             Event(
@@ -203,7 +203,7 @@ def stats_of(program: GraphProgram, events: Sequence[Event]) -> tuple[StorageSta
         own = program.values[number].kind
         if number in results:
             return "output"
-        return "unused" if own in ("input", "parameter") and number not in constants else own
+        return "unused" if own in ("input", "parameter", "optimizer") and number not in constants else own
 
     described = ((names[at], kind(at), program.values[at].nbytes) for at in _storages(program))
     return storage_stats(described, events)

@@ -13,7 +13,8 @@ _Self = TypeVar("_Self", bound="Report")
 
 # What live bytes are.  Activations are made by the forward pass, gradients by the backward pass, if they are
 # not recomputed; outputs are what the forward pass returns; what an operator takes for itself is temporary.
-KINDS = ("parameter", "input", "activation", "recomputed", "gradient", "output", "temporary")
+# The optimizer has its state, and in a whole step what it computes of it.
+KINDS = ("parameter", "optimizer", "input", "activation", "recomputed", "gradient", "output", "temporary")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from dtr_fx.report import Report
 
-_CONSTANT = ("parameter", "input")
+_CONSTANT = ("parameter", "optimizer", "input")
 
 
 @dataclass(eq=False)
