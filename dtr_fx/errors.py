@@ -37,6 +37,7 @@ class InfeasibleBudgetError(DTRError, ValueError):
     ``baseline_peak`` the peak of the graph as it is, all in bytes.  The node named ``operator``, of the line
     ``source`` of the user's (or ``""``), needs more than was asked; ``pinned`` are the bytes that may not be
     dropped when it runs, by kind (``"parameter"``, ``"input"``, ...), ``kept`` the patterns of hints to keep.
+    Where the smallest budget takes more than five forward passes again, ``sane`` is one that does not.
     """
 
     asked: int
@@ -47,6 +48,7 @@ class InfeasibleBudgetError(DTRError, ValueError):
     source: str
     pinned: Mapping[str, int]
     kept: tuple[str, ...] = ()
+    sane: int | None = None
 
     def __post_init__(self) -> None:
         # As positional arguments of the exception the fields survive copying and pickling.
@@ -63,7 +65,8 @@ class InfeasibleBudgetError(DTRError, ValueError):
             f"no plan fits this graph{beside} into {self._size(self.asked)}\n"
             f"  {whose} peak as it is: {self.baseline_peak} bytes = {format_bytes(self.baseline_peak)}\n"
             f"  smallest budget that works: {self._size(self.smallest)}\n"
-            f"  lower bound for any plan: {self._size(self.lower_bound)}\n"
+            + (f"  and with at most 5 forward passes again: {self._size(self.sane)}\n" if self.sane else "")
+            + f"  lower bound for any plan: {self._size(self.lower_bound)}\n"
             f"  operator that needs it: {self.operator}{where}\n"
             f"  pinned then: {pinned}\n"
             + (f"  kept by hints ('prefer keep' gives way): {kept}\n" if kept else "")

@@ -237,3 +237,20 @@ def test_a_loss_without_a_backward_pass_on_meta_is_an_error() -> None:
 
     with pytest.raises(dtr_fx.GraphError, match="no backward pass"):
         dtr_fx.explain(loss, (x, y))
+
+
+def test_a_plan_out_of_all_proportion_says_from_where_it_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    layers = [layer for _ in range(24) for layer in (nn.Linear(32, 32), nn.Tanh())]
+    model, x = nn.Sequential(*layers), torch.randn(512, 32)
+    with pytest.raises(dtr_fx.InfeasibleBudgetError, match="at most 5 forward passes") as caught:
+        dtr_fx.explain(model, x, "5%")
+    assert caught.value.sane is not None
+    with caplog.at_level(logging.WARNING, logger="dtr_fx"):
+        [dear] = dtr_fx.explain(model, x, caught.value.smallest)
+    assert any("at most 5" in record.getMessage() for record in caplog.records)
+    assert dear.sane_from is not None
+    [sane] = dtr_fx.explain(model, x, dear.sane_from)
+    assert sane.sane_from is None
+    assert not sane.caution
+    assert dear.budget < sane.budget < sane.baseline_peak
+    assert sane.overhead < dear.overhead

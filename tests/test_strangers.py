@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import random_steps
 import torch
 from against_eager import check
 from random_models import case_of, write_source
@@ -39,6 +40,11 @@ def test_a_random_model_trains_as_in_eager(seed: int) -> None:
     outcome = check(case_of(write_source(seed)))
     assert outcome.verdict != "failed", outcome.detail
     assert outcome.budgets or outcome.verdict == "refused"
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_a_random_model_trains_in_whole_steps_as_in_eager(seed: int) -> None:
+    assert random_steps.check(seed) == "equal"
 
 
 @functools.cache

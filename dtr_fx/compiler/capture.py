@@ -28,7 +28,7 @@ from dtr_fx.errors import GraphError, OptionError
 from dtr_fx.passes.contract import VALUES, Pipeline
 from dtr_fx.passes.hints import mark_hints
 from dtr_fx.passes.marks import check_marks
-from dtr_fx.passes.propagate import static_mode
+from dtr_fx.passes.propagate import Propagate, static_mode
 from dtr_fx.passes.split import ExecutionOrder, MergeDuplicates
 from dtr_fx.passes.tensors import UPDATE, is_tangent, storage_keys
 from dtr_fx.torch_private import (
@@ -139,9 +139,9 @@ class Tensors:
 class Captured(NamedTuple):
     """A traced step: it takes ``tensors``, numbers and the batch's tensors, and gives the loss's results.
 
-    Behind these it gives ``new_state``, entries of the optimizer's state that the step makes anew, as fake
-    tensors by number of the parameter and name;
-    ``results`` is how the loss nests its results, ``gradient_bytes`` are those of all gradients.
+    Behind these it gives ``new_state``, entries of the optimizer's state that the step makes anew, by number
+    of the parameter and name, here as fake tensors.  ``results`` is how the loss nests its results,
+    ``gradient_bytes`` are those of all gradients.  It ``writes_batch`` if the forward pass writes into it.
     """
 
     gm: GraphModule
@@ -149,6 +149,7 @@ class Captured(NamedTuple):
     results: Any
     new_state: dict[tuple[int, str], Tensor]
     gradient_bytes: int
+    writes_batch: bool
 
 
 def capture(
@@ -212,8 +213,9 @@ class _Capture:
         _label(gm, names, tensors)
         mark_hints(gm, ())
         check_marks(gm)
+        Pipeline(Propagate())(gm)
         gradients = sum(self._parameters[number].nbytes for number in joint.trained)
-        return Captured(gm, tensors, self._results, new_state, gradients)
+        return Captured(gm, tensors, self._results, new_state, gradients, joint.writes_batch)
 
     @property
     def _parameters(self) -> list[Tensor]:
@@ -332,13 +334,13 @@ def _name(number: Number) -> str:
 
 
 def _clipped(gradients: Mapping[int, Tensor], max_norm: float | None) -> Mapping[int, Tensor]:
-    """As ``clip_grad_norm_``, but not in place: what is dropped can be computed again."""
+    """As ``clip_grad_norm_`` does, one after the other."""
     if max_norm is None or not gradients:
         return gradients
     ordered = dict(sorted(gradients.items()))
     norm = get_total_norm(list(ordered.values()), foreach=False)
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    return {number: gradient * factor.to(gradient.device) for number, gradient in ordered.items()}
+    return {number: gradient.mul_(factor.to(gradient.device)) for number, gradient in ordered.items()}
 
 
 class _Joint:
@@ -367,6 +369,7 @@ class _Joint:
                 self._result_of[node].append(self._results)
                 self._results += 1
         self.trained = sorted(number for numbers in self._gradient_of.values() for number in numbers)
+        self.writes_batch = any(position >= states for position, _ in self._new)
         self._shared = _shared(gm, self._gradient_of)
 
     def run(

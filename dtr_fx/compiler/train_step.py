@@ -18,11 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 from dtr_fx.compiler.backend import boxed_compiler
 from dtr_fx.compiler.capture import PLAIN, Captured, StepModel, batch_size, capture, numbers_of
 from dtr_fx.compiler.publish import publish
-from dtr_fx.errors import InfeasibleBudgetError, OptionError
+from dtr_fx.errors import GraphError, InfeasibleBudgetError, OptionError
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.contract import VALUES, Pipeline
 from dtr_fx.passes.drops import LowerDrops
-from dtr_fx.passes.propagate import Propagate
 from dtr_fx.passes.updates import EarlyUpdates
 from dtr_fx.planning.options import Options, parse_budget
 from dtr_fx.planning.transform import copy_of, rewrite
@@ -161,22 +160,24 @@ class TrainStep:
         optimizer = self._optimizer
         numbers = {(number.group, number.name, number.position) for number in numbers_of(optimizer)}
         settings = tuple(
-            (
-                at,
-                name,
-                None if (at, name, None) in numbers or isinstance(value, (Tensor, tuple)) else repr(value),
-            )
+            (at, name, tuple(None if isinstance(one, (float, Tensor)) else repr(one) for one in several))
             for at, group in enumerate(optimizer.param_groups)
             for name, value in group.items()
             if name != "params"
+            for several in [value if isinstance(value, tuple) else (value,)]
         )
         state = tuple(tuple(optimizer.state.get(one, ())) for one in self._model.parameters())
         modules = tuple(
-            tuple((name, type(value), value) for name, value in vars(module).items() if type(value) in PLAIN)
+            (
+                tuple(
+                    (name, type(value), value) for name, value in vars(module).items() if type(value) in PLAIN
+                ),
+                (*module._forward_pre_hooks, *module._forward_hooks, *module._backward_hooks),
+            )
             for module in self._model.modules()
         )
         tensors = tuple(
-            (one.shape, one.dtype, one.device, one.requires_grad)
+            (one.shape, one.stride(), one.dtype, one.device, one.requires_grad)
             for one in (*self._model.parameters(), *self._model.buffers())
         )
         devices = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
@@ -240,17 +241,15 @@ class TrainStep:
     def _made(self, leaves: Sequence[Any], nesting: Any) -> _Step:
         """The step for a layout, and the one after it if this one makes state for the optimizer."""
         step = self._fitting(leaves, nesting)
-        self._keep(leaves, nesting, step)
+        found = {self._key(leaves, nesting): step}
         if step.new_state:
             with self._state_as_before():
                 self._add_state(step.new_state)
-                self._keep(leaves, nesting, self._fitting(leaves, nesting))
-        return step
-
-    def _keep(self, leaves: Sequence[Any], nesting: Any, step: _Step) -> None:
-        self._steps[self._key(leaves, nesting)] = step
-        while len(self._steps) > self._options.plans_kept:
+                found[self._key(leaves, nesting)] = self._fitting(leaves, nesting)
+        self._steps.update(found)
+        while len(self._steps) > self._options.plans_kept + 1:
             del self._steps[next(iter(self._steps))]
+        return step
 
     def _fitting(self, leaves: Sequence[Any], nesting: Any) -> _Step:
         """A step in as few parts as fit, if that is left open."""
@@ -304,12 +303,15 @@ class _Step:
     def __init__(self, captured: Captured, run: Callable[[list[Any]], Any]) -> None:
         self._tensors = captured.tensors
         self._results = captured.results
+        self._writes_batch = captured.writes_batch
         self.new_state = captured.new_state
         self._run = run
 
     def __call__(self, model: StepModel, optimizer: torch.optim.Optimizer, leaves: Sequence[Any]) -> Any:
         numbers = [number.value for number in numbers_of(optimizer)]
         batch = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if self._writes_batch and len({tensor.untyped_storage().data_ptr() for tensor in batch}) < len(batch):
+            raise GraphError("the model writes into its batch, of which two tensors share memory: clone one")
         with torch.no_grad():
             found = self._run([*self._tensors.values(model, optimizer), *numbers, *batch])
         parameters = list(model.parameters())
@@ -335,7 +337,7 @@ def _planned(captured: Captured, options: Options) -> tuple[_Step, Report]:
     """Plan a traced step; updates come early, or where they stood if only that fits."""
     gm = captured.gm
     as_traced = copy_of(gm)
-    Pipeline(Propagate(), EarlyUpdates())(gm)
+    Pipeline(EarlyUpdates(), given=(VALUES,))(gm)
     try:
         report = rewrite(gm, options)
     except InfeasibleBudgetError as error:

@@ -40,7 +40,7 @@ def circumstances(report: Report) -> str:
     return (
         f"{_DECIDED.get(report.heuristic, report.heuristic)} on {report.device}; "
         f"compute {format_seconds(report.base_cost)} → {format_seconds(report.total_cost)}; "
-        f"lower bound of any plan {format_bytes(report.lower_bound)}{refused}"
+        f"lower bound of any plan {format_bytes(report.lower_bound)}{refused}{report.caution}"
     )
 
 

@@ -32,6 +32,8 @@ _TOLERANCE, _SEARCHES, _DEAR = 0.01, 3, 0.4
 # What a search usually recomputes of what a pass does; what counts, in terms of the limit, without a plan;
 # the power of e by which overheads grow from the graph's own peak down to nothing.
 _OF_A_PASS, _UNKNOWN, _STEEP = 0.88, 1.3, 4.0
+# With this many forward passes more a chain of a thousand operators needs to keep four.
+_SANE = 5
 # A plan is carried over to other sizes if it uses so much of the memory beside constants, or adds so little.
 _NEAR, _CHEAP = 0.85, 0.1
 
@@ -235,6 +237,13 @@ class Planning:
         kept = (call for call in calls if call.role == KEEP and call.outputs[0] in read)
         return plan.cost + sum(call.cost for call in kept)
 
+    def sane_from(self, plan: Plan | None) -> int | None:
+        """Of a plan that computes more than five forward passes again, a budget from which none does."""
+        forward = sum(call.cost for call in self.graph.calls[: self.graph.boundary])
+        if self.graph.boundary is None or plan is None or self.extra(plan) <= _SANE * forward:
+            return None
+        return self._passes_within(_SANE * forward / self.graph.base_cost)
+
     def error(self, budget: int, smallest: int) -> InfeasibleBudgetError:
         graph, need = self.graph, self.planner.need
         node = graph.calls[need.call].node
@@ -255,4 +264,5 @@ class Planning:
             source=source_line(node),
             pinned=dict(pinned),
             kept=tuple(dict.fromkeys(hint[0] for hint in kept if hint is not None)),
+            sane=self.sane_from(self.planner.smallest) if smallest == self.planner.smallest.peak else None,
         )

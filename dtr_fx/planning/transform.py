@@ -219,12 +219,14 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
         unconstrained_peak=planning.baseline_peak,
         unconstrained_saved=planning.saved,
         hints=hints_of(graph, options.policy, events, report.storages),
+        sane_from=planning.sane_from(plan),
     )
     if plan is not None and options.watch is not None:
         origins = {number: call.node.name for number, call in enumerate(graph.calls) if call.role == COMPUTE}
         watched = choices(planning.planner, plan, options.watch, names_of(graph), origins, events)
         report = replace(report, choices=watched)
-    log.log(logging.INFO if report.verdict == "fits" else logging.WARNING, "%s", report.summary())
+    is_fine = report.verdict == "fits" and not report.caution
+    log.log(logging.INFO if is_fine else logging.WARNING, "%s%s", report.summary(), report.caution)
     return report
 
 

@@ -156,7 +156,8 @@ class Report:
     ``relied`` are the caller's tensors that must not be written between the passes, ``relied_parameters``
     the parameters.  ``unconstrained_peak`` is what a share is of, the peak of the graph as it was or as the
     user's checkpoints have it, and ``unconstrained_saved`` what it then saves for its backward pass.
-    ``hints`` are those of the option ``policy``, and those in the code.
+    ``hints`` are those of the option ``policy``, and those in the code.  Of a plan that computes more than
+    five forward passes again, ``sane_from`` is a budget from which none does.
     """
 
     budget: int
@@ -182,6 +183,7 @@ class Report:
     unconstrained_peak: int = 0
     unconstrained_saved: int = 0
     hints: tuple[HintStats, ...] = ()
+    sane_from: int | None = None
 
     @property
     def verdict(self) -> str:
@@ -224,6 +226,13 @@ class Report:
             f"budget {self.budget_text}, {format_count(self.drops, 'drop')}, "
             f"{format_count(self.recomputes, 'recompute')}, overhead {format_percent(self.overhead)}"
         )
+
+    @property
+    def caution(self) -> str:
+        """What is to be said of a plan that costs out of all proportion, behind other words; else nothing."""
+        if self.sane_from is None:
+            return ""
+        return f"; more than 5 forward passes again, at most 5 from {format_bytes(self.sane_from)} on"
 
     def to_data(self) -> dict[str, Any]:
         """All fields and the verdict, for ``json.dumps``."""
