@@ -437,6 +437,22 @@ def test_a_budget_is_kept_where_types_are_mixed(constant: bool) -> None:
     assert report.constants + measure_peak(step, x) <= report.budget
 
 
+def test_a_model_without_memory_has_the_plan_of_one_on_the_cpu() -> None:
+    def step_of(device: str) -> Any:
+        with torch.device(device):
+            model = Words()
+        optimizer = AdamW(model.parameters())
+        return dtr_fx.train_step(model, loss_of_words, optimizer), [each.to(device) for each in batch_of()]
+
+    peaks = []
+    for device in ("cpu", "meta"):
+        step, batch = step_of(device)
+        peaks.append(dtr_fx.transform(step.graph(*batch), "100%")[1].planned_peak)
+    assert peaks[0] == peaks[1]
+    with pytest.raises(OptionError, match="no memory"):
+        step(*batch)
+
+
 def test_a_step_as_a_graph_for_sweep_and_transform() -> None:
     model, x = layers(), torch.randn(512, 64)
     optimizer = AdamW(model.parameters())

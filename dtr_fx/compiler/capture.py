@@ -35,6 +35,7 @@ from dtr_fx.torch_private import (
     ConstantSource,
     DataDependent,
     DynamicShape,
+    FakeTensor,
     GradAOTOutput,
     InputMutationAOTOutput,
     PlainAOTInput,
@@ -222,7 +223,12 @@ class _Capture:
         return list(self._model.parameters())
 
     def _fake(self, tensor: Tensor) -> Tensor:
-        return self._mode.from_tensor(tensor.detach(), static_shapes=True)
+        """As the tensor, without its memory; one of no device is taken for one of the CPU."""
+        if not (tensor.is_meta or isinstance(tensor, FakeTensor)):
+            return self._mode.from_tensor(tensor.detach(), static_shapes=True)
+        device = "cpu" if tensor.is_meta else tensor.device
+        with self._mode:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
     def _symbol(self, number: Number) -> Any:
         shapes = self._mode.shape_env
@@ -241,7 +247,7 @@ class _Capture:
                 return self._forward(dict(zip(names, inputs)), inputs[len(names) :])
 
         with self._mode, torch.enable_grad():
-            fakes: list[Tensor] = [self._mode.from_tensor(tensor, static_shapes=True) for tensor in state]
+            fakes = [self._fake(tensor).requires_grad_(tensor.requires_grad) for tensor in state]
             fakes += [part[0] for part in _parts([*map(self._fake, batch)], self._parts)]
         with contextlib.ExitStack() as stack, torch.enable_grad(), _explained("the model and its loss"):
             stack.enter_context(_attributes_as_before(self._model))

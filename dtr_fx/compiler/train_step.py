@@ -25,7 +25,7 @@ from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.updates import EarlyUpdates
 from dtr_fx.planning.options import Options, parse_budget
 from dtr_fx.planning.transform import copy_of, rewrite
-from dtr_fx.torch_private import OptimizedModule, pytree, read
+from dtr_fx.torch_private import FakeTensor, OptimizedModule, pytree, read
 from dtr_fx.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -127,6 +127,8 @@ class TrainStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One step on a batch: what ``loss(model, *args, **kwargs)`` returns, detached."""
         self._check()
+        if any(one.is_meta or isinstance(one, FakeTensor) for one in self._model.parameters()):
+            raise OptionError("the model has no memory: plan its step by graph(...), or move it to a device")
         leaves, nesting = _flatten(args, kwargs)
         step = self._steps.get(self._key(leaves, nesting))
         if step is None:
