@@ -12,6 +12,7 @@ from dtr_fx.passes.reach import given_back
 from dtr_fx.passes.roles import origin_name, role
 from dtr_fx.passes.tensors import (
     constant_kind,
+    counts,
     held_by,
     is_backward,
     is_selection,
@@ -50,7 +51,7 @@ def liveness(gm: GraphModule, workspace: Mapping[str, int], device: torch.device
     for node in [*gm.graph.find_nodes(op="placeholder"), *gm.graph.find_nodes(op="get_attr")]:
         if node.users and is_tangent(node):
             tangents.append(node)
-        elif node.users:
+        elif counts(node):
             allocate(node)
     for node in gm.graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):

@@ -23,6 +23,7 @@ from dtr_fx.passes.roles import ARRIVE, KEEP, SAVE_RNG
 from dtr_fx.passes.tensors import (
     Held,
     constant_kind,
+    counts,
     held_by,
     held_by_tensor,
     is_backward,
@@ -242,7 +243,7 @@ class _Analysis:
             self.tangents.append(node)
         elif node.op in ("placeholder", "get_attr"):
             values = self._new_values(node, constant_kind(node))
-            if node.users:
+            if counts(node):
                 self.constants.update(dict.fromkeys(map(self.program.storage, values)))
         elif node.op == "output":
             self.results.update(self._inputs(node))

@@ -42,6 +42,11 @@ def called_module(node: Node) -> torch.nn.Module:
     return node.graph.owning_module.get_submodule(str(node.target))  # type: ignore[union-attr]
 
 
+def counts(node: Node) -> bool:
+    """True of an input that takes memory by the budget: one that is read, and any of a whole step."""
+    return bool(node.users) or bool(node.meta.get("dtr_counts"))
+
+
 def constant_kind(node: Node) -> str:
     """The kind of what a ``placeholder`` or ``get_attr`` node gives, as reports name it."""
     if node.meta.get("dtr_state"):

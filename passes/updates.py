@@ -70,6 +70,8 @@ class EarlyUpdates(Pass):
             return False
         moved = _with_groups(order, group_of)
         check_reads(order, moved)
+        for node in gm.graph.find_nodes(op="get_attr"):
+            moved[0].prepend(node)
         for earlier, later in pairwise(moved):
             if earlier.next is not later:
                 earlier.append(later)

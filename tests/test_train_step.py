@@ -413,10 +413,84 @@ def test_each_value_that_decides_what_runs_has_its_plan() -> None:
     assert torch.equal(3 * step(x, 1), step(x, 3))
     model[1].p = 1.0
     assert step(x, 3) == 0
+    model[1] = nn.Identity()
+    assert step(x, 3) != 0
+    with torch.inference_mode(), pytest.raises(OptionError, match="inference_mode"):
+        step(x, 1)
     with pytest.raises(OptionError, match="ndarray"):
         step(x.numpy(), 1)
     with pytest.raises(ZeroDivisionError):  # the user's own
         dtr_fx.train_step(model, lambda model, x: 1 / 0, SGD(model.parameters(), lr=0.1), "100%")(x)
+
+
+def test_a_loss_may_change_its_own_numbers() -> None:
+    class Weighted:
+        weight = 1.0
+
+        def __init__(self) -> None:
+            self.weight = 1.0
+
+        def __call__(self, model: nn.Module, x: Tensor) -> Tensor:
+            return self.weight * mean_square(model, x)
+
+    model, x, loss = nn.Linear(4, 4), torch.randn(8, 4), Weighted()
+    step = dtr_fx.train_step(model, loss, SGD(model.parameters(), lr=0.0), "100%")
+    before = step(x)
+    loss.weight = 2.0
+    assert torch.equal(step(x), 2 * before)
+
+
+def test_an_optimizer_may_branch_on_its_settings_and_give_up_parameters() -> None:
+    class Sometimes(SGD):
+        def step(self, closure: Any = None) -> None:
+            if self.param_groups[0]["lr"] > 0.05:
+                super().step()
+
+    model, x = layers(2), torch.randn(8, 64)
+    optimizer = Sometimes(model.parameters(), lr=0.1)
+    step = dtr_fx.train_step(model, mean_square, optimizer, "100%")
+
+    def moves(layer: int) -> bool:
+        before = model[layer].weight.clone()
+        step(x)
+        return not torch.equal(model[layer].weight, before)
+
+    assert moves(0)
+    optimizer.param_groups[0]["lr"] = 0.01
+    assert not moves(0)
+    optimizer.param_groups[0]["lr"] = 0.2
+    assert moves(0)
+    assert moves(2)
+    optimizer.param_groups[0]["params"] = list(model[0].parameters())
+    assert moves(0)
+    assert not moves(2)
+
+
+def test_a_stock_optimizer_with_constants_of_its_own() -> None:
+    model, x = layers(2), torch.randn(8, 64)
+    other = copy.deepcopy(model)
+    optimizer, theirs = torch.optim.Rprop(model.parameters()), torch.optim.Rprop(other.parameters())
+    step = dtr_fx.train_step(model, mean_square, optimizer, "100%")
+    for _ in range(3):
+        step(x)
+        mean_square(other, x).backward()
+        theirs.step()
+        theirs.zero_grad()
+    assert_same(model, optimizer, other, theirs)
+
+
+def test_what_no_operator_reads_counts_as_well() -> None:
+    model, x = layers(3), torch.randn(64, 64)
+    model.register_buffer("unread", torch.zeros(1000))
+    optimizer = AdamW(model.parameters())
+    dtr_fx.train_step(model, mean_square, optimizer, "100%")(x)
+    model[:3].requires_grad_(False)  # its state stays
+    step = dtr_fx.train_step(model, mean_square, optimizer, "100%")
+    step(x)
+    states = (state for each in optimizer.state.values() for state in each.values())
+    held = bytes_of(*model.parameters(), *model.buffers(), *states, x)
+    assert step.reports[0].constants == held
+    assert held + measure_peak(step, x) <= step.reports[0].budget
 
 
 @pytest.mark.parametrize("constant", [True, False])

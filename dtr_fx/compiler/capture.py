@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import sympy
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.nn.utils import get_total_norm
 
@@ -43,6 +44,7 @@ from dtr_fx.torch_private import (
     Unfakeable,
     aot_export_joint,
     checkpoints_left_out,
+    compile_lock,
     compiling,
     make_state,
     pytree,
@@ -142,7 +144,8 @@ class Captured(NamedTuple):
 
     Behind these it gives ``new_state``, entries of the optimizer's state that the step makes anew, by number
     of the parameter and name, here as fake tensors.  ``results`` is how the loss nests its results,
-    ``gradient_bytes`` are those of all gradients.  It ``writes_batch`` if the forward pass writes into it.
+    ``gradient_bytes`` are those of all gradients.  It ``writes_batch`` if the forward pass does, and is right
+    for numbers of which ``holds`` is true.
     """
 
     gm: GraphModule
@@ -151,6 +154,7 @@ class Captured(NamedTuple):
     new_state: dict[tuple[int, str], Tensor]
     gradient_bytes: int
     writes_batch: bool
+    holds: Callable[[Sequence[float]], bool]
 
 
 def capture(
@@ -163,7 +167,8 @@ def capture(
     max_norm: float | None = None,
 ) -> Captured:
     """Trace one step; GraphError where that fails.  Nothing is run, but the optimizer's state is made."""
-    return _Capture(model, optimizer, leaves, nesting, micro_batches, max_norm).trace()
+    with compile_lock:  # what tracing changes is the process's
+        return _Capture(model, optimizer, leaves, nesting, micro_batches, max_norm).trace()
 
 
 class _Capture:
@@ -216,7 +221,20 @@ class _Capture:
         check_marks(gm)
         Pipeline(Propagate())(gm)
         gradients = sum(self._parameters[number].nbytes for number in joint.trained)
-        return Captured(gm, tensors, self._results, new_state, gradients, joint.writes_batch)
+        symbols = [number.node.expr for number in given[len(given) - len(numbers) :]]
+        guards = [guard.expr for guard in self._shapes.guards]
+
+        def holds(values: Sequence[float]) -> bool:
+            known = {symbol: sympy.Float(value) for symbol, value in zip(symbols, values)}
+            return all(guard.xreplace(known) == sympy.true for guard in guards)
+
+        return Captured(gm, tensors, self._results, new_state, gradients, joint.writes_batch, holds)
+
+    @property
+    def _shapes(self) -> ShapeEnv:
+        shapes = self._mode.shape_env
+        assert shapes is not None
+        return shapes
 
     @property
     def _parameters(self) -> list[Tensor]:
@@ -231,11 +249,9 @@ class _Capture:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
     def _symbol(self, number: Number) -> Any:
-        shapes = self._mode.shape_env
-        assert shapes is not None
         source = ConstantSource(_name(number))
-        symbol = shapes.create_unspecified_symbol(number.value, source, DimDynamic.DYNAMIC)
-        return shapes.create_symfloatnode(symbol, hint=number.value, source=source)
+        symbol = self._shapes.create_unspecified_symbol(number.value, source, DimDynamic.DYNAMIC)
+        return self._shapes.create_symfloatnode(symbol, hint=number.value, source=source)
 
     def _trace_passes(self, batch: Sequence[Tensor]) -> _Joint:
         """The joint graph of a micro-batch, whose loss is divided by the number of these."""
@@ -506,6 +522,7 @@ def _label(gm: GraphModule, names: Sequence[str], tensors: Tensors) -> None:
     state = passes + len(tensors.state)
     for number, (node, name) in enumerate(zip(gm.graph.find_nodes(op="placeholder"), names)):
         rename(node, name.replace(".", "_"))
+        node.meta["dtr_counts"] = True
         if number < state:
             node.meta["dtr_parameter" if number < passes else "dtr_state"] = True
     tag = "is_forward"

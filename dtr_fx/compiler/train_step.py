@@ -7,6 +7,7 @@ import inspect
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import CellType, FunctionType
 from typing import Any, Literal
 
 import torch
@@ -121,17 +122,21 @@ class TrainStep:
         self._optimizer = optimizer
         self._max_norm = max_norm
         self._accumulate = accumulate
-        self._steps: dict[Hashable, _Step] = {}
+        self._steps: dict[Hashable, list[_Step]] = {}
         self.reports: list[Report] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One step on a batch: what ``loss(model, *args, **kwargs)`` returns, detached."""
         self._check()
-        if any(one.is_meta or isinstance(one, FakeTensor) for one in self._model.parameters()):
-            raise OptionError("the model has no memory: plan its step by graph(...), or move it to a device")
         leaves, nesting = _flatten(args, kwargs)
-        step = self._steps.get(self._key(leaves, nesting))
+        numbers = [number.value for number in numbers_of(self._optimizer)]
+        known = self._steps.get(self._key(leaves, nesting), [])
+        step = next((step for step in known if step.holds(numbers)), None)
         if step is None:
+            if any(one.is_meta or isinstance(one, FakeTensor) for one in self._model.parameters()):
+                raise OptionError(
+                    "the model has no memory: plan its step by graph(...), or move it to a device"
+                )
             with self._state_as_before(if_failed=True):
                 step = self._made(leaves, nesting)
         results = step(self._model, self._optimizer, leaves)
@@ -146,10 +151,13 @@ class TrainStep:
                 raise OptionError(
                     f"{name} does more than compute, which one graph has not: give what is in it"
                 )
-        for parameter in self._model.parameters():
+        parameters = list(self._model.parameters())
+        for parameter in parameters:
             if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
                 raise OptionError("parameters have hooks on their gradients, which are not run: remove them")
-        if any(parameter.grad is not None for parameter in self._model.parameters()):
+        if torch.is_inference_mode_enabled():
+            raise OptionError("a step trains, which torch.inference_mode() rules out: leave it")
+        if any(parameter.grad is not None for parameter in parameters):
             raise OptionError(
                 "parameters hold gradients, which the step would pass over: zero_grad(set_to_none=True) first"
             )
@@ -161,26 +169,28 @@ class TrainStep:
         """All that decides which operators a step has, and of what sizes."""
         optimizer = self._optimizer
         numbers = {(number.group, number.name, number.position) for number in numbers_of(optimizer)}
+        parameters = list(self._model.parameters())
+        number_of = {id(parameter): at for at, parameter in enumerate(parameters)}
         settings = tuple(
-            (at, name, tuple(None if isinstance(one, (float, Tensor)) else repr(one) for one in several))
-            for at, group in enumerate(optimizer.param_groups)
-            for name, value in group.items()
+            (name, tuple(None if isinstance(one, (float, Tensor)) else repr(one) for one in several))
             if name != "params"
+            else tuple(number_of.get(id(parameter)) for parameter in value)
+            for group in optimizer.param_groups
+            for name, value in group.items()
             for several in [value if isinstance(value, tuple) else (value,)]
         )
-        state = tuple(tuple(optimizer.state.get(one, ())) for one in self._model.parameters())
+        state = tuple(tuple(optimizer.state.get(one, ())) for one in parameters)
+        loss = self._model.loss
+        own = vars(getattr(loss, "__self__", loss)).items() if hasattr(loss, "__dict__") else ()
+        of_loss = tuple((name, _identity(value)) for name, value in own)
+        # Empty are most of a module's attributes: hooks of all kinds.
         modules = tuple(
-            (
-                tuple(
-                    (name, type(value), value) for name, value in vars(module).items() if type(value) in PLAIN
-                ),
-                (*module._forward_pre_hooks, *module._forward_hooks, *module._backward_hooks),
-            )
+            (type(module), *[(name, _identity(value)) for name, value in vars(module).items() if value != {}])
             for module in self._model.modules()
         )
         tensors = tuple(
             (one.shape, one.stride(), one.dtype, one.device, one.requires_grad)
-            for one in (*self._model.parameters(), *self._model.buffers())
+            for one in (*parameters, *self._model.buffers())
         )
         devices = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
         autocast = tuple(
@@ -194,7 +204,7 @@ class TrainStep:
             else (type(leaf), leaf)
             for leaf in leaves
         )
-        return layouts, nesting, frozenset(numbers), settings, state, modules, tensors, autocast
+        return layouts, nesting, frozenset(numbers), settings, state, of_loss, modules, tensors, autocast
 
     def graph(self, *args: Any, **kwargs: Any) -> GraphModule:
         """The step on such a batch as one graph, without a plan: for ``transform``, ``sweep`` and their kin.
@@ -248,7 +258,8 @@ class TrainStep:
             with self._state_as_before():
                 self._add_state(step.new_state)
                 found[self._key(leaves, nesting)] = self._fitting(leaves, nesting)
-        self._steps.update(found)
+        for key, each in found.items():
+            self._steps.setdefault(key, []).append(each)
         while len(self._steps) > self._options.plans_kept + 1:
             del self._steps[next(iter(self._steps))]
         return step
@@ -306,6 +317,7 @@ class _Step:
         self._tensors = captured.tensors
         self._results = captured.results
         self._writes_batch = captured.writes_batch
+        self.holds = captured.holds
         self.new_state = captured.new_state
         self._run = run
 
@@ -321,6 +333,21 @@ class _Step:
         for (at, name), value in zip(self.new_state, found[len(results) :]):
             optimizer.state[parameters[at]][name] = value
         return pytree.tree_unflatten(results, self._results)
+
+
+def _identity(value: Any) -> Hashable:
+    """Equal for what does the same in a forward pass: plain values as they are, objects by which they are."""
+    if type(value) in PLAIN:
+        return type(value), value
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_identity, value))
+    if isinstance(value, FunctionType):
+        cells = (cell.cell_contents for cell in value.__closure__ or () if cell != CellType())
+        inside = (one.__code__ if isinstance(one, FunctionType) else _identity(one) for one in cells)
+        return value.__code__, tuple(inside), _identity(value.__defaults__ or ())
+    if isinstance(value, dict):
+        return (*value, *map(id, value.values()))
+    return id(value)
 
 
 def _flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:

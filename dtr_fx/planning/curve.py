@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch.fx import GraphModule
@@ -96,7 +97,10 @@ def smallest_plan(gm: GraphModule, options: Options) -> Report:
     graph = readable_copy(gm, None)
     with collector_paused(), without_guards(graph):
         planning = Planning(graph, options)
-        return carry_out(graph, planning, *planning.least_memory(), Laps())
+        budget, plan = planning.least_memory()
+        if options.max_overhead is None:
+            planning.options = replace(options, budget=parse_budget(budget))
+        return carry_out(graph, planning, budget, plan, Laps())
 
 
 def _options(given: Mapping[str, Any] | None, may: str = "") -> Options:
