@@ -42,7 +42,7 @@ def test_a_random_model_trains_as_in_eager(seed: int) -> None:
     assert outcome.budgets or outcome.verdict == "refused"
 
 
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", [6, 13])
 def test_a_random_model_trains_in_whole_steps_as_in_eager(seed: int) -> None:
     assert random_steps.check(seed) == "equal"
 

@@ -423,6 +423,19 @@ def test_each_value_that_decides_what_runs_has_its_plan() -> None:
         dtr_fx.train_step(model, lambda model, x: 1 / 0, SGD(model.parameters(), lr=0.1), "100%")(x)
 
 
+def test_a_loss_returns_what_it_likes_behind_the_loss() -> None:
+    def loss(model: nn.Module, x: Tensor) -> dict[str, Any]:
+        y = model(x)
+        return {"loss": y.square().mean(), "cache": None, "rows": len(x), "first": (y[0], "name")}
+
+    model, x = nn.Linear(4, 4), torch.randn(8, 4)
+    step = dtr_fx.train_step(model, loss, SGD(model.parameters(), lr=0.0), "100%")
+    found, expected = step(x), loss(model, x)
+    assert (found["cache"], found["rows"], found["first"][1]) == (None, 8, "name")
+    assert torch.equal(found["loss"], expected["loss"])
+    assert torch.equal(found["first"][0], expected["first"][0])
+
+
 def test_a_loss_may_change_its_own_numbers() -> None:
     class Weighted:
         weight = 1.0

@@ -139,6 +139,18 @@ class Tensors:
         return [*self.parameters, *self.buffers, *states, *(name for _, name in self.settings)]
 
 
+class Results(NamedTuple):
+    """How the loss nests what it returns; ``constants`` has what is no tensor, in a tuple, else None."""
+
+    nesting: Any
+    constants: list[tuple[Any] | None]
+
+    def of(self, tensors: Iterable[Tensor]) -> Any:
+        given = iter(tensors)
+        leaves = [next(given) if constant is None else constant[0] for constant in self.constants]
+        return pytree.tree_unflatten(leaves, self.nesting)
+
+
 class Captured(NamedTuple):
     """A traced step: it takes ``tensors``, numbers and the batch's tensors, and gives the loss's results.
 
@@ -150,7 +162,7 @@ class Captured(NamedTuple):
 
     gm: GraphModule
     tensors: Tensors
-    results: Any
+    results: Results
     new_state: dict[tuple[int, str], Tensor]
     gradient_bytes: int
     writes_batch: bool
@@ -188,7 +200,7 @@ class _Capture:
         self._parts = micro_batches
         self._max_norm = max_norm
         self._mode = static_mode()
-        self._results: Any = None
+        self._results = Results(None, [])
 
     def trace(self) -> Captured:
         batch = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
@@ -276,21 +288,26 @@ class _Capture:
 
     def _forward(self, state: Mapping[str, Any], batch: Sequence[Any]) -> list[Tensor]:
         given = iter(batch)
-        leaves = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, self._nesting)
+        batch_leaves = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
+        args, kwargs = pytree.tree_unflatten(batch_leaves, self._nesting)
         after = dict(state)
         output = torch.func.functional_call(self._model, after, args, kwargs)
         for name, value in after.items():
             if value is not state[name]:  # the forward pass has put another tensor there
                 _put(name, state[name], value)
-        found, self._results = pytree.tree_flatten(output)
+        leaves, nesting = pytree.tree_flatten(output)
+        self._results = Results(nesting, [None if isinstance(one, Tensor) else (one,) for one in leaves])
+        found = [one for one in leaves if isinstance(one, Tensor)]
         if not (found and isinstance(found[0], Tensor) and not found[0].dim() and found[0].requires_grad):
             raise OptionError(
                 "loss(model, …) must return the loss, a scalar tensor that depends on parameters, or a tuple "
                 "or dictionary whose first it is"
             )
-        if not all(isinstance(one, Tensor) for one in found):
-            raise OptionError("loss(model, …) must return tensors only")
+        for one in leaves:
+            if not isinstance(one, (Tensor, *PLAIN)):
+                raise OptionError(
+                    f"loss(model, …) returns a {type(one).__name__}: return tensors, numbers, None"
+                )
         return [found[0] / self._parts if self._parts > 1 else found[0], *(one.detach() for one in found[1:])]
 
     def _update(

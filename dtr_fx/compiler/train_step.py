@@ -332,7 +332,7 @@ class _Step:
         results = found[: len(found) - len(self.new_state)]
         for (at, name), value in zip(self.new_state, found[len(results) :]):
             optimizer.state[parameters[at]][name] = value
-        return pytree.tree_unflatten(results, self._results)
+        return self._results.of(results)
 
 
 def _identity(value: Any) -> Hashable:

@@ -35,12 +35,13 @@ def render_diff(report: Report, *, width: int = 100, color: bool = False) -> str
 
 
 def circumstances(report: Report) -> str:
-    """One line: who decided, the device, compute before and after, the lower bound."""
+    """One line: who decided, the device, compute before and after, the lower bound, why it was traced."""
+    why = f"; {report.trigger}" if report.trigger else ""
     refused = f"; {format_count(report.refused, 'order')} refused" if report.refused else ""
     return (
         f"{_DECIDED.get(report.heuristic, report.heuristic)} on {report.device}; "
         f"compute {format_seconds(report.base_cost)} → {format_seconds(report.total_cost)}; "
-        f"lower bound of any plan {format_bytes(report.lower_bound)}{refused}{report.caution}"
+        f"lower bound of any plan {format_bytes(report.lower_bound)}{refused}{report.caution}{why}"
     )
 
 
