@@ -1,11 +1,13 @@
 """Whole training steps with AdamW: results against eager's, peaks at 100%, and the smallest budget of each.
 
   OMP_NUM_THREADS=1 python tests/whole_steps.py gpt resnet50_32 lstm_cell unet_bn gpt2_small
+  OMP_NUM_THREADS=1 python tests/whole_steps.py --planning
 
 Peaks are read from the allocator, with parameters, the optimizer's state and the batch.  "checkpoint" is
 ``torch.utils.checkpoint`` around each block, "hooks" an optimizer for each parameter that steps in
 ``register_post_accumulate_grad_hook`` and lets its gradient go; both are eager.  It ends with 1 where a
-result differs from eager's, or a rival takes less than the smallest budget.
+result differs from eager's, or a rival takes less than the smallest budget.  With ``--planning`` it plans
+a whole step of some 5,000 operators at 60%, and two passes of as many.
 """
 
 from __future__ import annotations
@@ -25,9 +27,13 @@ from torch.utils.checkpoint import checkpoint
 
 import dtr_fx
 from dtr_fx.costs.measure import measure_peak
+from dtr_fx.lab import baselines
 from dtr_fx.lab.zoo import MODELS
+from dtr_fx.planning.options import Options
+from dtr_fx.planning.planning import Planning
 from dtr_fx.planning.step import call, loss_of
-from dtr_fx.torch_private import pytree
+from dtr_fx.planning.transform import readable_copy
+from dtr_fx.torch_private import FakeTensorMode, pytree
 from dtr_fx.units import format_bytes, format_percent
 
 NAMES = ("gpt", "resnet50_32", "lstm_cell", "unet_bn", "gpt2_small")
@@ -193,13 +199,33 @@ def equal_losses(*steps: Callable[[], Tensor]) -> bool:
     return torch.equal(*losses)
 
 
+def time_planning() -> None:
+    """Seconds of the processor for a whole step, and for two passes of as many operators, of GPTs."""
+    torch.manual_seed(0)
+    subject = Trained(*MODELS["gpt"](layers=14))
+    step = dtr_fx.train_step(subject.model, subject.loss, subject.optimizer).graph(*subject.inputs)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        joint = baselines.trace(*MODELS["gpt"](layers=33))
+    for name, graph in {"whole step": step, "two passes": baselines.plan(joint, Options())[0]}.items():
+        begun = time.process_time()
+        planning = Planning(readable_copy(graph, None), Options(budget="60%", cache=False))
+        planning.plan(saves_nothing=False)
+        operators = sum(1 for _ in planning.planner.program.calls())
+        print(f"{name}: {operators} operators, {time.process_time() - begun:.1f} s")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", default=NAMES, metavar="MODEL", help=", ".join(FACTORIES))
+    parser.add_argument("--planning", action="store_true", help="time that instead")
     rows, succeeded = [], True
-    for name in parser.parse_args().names:
+    arguments = parser.parse_args()
+    if arguments.planning:
+        time_planning()
+        return
+    for name in arguments.names:
         row, well = run(name, lambda what, name=name: print(f"{name}: {what}", file=sys.stderr))
         rows.append(row)
         succeeded &= well
