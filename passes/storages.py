@@ -128,11 +128,11 @@ class GraphProgram:
     @cached_property
     def boundary(self) -> int | None:
         """The number of the first step of the backward pass; None if there are several, of micro-batches."""
-        passes = [is_backward(step.node) for step in self.calls if not is_update(step.node)]
-        starts = [i for i, (before, after) in enumerate(pairwise([False, *passes])) if after and not before]
-        if len(starts) != 1:
-            return None
-        return next(i for i, step in enumerate(self.calls) if is_backward(step.node))
+        passes = [
+            (i, is_backward(call.node)) for i, call in enumerate(self.calls) if not is_update(call.node)
+        ]
+        starts = [i for (_, before), (i, now) in pairwise([(-1, False), *passes]) if now and not before]
+        return starts[0] if len(starts) == 1 else None
 
     @property
     def saved_bytes(self) -> int:

@@ -117,13 +117,11 @@ _COPIES_STORAGE = (_aten.copy, _aten.slice_scatter, _aten.select_scatter, _aten.
 
 def _of_statistics(held: Held, node: Node) -> Held:
     """Batch norm on a CPU keeps them in the type of its weight; their fake values have the input's."""
+    if held.device != "cpu":
+        return held
     read = [tensor for used in node.all_input_nodes for tensor in tensors_of(used.meta.get("val"))]
     width = max(tensor.element_size() for tensor in read) // read[0].element_size()
-    return (
-        held
-        if held.device != "cpu"
-        else held._replace(nbytes=held.nbytes * width, elements=held.elements * width)
-    )
+    return held._replace(nbytes=held.nbytes * width, elements=held.elements * width)
 
 
 def held_by_tensor(tensor: torch.Tensor) -> Held:

@@ -100,12 +100,9 @@ def _groups(gm: GraphModule, order: Sequence[Node]) -> dict[Node, Node]:
             found[node] = None
             if not _is_number(node):
                 ties.union(node, *(user for user in users if not _is_number(user)))
-    stays = {ties[earlier] for node, earlier in _dependences(order) if node not in found and earlier in found}
-    while stays:
+    pairs = list(_dependences(order))
+    while stays := {ties[earlier] for node, earlier in pairs if node not in found and earlier in found}:
         found = {node: None for node in found if ties[node] not in stays}
-        stays = {
-            ties[earlier] for node, earlier in _dependences(order) if node not in found and earlier in found
-        }
     return {node: ties[node] for node in found}
 
 

@@ -125,6 +125,12 @@ def mean_square(model: nn.Module, x: Tensor) -> Tensor:
     return loss
 
 
+def eager_update(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
+    mean_square(model, x).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def bytes_of(*tensors: Tensor) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
@@ -154,9 +160,7 @@ def test_gradients_do_not_wait_for_each_other() -> None:
     theirs = SGD(other.parameters(), lr=0.1)
 
     def eager() -> None:
-        mean_square(other, x).backward()
-        theirs.step()
-        theirs.zero_grad()
+        eager_update(other, theirs, x)
 
     step(x)
     gradients = bytes_of(*model.parameters())
@@ -216,9 +220,7 @@ def test_groups_with_frozen_parameters_keep_their_settings() -> None:
     step = dtr_fx.train_step(model, mean_square, optimizer, "100%")
     for _ in range(2):
         step(x)
-        mean_square(other, x).backward()
-        theirs.step()
-        theirs.zero_grad()
+        eager_update(other, theirs, x)
     assert_same(model, optimizer, other, theirs)
 
 
@@ -392,9 +394,7 @@ def test_what_the_forward_pass_leaves_in_the_model() -> None:
     step = dtr_fx.train_step(model, mean_square, optimizer, "100%")
     for _ in range(3):
         step(x)
-        mean_square(other, x).backward()
-        theirs.step()
-        theirs.zero_grad()
+        eager_update(other, theirs, x)
     torch.testing.assert_close(model.state_dict(), other.state_dict(), rtol=0, atol=0)
 
     remembers = Remembers()
@@ -486,9 +486,7 @@ def test_a_stock_optimizer_with_constants_of_its_own() -> None:
     step = dtr_fx.train_step(model, mean_square, optimizer, "100%")
     for _ in range(3):
         step(x)
-        mean_square(other, x).backward()
-        theirs.step()
-        theirs.zero_grad()
+        eager_update(other, theirs, x)
     assert_same(model, optimizer, other, theirs)
 
 

@@ -298,7 +298,7 @@ class _Capture:
         leaves, nesting = pytree.tree_flatten(output)
         self._results = Results(nesting, [None if isinstance(one, Tensor) else (one,) for one in leaves])
         found = [one for one in leaves if isinstance(one, Tensor)]
-        if not (found and isinstance(found[0], Tensor) and not found[0].dim() and found[0].requires_grad):
+        if not (found and not found[0].dim() and found[0].requires_grad):
             raise OptionError(
                 "loss(model, …) must return the loss, a scalar tensor that depends on parameters, or a tuple "
                 "or dictionary whose first it is"
@@ -337,8 +337,8 @@ class _Capture:
             _set(groups[setting.group], setting, value)
         state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
         kept = self._optimizer.state
-        for parameter, number in ((one, at[id(one)]) for one in kept):
-            state[parameters[number]].update(kept[parameter])
+        for parameter, entries in kept.items():
+            state[parameters[at[id(parameter)]]].update(entries)
         before = {}
         for (number, name), value in zip(tensors.state, states):
             before[number, name] = state[parameters[number]][name] = value
@@ -547,7 +547,8 @@ def _label(gm: GraphModule, names: Sequence[str], tensors: Tensors) -> None:
         if node.op.startswith("call"):
             if (node.meta.get("custom") or {}).get(_STAGE) == UPDATE:
                 tag = UPDATE
-            tag = node.meta.setdefault("partitioner_tag", tag) if tag != UPDATE else UPDATE
+            elif tag != UPDATE:
+                tag = node.meta.get("partitioner_tag", tag)
             node.meta["partitioner_tag"] = tag
 
 

@@ -139,7 +139,7 @@ class TrainStep:
                 )
             with self._state_as_before(if_failed=True):
                 step = self._made(leaves, nesting)
-        results = step(self._model, self._optimizer, leaves)
+        results = step(self._model, self._optimizer, numbers, leaves)
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look at
         return results
 
@@ -321,8 +321,13 @@ class _Step:
         self.new_state = captured.new_state
         self._run = run
 
-    def __call__(self, model: StepModel, optimizer: torch.optim.Optimizer, leaves: Sequence[Any]) -> Any:
-        numbers = [number.value for number in numbers_of(optimizer)]
+    def __call__(
+        self,
+        model: StepModel,
+        optimizer: torch.optim.Optimizer,
+        numbers: Sequence[float],
+        leaves: Sequence[Any],
+    ) -> Any:
         batch = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if self._writes_batch and len({tensor.untyped_storage().data_ptr() for tensor in batch}) < len(batch):
             raise GraphError("the model writes into its batch, of which two tensors share memory: clone one")
