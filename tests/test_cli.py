@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -226,7 +227,7 @@ def test_json_is_the_reports(
     planned_by(lambda *_: [plan("a"), plan("b")])
     assert main(["diff", f"{model_file}:factory", "--budget", "60%", "--json"]) == 0
     reports = [Report.from_json(json.dumps(entry)) for entry in json.loads(capsys.readouterr().out)]
-    assert reports == [plan("a"), plan("b")]
+    assert reports == [replace(plan(name), model=f"{model_file}:factory") for name in "ab"]
 
 
 def test_an_output_file_is_overwritten_only_when_forced(

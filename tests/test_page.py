@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,50 +22,18 @@ from dtr_fx.units import format_bytes, format_percent, format_seconds
 
 pytestmark = pytest.mark.little_effort
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DESKTOP, PHONE = {"width": 1200, "height": 900}, {"width": 390, "height": 844}
 Open = Callable[..., Any]
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install '.[test]'")
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium: apt-get install chromium")
-    with sync_api.sync_playwright() as playwright:
-        # Root, as in a container, has no sandbox; and the page loads nothing that would need one.
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
-    """Opens reports; whatever the console or the network then hears of fails the test."""
-    complaints: list[str] = []
-    contexts = []
+def open_page(open_html: Open) -> Open:
+    """Opens the page of reports."""
 
     def open_page(*reports: Report, viewport: dict[str, int] = DESKTOP, **options: Any) -> Any:
-        path = tmp_path / "report.html"
-        path.write_text(render(reports), encoding="utf-8")
-        contexts.append(browser.new_context(viewport=viewport, **options))
-        page = contexts[-1].new_page()
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: complaints.extend(_network(request.url)))
-        page.goto(path.as_uri())
-        if options.get("java_script_enabled", True):
-            page.wait_for_function("document.getElementById('status').textContent")  # the reports are shown
-        return page
+        return open_html(render(reports), viewport=viewport, **options)
 
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert complaints == []
-
-
-def _network(url: str) -> list[str]:
-    return [] if url.startswith(("file:", "data:")) else [f"loads {url}"]
+    return open_page
 
 
 @pytest.fixture(scope="module")

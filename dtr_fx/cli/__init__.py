@@ -7,6 +7,7 @@ import ast
 import importlib.util
 import io
 import os
+import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser([name for name in given[:1] if name in _COMMANDS])
     if given and not given[0].startswith("-") and given[0] not in _COMMANDS:
         parser.error(f"unknown command {given[0]!r}{did_you_mean(given[0], _COMMANDS)}")
-    arguments = parser.parse_args(given)
+    arguments = parser.parse_args(given, argparse.Namespace(typed=shlex.join(["dtr-fx", *given])))
     try:
         arguments.run(arguments)
     except DTRError as error:

@@ -9,6 +9,7 @@ import json
 import sys
 from ast import literal_eval
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -116,7 +117,8 @@ def reports_of(arguments: argparse.Namespace, **more: Any) -> list[Report]:
     """The plans of the command's target; ``more`` are options."""
     if arguments.target.endswith(SAVED):
         return saved_reports(arguments.target, arguments)
-    return planner(arguments)(options_of(arguments, **more))
+    found = planner(arguments)(options_of(arguments, **more))
+    return [replace(report, model=arguments.target) for report in found]
 
 
 def options_of(arguments: argparse.Namespace, **more: Any) -> Options:
@@ -153,7 +155,7 @@ def saved_reports(path: str, arguments: argparse.Namespace | None = None) -> lis
     try:
         found = json.loads(text)
         entries = found if isinstance(found, list) else [found]
-        reports = [Report.from_json(json.dumps(entry)) for entry in entries]
+        reports = [Report.from_data(entry) for entry in entries]
     except ValueError as error:
         raise CommandError(f"{path} holds no reports: {' '.join(str(error).split())}") from None
     if not reports:
@@ -310,4 +312,4 @@ def write_page(arguments: argparse.Namespace, reports: Sequence[Report]) -> None
 
     data_on_stdout = arguments.json and arguments.output is None
     with contextlib.redirect_stdout(sys.stderr if data_on_stdout else sys.stdout):
-        write_text(arguments.html, render(reports), force=arguments.force)
+        write_text(arguments.html, render(reports, command=arguments.typed), force=arguments.force)
