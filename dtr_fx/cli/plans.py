@@ -251,8 +251,7 @@ def graph_of(arguments: argparse.Namespace) -> GraphModule:
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         joint = baselines.trace(*load_target(target, **settings))
-    # At its own peak the graph is only put into the order in which it runs.
-    return baselines.plan(joint, Options())[0]
+    return joint.planned
 
 
 # Printing

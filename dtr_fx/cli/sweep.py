@@ -119,8 +119,7 @@ def _beside_rivals(arguments: argparse.Namespace) -> tuple[GraphModule, list[Mar
     if not arguments.no_rivals:
         for setting in tracked("PyTorch's partitioner", [tenths / 10 for tenths in range(10, -1, -1)]):
             beside("partitioner", f"{setting:.1f}", baselines.min_cut(joint, setting))
-    # At its own peak the graph is only put into the order in which it runs.
-    return baselines.plan(joint, Options())[0], marks, notes
+    return joint.planned, marks, notes
 
 
 def _optimum(graph: GraphModule, curve: Curve, limit: float, marks: list[Mark]) -> Iterator[str]:
