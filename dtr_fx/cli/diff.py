@@ -64,7 +64,10 @@ def _both(arguments: argparse.Namespace) -> tuple[Sequence[Report], Sequence[Rep
         raise CommandError(f"{arguments.target} holds plans that are made: give a second file, not --vs")
     given = plans.options_of(arguments)
     other = Options(**{**vars(given), **plans.parse_options(arguments.vs)})
-    plan = plans.planner(arguments)
+
+    from dtr_fx.cli.planned import planner
+
+    plan = planner(arguments)
     return plan(given), plan(other)
 
 

@@ -51,9 +51,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _smallest(arguments: argparse.Namespace) -> Report:
     """The plan for the smallest budget."""
-    from dtr_fx.lab.log_plans import LogPlanning
-    from dtr_fx.planning.curve import smallest_plan
-
     target = arguments.target
     options = Options(max_overhead=arguments.max_overhead, plan_seconds=arguments.plan_seconds)
     if target.endswith(plans.SAVED):
@@ -61,9 +58,15 @@ def _smallest(arguments: argparse.Namespace) -> Report:
     if target.endswith(plans.LOGS):
         if options.max_overhead is not None:
             raise CommandError("--max-overhead is for models; dtr-fx simulate has the slowdowns of logs")
+        from dtr_fx.lab.log_plans import LogPlanning
+
         program = read(Path(target))
         planner = LogPlanning(program, options).planner
         planning = LogPlanning(program, replace(options, budget=min(planner.smallest.peak, program.peak)))
         planning.planner = planner
         return planning.report()
-    return smallest_plan(plans.graph_of(arguments), options)
+    plans.check_target(target)
+    from dtr_fx.cli.planned import graph_of
+    from dtr_fx.planning.curve import smallest_plan
+
+    return smallest_plan(graph_of(arguments), options)

@@ -21,22 +21,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
-from torch.fx import GraphModule
-
 from dtr_fx.cli import plans
 from dtr_fx.cli.arguments import add_outputs, seconds
 from dtr_fx.cli.output import check_outputs, progress, screen, tracked, write_text
 from dtr_fx.cli.targets import load_target
 from dtr_fx.inspect.comparison import Comparison, Mark, curve_page, render_curve, to_csv, to_json
 from dtr_fx.inspect.table import table
-from dtr_fx.planning.curve import PERCENTS, sweep
-from dtr_fx.planning.judge import judge
-from dtr_fx.planning.options import Options, parse_budget
+from dtr_fx.planning.options import PERCENTS, Options, parse_budget
 from dtr_fx.report import Curve
 from dtr_fx.units import format_bytes, format_percent
 
 if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
     from dtr_fx.lab.planners import OperatorGraph
 
 _FILES: dict[str, Callable[[Comparison], str]] = {".csv": to_csv, ".json": to_json, ".html": curve_page}
@@ -64,6 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
     # What is wrong on the command line is refused before a model is built and traced.
     for budget in arguments.budgets:
         parse_budget(budget)
+    plans.check_target(arguments.target)
     check_outputs(arguments, _FILES)
     if arguments.optimum is not None:
         from dtr_fx.lab.planners.moccasin import require_ortools
@@ -77,10 +75,13 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _compare(arguments: argparse.Namespace) -> Comparison:
     """Plan the target's training step for every budget, and judge other ways to run it."""
+    from dtr_fx.cli.planned import graph_of
+    from dtr_fx.planning.curve import sweep
+
     if arguments.optimizer is None:
         graph, marks, notes = _beside_rivals(arguments)
     else:
-        graph, marks = plans.graph_of(arguments), []
+        graph, marks = graph_of(arguments), []
         notes = ["a whole step: no rivals, which have a budget for two passes only"]
     budgets = [*arguments.budgets, *(mark.peak for mark in marks)]
     effort = {"plan_seconds": arguments.plan_seconds}
@@ -94,7 +95,11 @@ def _compare(arguments: argparse.Namespace) -> Comparison:
 
 def _beside_rivals(arguments: argparse.Namespace) -> tuple[GraphModule, list[Mark], list[str]]:
     """The two passes as one graph, other ways to run them, and what is to be said of these."""
+    import torch
+
+    from dtr_fx.cli.planned import runs
     from dtr_fx.lab import baselines
+    from dtr_fx.planning.judge import judge
     from dtr_fx.torch_private import FakeTensorMode
 
     def beside(kind: str, setting: str, pair: baselines.Pair) -> None:
@@ -104,7 +109,8 @@ def _beside_rivals(arguments: argparse.Namespace) -> tuple[GraphModule, list[Mar
     notes = []
     with FakeTensorMode(allow_non_fake_inputs=True):
         model, inputs = load_target(arguments.target, **dict(arguments.arg))
-        joint = baselines.trace(model, inputs)
+        with runs(arguments.target):
+            joint = baselines.trace(model, inputs)
         eager = judge(*baselines.eager(joint))
         marks = [Mark("eager", "", eager.peak, 0.0)]
         if arguments.no_rivals:

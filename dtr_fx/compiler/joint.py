@@ -22,7 +22,7 @@ from dtr_fx.torch_private import TorchDynamoException, aot_autograd, dynamo_conf
 
 
 class Joint(NamedTuple):
-    """A joint ``graph`` and AOTAutograd's ``inputs`` and ``facts`` for a partitioner; the graph as ``planned``."""
+    """A joint ``graph``, a partitioner's ``inputs`` and ``facts``, and the graph as it is ``planned``."""
 
     graph: GraphModule
     inputs: Any

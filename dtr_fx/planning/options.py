@@ -67,6 +67,8 @@ class Budget:
 
 
 _AS_IT_IS = Budget("fraction", 1.0, asked="100%")
+# What a curve has plans for.
+PERCENTS = tuple(f"{percent}%" for percent in range(95, 0, -5))
 _NONE = Budget("none", 1.0, asked="PyTorch's own peak")
 
 
@@ -147,7 +149,7 @@ def _parse_overhead(value: object) -> float | None:
 
 
 def _parse_policy(given: object) -> tuple[Hint, ...]:
-    if given is None:
+    if not given:
         return ()
     # Hints are marks of torch's, which options without them need not wait for.
     from dtr_fx.passes.hints import parse_policy
