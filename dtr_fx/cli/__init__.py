@@ -10,7 +10,6 @@ import os
 import sys
 import textwrap
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -57,10 +56,10 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            kind = "command" if isinstance(action, argparse._SubParsersAction) else "choice"
-            raise argparse.ArgumentError(
-                action, f"unknown {kind} {value!r}{did_you_mean(value, map(str, action.choices))}"
-            )
+            is_command = isinstance(action, argparse._SubParsersAction)
+            what = "unknown command" if is_command else "invalid choice:"
+            guess = did_you_mean(value, map(str, action.choices))
+            raise argparse.ArgumentError(action, f"{what} {value!r}{guess}")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As always, but an unknown option is an error of the command that it was given to."""
@@ -72,12 +71,21 @@ class Parser(argparse.ArgumentParser):
         return found, rest
 
 
+class _Version(argparse.Action):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(nargs=0, **settings)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version  # where it is asked for: it takes longer than the parser
+
+        parser.exit(0, f"dtr_fx {version('dtr_fx')}, torch {version('torch')}\n")
+
+
 def make_parser(wanted: Sequence[str] | None = None) -> Parser:
     """The parser of the command line, with the arguments of the commands that are wanted, or of all."""
     parser = Parser(prog="dtr-fx", description=__doc__)
     parser.wanted = wanted
-    versions = f"dtr_fx {version('dtr_fx')}, torch {version('torch')}"
-    parser.add_argument("--version", action="version", version=versions)
+    parser.add_argument("--version", action=_Version, help="show the versions of dtr_fx and torch")
     add_commands(parser, "COMMAND", __name__, _COMMANDS)
     return parser
 

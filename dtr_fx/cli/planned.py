@@ -13,10 +13,9 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import GraphModule
 
-from dtr_fx.cli.arguments import read
+from dtr_fx.cli.arguments import read, setting
 from dtr_fx.cli.output import waiting
-from dtr_fx.cli.plans import LOGS, PROGRAM, SAVED, setting
-from dtr_fx.cli.targets import fails_by_itself, load_target, one_line
+from dtr_fx.cli.targets import LOGS, PROGRAM, SAVED, fails_by_itself, load_target, one_line
 from dtr_fx.errors import CommandError, did_you_mean
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options

@@ -6,14 +6,13 @@ import argparse
 import contextlib
 import json
 import sys
-from ast import literal_eval
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dtr_fx.cli.arguments import add_heuristic, seconds
+from dtr_fx.cli.arguments import add_heuristic, seconds, setting
 from dtr_fx.cli.output import Screen, check_output, screen, write_text
-from dtr_fx.cli.targets import find_factory
+from dtr_fx.cli.targets import LOGS, PROGRAM, SAVED, find_factory
 from dtr_fx.errors import CommandError, did_you_mean
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
@@ -35,7 +34,6 @@ whole training step is one graph, traced and not run, and a budget counts gradie
 
 _Shown = TypeVar("_Shown")
 
-SAVED, LOGS, PROGRAM = ".json", (".log", ".log.gz", ".gz"), ".pt2"
 _PLAN_OPTIONS = ("budget", "heuristic", "planner", "plan_seconds", "costs")
 
 
@@ -73,17 +71,6 @@ def add_printing(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print data, not text")
     add("-o", "--output", type=Path, metavar="FILE", help="write to FILE, not to stdout")
     add("-f", "--force", action="store_true", help="overwrite FILE")
-
-
-def setting(text: str) -> tuple[str, Any]:
-    """An argument of a factory."""
-    name, equals, value = text.partition("=")
-    if not (equals and name.isidentifier()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
-    try:
-        return name, literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value
 
 
 # Plans

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _HERE = str(Path(lab.__file__).parent.parent)
 _ZOO = str(Path(lab.__file__).parent / "zoo")
 
+# What targets that are files end in: saved plans, operator logs, exported programs.
+SAVED, LOGS, PROGRAM = ".json", (".log", ".log.gz", ".gz"), ".pt2"
+
 Inputs: TypeAlias = "tuple[Any, ...] | dict[str, Any]"
 
 
@@ -121,16 +124,13 @@ def one_line(what: str) -> Iterator[None]:
     try:
         yield
     except DTRError as error:
-        if not isinstance(error.__cause__, _dynamo_errors()):
+        cause = error.__cause__
+        if not hasattr(cause, "real_stack") or type(_root(cause)).__name__ == "Unsupported":  # by Dynamo
             raise
-        raise CommandError(f"{what}: {_told(error.__cause__)}") from error.__cause__
+        assert cause is not None
+        raise CommandError(f"{what}: {_told(cause)}") from cause
     except (Exception, SystemExit) as error:
         raise CommandError(f"{what}: {_told(error)}") from error
-
-
-def _dynamo_errors() -> tuple[type[BaseException], ...]:
-    module = sys.modules.get("torch._dynamo.exc")
-    return () if module is None else (module.TorchDynamoException,)
 
 
 def fails_by_itself(error: BaseException) -> bool:
@@ -148,11 +148,16 @@ def _is_ours(file: str) -> bool:
 
 def _told(error: BaseException) -> str:
     """The error that was at the root of it, and the user's line."""
-    stack = getattr(error, "real_stack", None)  # the user's part, of an error of Dynamo's
-    while stack and (error.__cause__ or error.__context__):
+    root = _root(error)
+    cause = " ".join(str(root).split())
+    return f"{type(root).__name__}: {cause}{_where(root, getattr(error, 'real_stack', None))}"
+
+
+def _root(error: BaseException) -> BaseException:
+    """Of an error of Dynamo's, what was raised while it ran the user's code."""
+    while hasattr(error, "real_stack") and (error.__cause__ or error.__context__):
         error = error.__cause__ or error.__context__ or error
-    cause = " ".join(str(error).split())
-    return f"{type(error).__name__}: {cause}{_where(error, stack)}"
+    return error
 
 
 def _where(error: BaseException, stack: Sequence[traceback.FrameSummary] | None) -> str:

@@ -48,7 +48,10 @@ def trace(model: Callable[..., Any], inputs: Inputs) -> Joint:
     except _Traced as traced:
         return traced.joint
     except TorchDynamoException as error:
-        raise GraphError(f"the model is not traced as one graph: {error}") from error
+        stack = getattr(error, "real_stack", None) or ()  # of the user's code
+        where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in stack[-1:])
+        why = str(error).strip().partition("\n")[0]
+        raise GraphError(f"the model is not traced as one graph: {why}{where}") from error
     raise GraphError("nothing in the model requires a gradient: there is no backward pass to trade against")
 
 
