@@ -25,23 +25,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-from torch.fx import GraphModule
-
 from dtr_fx.cli import plans
 from dtr_fx.cli.arguments import add_outputs, seconds
 from dtr_fx.cli.output import check_outputs, progress, screen, tracked, write_text
 from dtr_fx.cli.targets import load_target
 from dtr_fx.inspect.comparison import Comparison, Mark, decision_page, render_curve, to_csv, to_json
 from dtr_fx.inspect.table import table
-from dtr_fx.planning.curve import PERCENTS, Sweep
-from dtr_fx.planning.judge import judge
-from dtr_fx.planning.options import Options, parse_budget
+from dtr_fx.planning.options import PERCENTS, Options, parse_budget
 from dtr_fx.report import Curve
 from dtr_fx.units import format_bytes, format_percent
 
 if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
     from dtr_fx.lab.planners import OperatorGraph
+    from dtr_fx.planning.curve import Sweep
 
 _FILES: dict[str, Callable[[Comparison], str]] = {".csv": to_csv, ".json": to_json}
 _PAGE = ".html"
@@ -77,6 +75,7 @@ def run(arguments: argparse.Namespace) -> None:
     # What is wrong on the command line is refused before a model is built and traced.
     for budget in arguments.budgets:
         parse_budget(budget)
+    plans.check_target(arguments.target)
     check_outputs(arguments, (*_FILES, _PAGE))
     if arguments.optimum is not None:
         from dtr_fx.lab.planners.moccasin import require_ortools
@@ -108,10 +107,13 @@ def _chosen(curve: Curve, peaks: Collection[int]) -> Iterator[int]:
 
 def _compare(arguments: argparse.Namespace) -> tuple[Sweep, Comparison]:
     """Plan the target's training step for every budget, and judge other ways to run it."""
+    from dtr_fx.cli.planned import graph_of
+    from dtr_fx.planning.curve import Sweep
+
     if arguments.optimizer is None:
         graph, marks, notes = _beside_rivals(arguments)
     else:
-        graph, marks = plans.graph_of(arguments), []
+        graph, marks = graph_of(arguments), []
         notes = ["a whole step: no rivals, which have a budget for two passes only"]
     budgets = [*arguments.budgets, *(mark.peak for mark in marks)]
     options = Options(plan_seconds=arguments.plan_seconds)
@@ -127,7 +129,11 @@ def _compare(arguments: argparse.Namespace) -> tuple[Sweep, Comparison]:
 
 def _beside_rivals(arguments: argparse.Namespace) -> tuple[GraphModule, list[Mark], list[str]]:
     """The two passes as one graph, other ways to run them, and what is to be said of these."""
+    import torch
+
+    from dtr_fx.cli.planned import runs
     from dtr_fx.lab import baselines
+    from dtr_fx.planning.judge import judge
     from dtr_fx.torch_private import FakeTensorMode
 
     def beside(kind: str, setting: str, pair: baselines.Pair) -> None:
@@ -137,7 +143,8 @@ def _beside_rivals(arguments: argparse.Namespace) -> tuple[GraphModule, list[Mar
     notes = []
     with FakeTensorMode(allow_non_fake_inputs=True):
         model, inputs = load_target(arguments.target, **dict(arguments.arg))
-        joint = baselines.trace(model, inputs)
+        with runs(arguments.target):
+            joint = baselines.trace(model, inputs)
         eager = judge(*baselines.eager(joint))
         marks = [Mark("eager", "", eager.peak, 0.0)]
         if arguments.no_rivals:
@@ -157,11 +164,9 @@ def _beside_rivals(arguments: argparse.Namespace) -> tuple[GraphModule, list[Mar
     if not arguments.no_rivals:
         for setting in tracked("PyTorch's partitioner", [tenths / 10 for tenths in range(10, -1, -1)]):
             beside("partitioner", f"{setting:.1f}", baselines.min_cut(joint, setting))
-    # At its own peak the graph is only put into the order in which it runs.
-    graph = baselines.plan(joint, Options())[0]
-    if not arguments.no_rivals and (found := baselines.checkpointed_sqrt(graph)) is not None:
+    if not arguments.no_rivals and (found := baselines.checkpointed_sqrt(joint.planned)) is not None:
         marks.insert(1 + any(mark.kind == "checkpoint" for mark in marks), Mark("sqrt", "", *found))
-    return graph, marks, notes
+    return joint.planned, marks, notes
 
 
 def _optimum(graph: GraphModule, curve: Curve, limit: float, marks: list[Mark]) -> Iterator[str]:

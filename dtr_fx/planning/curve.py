@@ -10,13 +10,11 @@ from torch.fx import GraphModule
 
 from dtr_fx.errors import OptionError
 from dtr_fx.inspect.views import Report
-from dtr_fx.planning.options import Options, parse_budget
+from dtr_fx.planning.options import PERCENTS, Options, parse_budget
 from dtr_fx.planning.planning import Planning
 from dtr_fx.planning.transform import Laps, carry_out, readable_copy, without_guards
 from dtr_fx.report import Curve, CurvePoint
 from dtr_fx.runtime import Plan, collector_paused
-
-PERCENTS = tuple(f"{percent}%" for percent in range(95, 0, -5))
 
 
 def sweep(
