@@ -16,6 +16,7 @@ from string import Template
 from typing import Any
 
 from dtr_fx.inspect.diff import circumstances, sections, why
+from dtr_fx.inspect.modules import module_tree, page_rows
 from dtr_fx.inspect.timeline import peak_lines
 from dtr_fx.report import KINDS, Event, Point, Report, StorageStats
 from dtr_fx.units import format_bytes, format_percent, format_seconds
@@ -38,7 +39,10 @@ script-src 'unsafe-inline'; img-src data:">
 {script}</body>
 </html>
 """
-_SCRIPTS = ("list.js", "diff.js", "chart.js", "storages.js", "report.js")
+_SCRIPTS = (
+    *("units.js", "series.js", "zoom.js", "layers.js", "gestures.js", "chart.js"),
+    *("list.js", "diff.js", "tree.js", "storages.js", "search.js", "views.js", "report.js"),
+)
 _TRACE_HEADS = ("", "why", "peak", "budget", "drops", "recomputes", "overhead")
 
 
@@ -75,7 +79,7 @@ def render(reports: Sequence[Report]) -> str:
         # In letters that end no script.
         data=b64encode(gzip.compress(text.encode(), compresslevel=5, mtime=0)).decode(),
     )
-    return document("dtr_fx report", body, styles=("report.css",), scripts=_SCRIPTS)
+    return document("dtr_fx report", body, styles=("report.css", "views.css"), scripts=_SCRIPTS)
 
 
 def _traces(reports: Sequence[Report]) -> Iterator[str]:
@@ -106,6 +110,7 @@ def _data(report: Report) -> dict[str, Any]:
         "before": list(map(_point, report.before)),
         "after": list(map(_point, report.after)),
         "storages": list(map(_storage, report.storages)),
+        "modules": list(page_rows(module_tree(report))),
     }
 
 
@@ -133,6 +138,8 @@ def _step(event: Event) -> dict[str, Any]:
         "live": format_bytes(event.live),
         "why": why(event),
         "source": event.source,
+        "target": event.target,
+        "module": event.module,
         "storages": event.storages,
     }
 

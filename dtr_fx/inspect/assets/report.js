@@ -8,25 +8,13 @@ async function start() {
   const json = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   const reports = await new Response(json).json();
   reports.forEach(connect);
-  const status = document.getElementById("status");
-  let shown;
-
-  const light = (events, event = events[0]) => {
-    chart.setLit(events);
-    diff.setLit(events);
-    status.textContent = event ? sentence(event, shown) : HINT;
-  };
-  const diff = new Diff(light);
-  const chart = new Chart(light, (event) => diff.goTo(event));
-  const storages = new Storages(light);
+  const views = new Views();
   const traces = [...document.querySelectorAll("#traces button")];
 
   const show = (number) => {
-    shown = reports[number];
-    for (const [id, text] of Object.entries(shown.texts)) document.getElementById(id).textContent = text;
+    for (const [id, text] of Object.entries(reports[number].texts)) document.getElementById(id).textContent = text;
     traces.forEach((button, i) => button.setAttribute("aria-pressed", i === number));
-    for (const view of [chart, diff, storages]) view.show(shown);
-    light([]);
+    views.show(reports[number]);
   };
   traces.forEach((button, i) => button.addEventListener("click", () => show(i)));
   show(0);
@@ -70,10 +58,6 @@ function sentence(event, report) {
   if (drop && again) parts.push(`away for ${formatCount(Math.round(again.at - drop.at - 0.5), "operator")}`);
   const source = drop?.source || again?.source;
   return `${name}: ${parts.join(", ")}${source ? ` · ${source}` : ""}`;
-}
-
-function formatCount(number, noun) {
-  return `${number} ${noun}${number === 1 ? "" : "s"}`;
 }
 
 start();
