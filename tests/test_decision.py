@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dtr_fx.cli import main
 from dtr_fx.cli.targets import load_target
@@ -66,6 +67,7 @@ def page(folder: Path, open_html: Open) -> Any:
 
 
 def printed(capsys: pytest.CaptureFixture[str], verb: str, target: str, *arguments: object) -> str:
+    torch.compiler.reset()  # as in a process of its own
     assert main([verb, target, *map(str, arguments)]) == 0
     return capsys.readouterr().out
 

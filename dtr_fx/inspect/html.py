@@ -46,8 +46,11 @@ script-src 'unsafe-inline'; img-src data:">
 </body>
 </html>
 """
-_SCRIPTS = ("units.js", "plans.js", "list.js", "diff.js", "chart.js", "storages.js", "curve.js", "report.js")
-_STYLES = ("base.css", "report.css", "curve.css")
+_SCRIPTS = (
+    *("units.js", "plans.js", "series.js", "zoom.js", "layers.js", "gestures.js", "chart.js", "list.js"),
+    *("diff.js", "tree.js", "storages.js", "search.js", "views.js", "curve.js", "report.js"),
+)
+_STYLES = ("base.css", "report.css", "views.css", "curve.css")
 _TRACE_HEADS = ("", "why", "peak", "budget", "drops", "recomputes", "overhead")
 
 

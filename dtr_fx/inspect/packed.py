@@ -11,6 +11,7 @@ from itertools import chain, pairwise
 from typing import Any
 
 from dtr_fx.inspect.diff import sections, why
+from dtr_fx.inspect.modules import module_tree, page_rows
 from dtr_fx.report import KINDS, Event, Point, Report
 
 # Kinds of events; operators are numbered first, so that those of a plan come one after the other.
@@ -90,6 +91,7 @@ class Packed:
                 for at, storage in enumerate(report.storages)
                 if storage.drops or storage.recomputes
             ],
+            "modules": list(page_rows(module_tree(report))),
             "words": list(own),
         }
 

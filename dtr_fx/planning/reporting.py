@@ -107,10 +107,11 @@ def events_of(gm: GraphModule, program: GraphProgram, after: Sequence[Point]) ->
         step = step_of.get((kind if is_save else COMPUTE, origin))
         values = [value_of[origin]] if is_drop else step.outputs if step is not None else ()
         nbytes = sum([program.values[value].nbytes for value in values])
-        called = node if is_save else _maker(nodes.get(origin, node))
+        maker = _maker(nodes.get(origin, node))
+        called = node if is_save else maker
         if is_drop:
             live -= nbytes
-        tag = "backward" if is_update(node) else str(node.meta.get("partitioner_tag", ""))
+        tag = "optimizer" if is_update(node) else str(node.meta.get("partitioner_tag", ""))
         read = [source(used) for used in node.all_input_nodes]
         events.append(
             Event(
@@ -125,7 +126,7 @@ def events_of(gm: GraphModule, program: GraphProgram, after: Sequence[Point]) ->
                 score=known.get("score"),
                 again=known.get("again"),
                 away=known.get("away"),
-                source=source_line(node),
+                source=source_line(node) or source_line(maker),
                 storages=tuple([position_of[value] for value in values if value in position_of]),
                 uses=tuple(dict.fromkeys([at for _, positions in read for at in positions])),
                 reads=tuple(dict.fromkeys([name for name, _ in read])),

@@ -2,7 +2,7 @@
 
 const FRAME = { left: 52, right: 16, top: 22, bottom: 44 };
 const THUMB = 20; // pixels, as in curve.css
-const SHAPES = {
+const RIVALS = {
   eager: "M-4.5,-4.5H4.5V4.5H-4.5Z",
   checkpoint: "M0,-6.5L5.6,4.2H-5.6Z",
   sqrt: "M0,6.5L5.6,-4.2H-5.6Z",
@@ -25,7 +25,7 @@ class Curve {
     this.curve.addEventListener("pointermove", (event) => this.tell(this.under(event)));
     this.curve.addEventListener("pointerleave", () => this.tell(null));
     this.curve.addEventListener("click", (event) => this.take(this.nearest(this.budgetAt(event))));
-    for (const path of document.querySelectorAll("#rivals .rival")) path.setAttribute("d", SHAPES[path.classList[1]]);
+    for (const path of document.querySelectorAll("#rivals .rival")) path.setAttribute("d", RIVALS[path.classList[1]]);
     for (const button of document.querySelectorAll("#points button")) {
       button.addEventListener("click", () => this.take(this.plans.find(({ plan }) => plan === Number(button.value))));
     }
@@ -82,7 +82,7 @@ class Curve {
     this.drawBound();
     this.drawCurve();
     for (const mark of this.marks) {
-      this.add("path", { class: `rival ${mark.kind}`, d: SHAPES[mark.kind], transform: `translate(${this.place(mark)})` });
+      this.add("path", { class: `rival ${mark.kind}`, d: RIVALS[mark.kind], transform: `translate(${this.place(mark)})` });
     }
     this.drawNames();
     this.needle = this.add("g", { class: "needle" });

@@ -83,6 +83,7 @@ class Plans {
       before: this.before[packed.before],
       after: this.points(packed.after.parts, names),
       storages: this.storages(packed),
+      modules: packed.modules,
     };
   }
 

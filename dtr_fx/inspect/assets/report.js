@@ -22,21 +22,11 @@ const report = {
 async function start() {
   const shared = await unpacked(await element("shared"));
   report.plans = new Plans(shared);
-  const status = document.getElementById("status");
-
-  const light = (events, event = events[0]) => {
-    chart.setLit(events);
-    diff.setLit(events);
-    status.textContent = event ? sentence(event, report.plan) : HINT;
-  };
-  const diff = new Diff(light);
-  const chart = new Chart(light, (event) => diff.goTo(event));
-  report.views.push(chart, diff, new Storages(light), { show: () => light([]) });
-
   const traces = [...document.querySelectorAll("#traces button")];
   traces.forEach((button, i) => button.addEventListener("click", () => report.select(i)));
   report.views.push({ show: () => traces.forEach((button, i) => button.setAttribute("aria-pressed", i === report.number)) });
   if (shared.curve) report.views.push(new Curve(shared.curve, (number) => report.select(number)));
+  report.views.push(new Views());
   await report.select(shared.first);
 }
 
