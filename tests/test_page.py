@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from large_reports import large
 from torch import nn
 
 from dtr_fx.compiler.backend import plan_step
@@ -17,7 +17,7 @@ from dtr_fx.inspect.diff import why
 from dtr_fx.inspect.html import render
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
-from dtr_fx.report import KINDS, Event, Point, StorageStats
+from dtr_fx.report import Event, StorageStats
 from dtr_fx.units import format_bytes, format_percent, format_seconds
 
 pytestmark = pytest.mark.little_effort
@@ -342,51 +342,6 @@ def test_an_empty_graph_can_be_shown(open_page: Open, step: Report) -> None:
 
 
 # --- size ---------------------------------------------------------------------------------------------------
-
-
-def large(operators: int) -> Report:
-    """A plan of the size of a large model's: the value of every tenth operator is dropped and made again."""
-    draw = random.Random(0)
-    half = operators // 2
-    names = [f"{draw.choice(('addmm', 'native_layer_norm', '_safe_softmax'))}_{i}" for i in range(operators)]
-    sizes = [draw.randrange(2**24) for _ in names]
-    costs = [draw.random() * 1e-3 for _ in range(200)]  # there are fewer shapes than operators
-    parts = dict.fromkeys(KINDS, 2**28)
-    events: list[Event] = []
-    before: list[Point] = []
-    after: list[Point] = []
-
-    def run(kind: str, of: int, name: str, reason: str = "") -> None:
-        phase = "forward" if len(before) < half else "backward"
-        source = f"model.py:{of % 800} in forward: hidden = self.layers[{of % 97}](hidden, mask)"
-        parts["temporary"] = sizes[-of]
-        after.append(Point(sum(parts.values()), name, tuple(parts.values())))
-        event = Event(kind, name, names[of], phase, sizes[of], costs[of % 200], after[-1].live, reason)
-        events.append(replace(event, source=source, storages=(of,)))
-
-    for i in range(operators):
-        mirror = operators - 1 - i
-        is_forward = i < half
-        parts["activation"] += sizes[i] if is_forward else -sizes[mirror]
-        parts["gradient"] += 0 if is_forward else draw.randrange(-(2**10), 2**12)
-        if not is_forward and mirror % 10 == 0:
-            run("recompute", mirror, f"{names[mirror]}_recompute", f"for {names[i]}")
-        run("compute", i, names[i])
-        before.append(after[-1])
-        if is_forward and i % 10 == 0:
-            score = draw.random() * 1e-9
-            live = after[-1].live - sizes[i]
-            dropped = Event(
-                "drop", f"drop_{names[i]}", names[i], "forward", sizes[i], 0.0, live, "budget", score
-            )
-            events.append(replace(dropped, storages=(i,)))
-    stats = tuple(
-        StorageStats(name, "activation", size, i % 2, i % 2, costs[i % 200])
-        for i, (name, size) in enumerate(zip(names, sizes))
-    )
-    peak = max(point.live for point in after)
-    plan = (tuple(events), tuple(before), tuple(after), stats)
-    return Report(peak, peak, peak, 1, 1, 1.0, 1.1, "next-use", "cpu", *plan, seconds={})
 
 
 @pytest.mark.slow
