@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING
 from dtr_fx.cli import plans
 from dtr_fx.cli.arguments import add_outputs, seconds
 from dtr_fx.cli.output import check_outputs, progress, screen, tracked, write_text
-from dtr_fx.cli.targets import load_target
 from dtr_fx.inspect.comparison import Comparison, Mark, decision_page, render_curve, to_csv, to_json
 from dtr_fx.inspect.table import table
 from dtr_fx.planning.options import PERCENTS, Options, parse_budget
@@ -44,10 +43,6 @@ if TYPE_CHECKING:
 _FILES: dict[str, Callable[[Comparison], str]] = {".csv": to_csv, ".json": to_json}
 _PAGE = ".html"
 _MOST_PLANS = 12  # on the page
-_INDUCTOR = (
-    "Inductor's own: the step in its operators, as it splits it by default, judged before they are fused; "
-    "fused, it takes less"
-)
 # A solver that is given more proves nothing in minutes.
 _MOST_OPERATORS = 120
 # Of the program's cost, added to what must not be repeated: solvers round costs to 1e-7 of them all.
@@ -108,10 +103,11 @@ def _chosen(curve: Curve, peaks: Collection[int]) -> Iterator[int]:
 def _compare(arguments: argparse.Namespace) -> tuple[Sweep, Comparison]:
     """Plan the target's training step for every budget, and judge other ways to run it."""
     from dtr_fx.cli.planned import graph_of
+    from dtr_fx.cli.rivals import beside_rivals
     from dtr_fx.planning.curve import Sweep
 
     if arguments.optimizer is None:
-        graph, marks, notes = _beside_rivals(arguments)
+        graph, marks, notes = beside_rivals(arguments)
     else:
         graph, marks = graph_of(arguments), []
         notes = ["a whole step: no rivals, which have a budget for two passes only"]
@@ -125,48 +121,6 @@ def _compare(arguments: argparse.Namespace) -> tuple[Sweep, Comparison]:
     operators = sum(node.op.startswith("call") for node in graph.graph.nodes)
     name = arguments.target.rpartition(":")[2]
     return made, Comparison(name, operators, curve, tuple(marks), tuple(notes))
-
-
-def _beside_rivals(arguments: argparse.Namespace) -> tuple[GraphModule, list[Mark], list[str]]:
-    """The two passes as one graph, other ways to run them, and what is to be said of these."""
-    import torch
-
-    from dtr_fx.cli.planned import runs
-    from dtr_fx.lab import baselines
-    from dtr_fx.planning.judge import judge
-    from dtr_fx.torch_private import FakeTensorMode
-
-    def beside(kind: str, setting: str, pair: baselines.Pair) -> None:
-        found = judge(*pair)
-        marks.append(Mark(kind, setting, found.peak, found.overhead(eager)))
-
-    notes = []
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        model, inputs = load_target(arguments.target, **dict(arguments.arg))
-        with runs(arguments.target):
-            joint = baselines.trace(model, inputs)
-        eager = judge(*baselines.eager(joint))
-        marks = [Mark("eager", "", eager.peak, 0.0)]
-        if arguments.no_rivals:
-            pass
-        elif not isinstance(model, torch.nn.Module):
-            notes.append("no checkpointing: a function has no blocks")
-        elif not baselines.blocks_of(model):
-            missing = "no ModuleList or Sequential, nor blocks_to_checkpoint()"
-            notes.append(f"no checkpointing: the model has {missing}")
-        else:
-            beside("checkpoint", "", baselines.checkpointed(model, inputs))
-        if not arguments.no_rivals:
-            pair, as_autograd = baselines.inductor(model, inputs)
-            own = judge(*pair)
-            marks.append(Mark("inductor", "", own.peak, own.overhead(judge(*as_autograd))))
-            notes.append(_INDUCTOR)
-    if not arguments.no_rivals:
-        for setting in tracked("PyTorch's partitioner", [tenths / 10 for tenths in range(10, -1, -1)]):
-            beside("partitioner", f"{setting:.1f}", baselines.min_cut(joint, setting))
-    if not arguments.no_rivals and (found := baselines.checkpointed_sqrt(joint.planned)) is not None:
-        marks.insert(1 + any(mark.kind == "checkpoint" for mark in marks), Mark("sqrt", "", *found))
-    return joint.planned, marks, notes
 
 
 def _optimum(graph: GraphModule, curve: Curve, limit: float, marks: list[Mark]) -> Iterator[str]:
