@@ -31,7 +31,7 @@ from dtr_fx.cli.output import check_outputs, progress, screen, tracked, write_te
 from dtr_fx.inspect.comparison import Comparison, Mark, decision_page, render_curve, to_csv, to_json
 from dtr_fx.inspect.table import table
 from dtr_fx.planning.options import PERCENTS, Options, parse_budget
-from dtr_fx.report import Curve
+from dtr_fx.report import Curve, Report
 from dtr_fx.units import format_bytes, format_percent
 
 if TYPE_CHECKING:
@@ -79,16 +79,18 @@ def run(arguments: argparse.Namespace) -> None:
     made, found = _compare(arguments)
     sys.stdout.write(to_json(found) if arguments.json else _as_text(found))
     for path in arguments.output:
-        text = _page(made, found, arguments) if path.suffix == _PAGE else _FILES[path.suffix](found)
+        if path.suffix == _PAGE:
+            reports = [replace(report, model=arguments.target) for report in _reports(made, found)]
+            text = decision_page(found, reports, plans.command_of(arguments, path))
+        else:
+            text = _FILES[path.suffix](found)
         write_text(path, text, force=arguments.force)
 
 
-def _page(made: Sweep, found: Comparison, arguments: argparse.Namespace) -> str:
+def _reports(made: Sweep, found: Comparison) -> Iterator[Report]:
+    """Those of the plans on the page."""
     chosen = list(_chosen(found.curve, [mark.peak for mark in found.marks]))
-    reports = [
-        replace(made.report(budget), model=arguments.target) for budget in tracked("reports", chosen)
-    ]
-    return decision_page(found, reports, arguments.typed)
+    return (made.report(budget) for budget in tracked("reports", chosen))
 
 
 def _chosen(curve: Curve, peaks: Collection[int]) -> Iterator[int]:
