@@ -396,7 +396,8 @@ def large(operators: int) -> Report:
         parts["temporary"] = sizes[-of]
         after.append(Point(sum(parts.values()), name, tuple(parts.values())))
         event = Event(kind, name, names[of], phase, sizes[of], costs[of % 200], after[-1].live, reason)
-        events.append(replace(event, source=source, storages=(of,)))
+        module = f"layers.{of % 97}.{('attention', 'mlp')[of % 2]}"
+        events.append(replace(event, source=source, storages=(of,), module=module))
 
     for i in range(operators):
         mirror = operators - 1 - i

@@ -74,13 +74,3 @@ function roundStep(span, most) {
   const magnitude = 10 ** Math.floor(Math.log10(span / most));
   return [1, 2, 5, 10].map((digit) => digit * magnitude).find((size) => span / size <= most);
 }
-
-// Neighbours of one phase as [phase, first, last + 1].
-function runsOf(operators) {
-  const runs = [];
-  operators.forEach(({ phase }, i) => {
-    if (runs.length && runs.at(-1)[0] === phase) runs.at(-1)[2] = i + 1;
-    else runs.push([phase, i, i + 1]);
-  });
-  return runs;
-}
