@@ -4,9 +4,14 @@ class Series {
   // `places` says where each operator stands in the order of the plan that is shown.
   constructor(points, places, kinds) {
     Object.assign(this, { points, places });
-    this.live = Float64Array.from(points, ({ live }) => live);
-    this.parts = kinds.map((_, k) => Float64Array.from(points, ({ parts }) => parts[k]));
-    this.peak = this.live.reduce((at, live, i) => (at < 0 || live > this.live[at] ? i : at), -1);
+    this.live = new Float64Array(points.length);
+    this.parts = kinds.map(() => new Float64Array(points.length));
+    this.peak = points.length - 1;
+    for (let i = points.length - 1; i >= 0; i--) {
+      this.live[i] = points[i].live;
+      for (let k = 0; k < kinds.length; k++) this.parts[k][i] = points[i].parts[k];
+      if (this.live[i] >= this.live[this.peak]) this.peak = i; // the first of the highest
+    }
   }
 
   get most() {
