@@ -31,10 +31,11 @@ GESTURES = {
 SETUP = """
     const chart = document.getElementById('chart'), list = document.getElementById('diff');
     const { left, top, height } = chart.getBoundingClientRect();
+    const usual = { bubbles: true, cancelable: true };
     const mouse = (kind, x, y) => chart.dispatchEvent(new PointerEvent(kind, {
-        clientX: left + x, clientY: top + y, pointerId: 1, bubbles: true, cancelable: true, pointerType: 'mouse' }));
+        ...usual, clientX: left + x, clientY: top + y, pointerId: 1, pointerType: 'mouse' }));
     const wheel = (deltaY) => chart.dispatchEvent(new WheelEvent('wheel', {
-        deltaY, clientX: left + 500, clientY: top + 100, bubbles: true, cancelable: true }));
+        ...usual, deltaY, clientX: left + 500, clientY: top + 100 }));
     const zoom = (x, width) => {
         chart.setPointerCapture = () => {};
         for (const [kind, at] of [['pointerdown', x], ['pointermove', x + width], ['pointerup', x + width]]) {
@@ -43,8 +44,8 @@ SETUP = """
     };
     const handle = document.querySelector('#brush-box [role=slider]');
     const slide = (i) => handle.dispatchEvent(new KeyboardEvent('keydown', {
-        key: i % 2 ? 'PageUp' : 'ArrowRight', bubbles: true, cancelable: true }));
-    const key = (name) => chart.dispatchEvent(new KeyboardEvent('keydown', { key: name, bubbles: true, cancelable: true }));
+        ...usual, key: i % 2 ? 'PageUp' : 'ArrowRight' }));
+    const key = (name) => chart.dispatchEvent(new KeyboardEvent('keydown', { ...usual, key: name }));
     const box = document.getElementById('search');
     const type = (text) => { box.value = text; box.dispatchEvent(new Event('input')); };
     const painted = () => new Promise((done) => requestAnimationFrame(() => {
