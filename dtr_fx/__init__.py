@@ -13,7 +13,6 @@ are imported when they are asked for.
 """
 
 import importlib
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -115,6 +114,8 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
+        from importlib.metadata import version
+
         return version(__name__)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

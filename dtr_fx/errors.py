@@ -24,9 +24,7 @@ class GraphError(DTRError, ValueError):
 
 
 class CommandError(DTRError, ValueError):
-    """A command line that cannot be carried out; ``traceback`` is that of the user's code, if that failed."""
-
-    traceback: str = ""
+    """A command line that cannot be carried out."""
 
 
 @dataclass(eq=False)

@@ -67,6 +67,7 @@ def open_html(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         path = tmp_path / "report.html"
         path.write_text(html, encoding="utf-8")
         contexts.append(browser.new_context(**options))
+        contexts[-1].set_default_timeout(10_000)
         page = contexts[-1].new_page()
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))

@@ -82,8 +82,8 @@ def frames(page: Any) -> dict[str, float]:
 
 
 def main() -> None:
+    from large_reports import large
     from playwright.sync_api import sync_playwright
-    from test_page import large
 
     from dtr_fx.inspect.html import render
 
@@ -94,7 +94,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1200, "height": 900})
         page.goto(path.as_uri())
-        page.wait_for_function("document.getElementById('status').textContent")
+        page.locator("#status:not(:empty)").wait_for()
         print(f"{'first drawn':16}{page.evaluate('performance.now()'):8.1f} ms")
         for name, milliseconds in frames(page).items():
             print(f"{name:16}{milliseconds:8.1f} ms")

@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +16,7 @@ from dtr_fx.cli.targets import load_target
 from dtr_fx.errors import CommandError, InfeasibleBudgetError
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
-from dtr_fx.report import Event, Point
+from dtr_fx.report import Event, Point, StorageStats
 
 pytestmark = pytest.mark.little_effort
 
@@ -111,7 +112,8 @@ def test_forms_of_inputs(tmp_path: Path, inputs: str, expected: object) -> None:
         ("{folder}/absent.py:factory", ["there is no file", "absent.py"]),
         ("absent_module.of_mine:factory", ["absent_module", "cannot be imported"]),
         ("{file}:factry", ["has no 'factry'", "did you mean 'factory'", "it has: factory, no_model"]),
-        ("zoo:gtp", ["the zoo has no 'gtp'", "gpt, resnet50, shufflenet"]),
+        ("zoo:gtp", ["the zoo has no 'gtp'; did you mean 'gpt'?", "gpt, resnet50, shufflenet"]),
+        ("resnet5", ["names no factory", "did you mean 'zoo:resnet50'?"]),
         ("{file}:not_a_function", ["no function", "int"]),
         ("{file}:no_model", ["the model must be", "int"]),
         ("{file}:no_pair", ["a pair (model, inputs)", "Linear"]),
@@ -132,15 +134,68 @@ def test_every_wrong_target_is_one_line(
         assert fact in captured.err
 
 
-def test_a_factory_that_fails_shows_its_own_traceback(
+FAILING = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.layer, self.how = nn.Linear(4, 4), how
+
+    def forward(self, x):
+        x = self.layer(x)
+        if self.how == "key":
+            return x * {}["missing"]
+        if self.how == "broken":
+            torch._dynamo.graph_break()
+            raise ValueError("there is\\nno data")
+        return Wrong.apply(x) if self.how == "backward" else x
+
+class Wrong(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("no gradient")
+
+def make(how, width=4):
+    return Net(how), torch.randn(3, width)
+"""
+
+
+def test_a_factory_that_fails_is_one_line_with_its_own_place(
     model_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["diff", f"{model_file}:fails", "--budget", "60%"]) == 2
-    *trace, last = capsys.readouterr().err.splitlines()
-    assert trace[0].startswith("Traceback")
-    assert 'random.py", line 23, in fails' in trace[1]  # the first frame is the user's
-    assert "RuntimeError: there is no data" in last
-    assert "random.py:23" in last
+    told = f"dtr-fx: error: {model_file}:fails failed: RuntimeError: there is no data ({model_file}:23)\n"
+    assert capsys.readouterr().err == told
+
+
+DIFF, SMALLEST, SWEEP = ["diff", "--budget", "60%"], ["smallest"], ["sweep", "--no-rivals"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "fact"),
+    [
+        *((verb, ["how=ok", "width=5"], "[3, 5] X [4, 4]. ({file}:11)") for verb in (DIFF, SMALLEST, SWEEP)),
+        *((verb, ["how=key"], "({file}:13)") for verb in (DIFF, SWEEP)),
+        (DIFF, ["how=broken"], "ValueError: there is no data ({file}:16)"),
+        (DIFF, ["how=backward"], "RuntimeError: no gradient ({file}:26)"),
+    ],
+)
+def test_a_model_that_fails_is_one_line_with_its_own_place(
+    verb: list[str], arguments: list[str], fact: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, "net.py", FAILING)
+    given = [word for argument in arguments for word in ("--arg", argument)]
+    assert main([*verb[:1], f"{path}:make", *verb[1:], *given]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"dtr-fx: error: {path}:make: the model fails on its example inputs: ")
+    assert err.endswith(fact.format(file=path) + "\n")
 
 
 @pytest.mark.parametrize(
@@ -226,7 +281,7 @@ def test_json_is_the_reports(
     planned_by(lambda *_: [plan("a"), plan("b")])
     assert main(["diff", f"{model_file}:factory", "--budget", "60%", "--json"]) == 0
     reports = [Report.from_json(json.dumps(entry)) for entry in json.loads(capsys.readouterr().out)]
-    assert reports == [plan("a"), plan("b")]
+    assert reports == [replace(plan(name), model=f"{model_file}:factory") for name in "ab"]
 
 
 def test_an_output_file_is_overwritten_only_when_forced(
@@ -277,6 +332,17 @@ def test_the_width_is_that_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     assert screen().width == 87
     assert screen(to_file=True).width == 120
+
+
+@pytest.mark.parametrize(("columns", "width"), [("87", 87), ("0", 120), ("wide", 120), (None, 120)])
+def test_a_pipe_is_as_wide_as_it_is_told(
+    columns: str | None, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
+    assert screen().width == width
 
 
 def test_a_budget_that_no_plan_fits_is_explained_without_a_traceback(
@@ -337,14 +403,53 @@ def test_diff_of_a_model(model_file: Path, capsys: pytest.CaptureFixture[str]) -
     assert out.index("forward:") < out.index("backward:")
 
 
-@pytest.mark.parametrize("given", [["--help"], ["--version"], ["dif", "zoo:gpt"]])
-def test_help_and_a_wrong_command_do_not_wait_for_torch(given: list[str]) -> None:
+VERBS = "diff show timeline why smallest sweep record simulate figures completion".split()
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "fact"),
+    [
+        (["--help"], 0, "sweep"),
+        (["--version"], 0, torch.__version__),
+        *((([verb, "--help"], 0, f"dtr-fx {verb}")) for verb in VERBS),
+        (["bench", "--help"], 0, "BENCHMARK"),
+        (["dif", "zoo:gpt"], 2, "unknown command 'dif'; did you mean 'diff'?"),
+        (["diff"], 2, "required: TARGET"),
+        (["diff", "zoo:gpt", "--budgte", "60%"], 2, "unknown option --budgte; did you mean '--budget'?"),
+        (["sweep", "zoo:gpt", "--jsn"], 2, "did you mean '--json'?"),
+        (["diff", "zoo:gpt", "--heuristic", "lruu"], 2, "'lruu'; did you mean 'lru'?"),
+        (["diff", "zoo:gpt", "--budget", "8 gigs"], 2, "'8GiB'"),
+        (["diff", "zoo:gtp", "--budget", "60%"], 2, "did you mean 'gpt'?"),
+        (["smallest", "zoo:gtp"], 2, "did you mean 'gpt'?"),
+        (["sweep", "zoo:gtp"], 2, "did you mean 'gpt'?"),
+        (["show", "gone.py:make", "--budget", "60%"], 2, "there is no file gone.py"),
+        (["record", "resnet", "-o", "x.log"], 2, "did you mean 'resnet32'?"),
+        (["diff", "{plan}"], 0, "fits: "),
+        (["diff", "{plan}", "{plan}"], 0, "the same drops and recomputes"),
+        (["show", "{plan}"], 0, "by operator"),
+        (["timeline", "{plan}", "--html", "{folder}/page.html"], 0, "Wrote"),
+        (["why", "{plan}", "gelu"], 0, "dropped"),
+        (["why", "{plan}", "gelo"], 2, "did you mean 'gelu'?"),
+    ],
+)
+def test_what_plans_no_model_does_not_wait_for_torch(
+    given: list[str], status: int, fact: str, tmp_path: Path
+) -> None:
+    storages = (StorageStats("gelu", "activation", 100, 1, 0, 0.0),)
+    events = tuple(replace(event, target="gelu", storages=(0,)) for event in plan("gelu").events)
+    saved = replace(plan("gelu"), events=events, storages=storages)
+    path = write(tmp_path, "plan.json", saved.to_json())
     code = (
         "import sys, dtr_fx.cli\n"
-        "try:\n dtr_fx.cli.main(sys.argv[1:])\n"
-        "except SystemExit:\n assert 'torch' not in sys.modules"
+        "try:\n status = dtr_fx.cli.main(sys.argv[1:])\n"
+        "except SystemExit as stop:\n status = stop.code\n"
+        "assert 'torch' not in sys.modules\n"
+        "sys.exit(status)"
     )
-    done = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, check=True)
-    assert {"--help": "sweep", "--version": torch.__version__, "dif": "did you mean 'diff'"}[given[0]] in (
-        done.stdout + done.stderr
-    )
+    words = [word.format(plan=path, folder=tmp_path) for word in given]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    assert "Traceback" not in said, said
+    assert (done.returncode, fact in said) == (status, True), said
+    if status:
+        assert said.count("\n") == 1

@@ -19,6 +19,7 @@ from operator_logs import write_chain
 from torch import nn
 
 from dtr_fx.cli import figures as command
+from dtr_fx.cli import output
 from dtr_fx.cli.output import progress, waiting
 from dtr_fx.errors import CommandError, DTRError
 from dtr_fx.lab import networks
@@ -514,7 +515,21 @@ def test_waiting_on_a_terminal(monkeypatch):
     assert terminal.getvalue().endswith("\r\033[K")
 
 
-def test_no_progress_elsewhere(capsys):
+def test_no_progress_elsewhere_of_what_is_soon_done(capsys):
     with progress("replays", 8) as watch:
         watch(8)
     assert capsys.readouterr().err == ""
+
+
+def test_elsewhere_a_line_now_and_then(capsys, monkeypatch):
+    assert output._LINES == 10
+    monkeypatch.setattr(output, "_LINES", 0.1)
+    with progress("replays", 8) as watch:
+        watch(3)
+        time.sleep(0.35)
+    with waiting("planning"):
+        time.sleep(0.15)
+    *replays, planning = capsys.readouterr().err.splitlines()
+    assert len(replays) in (2, 3)
+    assert set(replays) == {"replays 3/8, 0:00"}
+    assert planning == "planning, 0:00"

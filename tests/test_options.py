@@ -14,7 +14,6 @@ import torch.distributed as dist
 import dtr_fx
 from dtr_fx.costs import measure
 from dtr_fx.errors import DTRError, InfeasibleBudgetError, OptionError
-from dtr_fx.planning import options as options_module
 from dtr_fx.planning.options import Budget, Options, parse_budget, resolve_budget
 from dtr_fx.runtime import HEURISTICS
 
@@ -121,7 +120,7 @@ def test_a_fraction_never_resolves_to_more_than_the_share_asked_for() -> None:
 def test_auto_is_the_available_memory_and_what_the_graph_holds_by_now(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(options_module, "free_memory", lambda device: 100)
+    monkeypatch.setattr("dtr_fx.costs.measure.free_memory", lambda device: 100)
     assert resolve_budget(parse_budget("auto"), 1, CPU) == 100
     assert resolve_budget(parse_budget("auto"), 1, CPU, already_held=30) == 130
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from large_reports import large
 from page_frames import LIMIT, frames
-from test_page import large
 from torch import Tensor, nn
 
 from dtr_fx.compiler.backend import plan_step

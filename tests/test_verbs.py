@@ -304,6 +304,72 @@ def test_help_names_the_targets_and_shows_output(verb: str, capsys: pytest.Captu
         assert fact in out
 
 
+# One path
+
+MODELS = """
+import dtr_fx
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+class Tagger(nn.Module):
+    def __init__(self, recurrent):
+        super().__init__()
+        self.lstm = nn.LSTM(16, 16, dropout=0.2, num_layers=2) if recurrent else nn.Identity()
+        self.head = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x):
+        x = self.lstm(x)
+        x = x[0] if isinstance(x, tuple) else x
+        for number, layer in enumerate(self.head):
+            if number == 1:
+                x = dtr_fx.keep(layer(x).relu())
+            else:
+                x = checkpoint(self.again, layer, x, use_reentrant=False)
+        return {"scores": x, "loss": x.square().mean()}
+
+    def again(self, layer, x):
+        return layer(x).relu().sin()
+
+def make(recurrent=True):
+    return Tagger(recurrent), {"x": torch.randn(1, 64, 16)}
+"""
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(["--arg", "recurrent=False"], id="marks"),
+        pytest.param([], id="recurrent", marks=pytest.mark.slow),
+        pytest.param(["--optimizer", "sgd"], id="whole step", marks=pytest.mark.slow),
+    ],
+)
+def test_every_verb_has_the_same_plan_for_the_same_bytes(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a model whose plan depends on how it is traced: steps of an LSTM, dropout, the user's marks."""
+    path = tmp_path / "model.py"
+    path.write_text(MODELS)
+    model = [f"{path}:make", "--plan-seconds", "0.03", *given]
+    found = data(capsys, "smallest", *model)
+    budget = ["--budget", found["budget"]]
+    (plan,) = data(capsys, "diff", *model, *budget)
+    made = Report.from_json(json.dumps(plan))
+    for figure in ("budget", "planned_peak", "lower_bound", "baseline_peak", "overhead"):
+        assert getattr(made, figure) == found[figure], figure
+    curve = data(capsys, "sweep", *model, "--no-rivals", "--budgets", found["budget"])["curve"]
+    assert (curve["lower_bound"], curve["base_cost"]) == (made.lower_bound, made.base_cost)
+    last = {"budget": made.budget, "peak": made.planned_peak, "overhead": made.overhead}
+    assert curve["points"][-1] == last
+    (timeline,) = data(capsys, "timeline", *model, *budget)
+    assert timeline["after"] == plan["after"]
+    (shown,) = data(capsys, "show", *model, *budget)
+    assert sum(group["recomputes"] for group in shown["operators"]) == made.recomputes
+    dropped = next(event for event in made.events if event.kind == "drop")
+    (life,) = data(capsys, "why", *model, dropped.origin, *budget)
+    assert dropped.again in [moment["again"] for moment in life["moments"]]
+
+
 # Targets
 
 

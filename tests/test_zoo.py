@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dtr_fx import lab
 from dtr_fx.lab import zoo
 from dtr_fx.lab.log import read_log
 from dtr_fx.lab.record import record_log
@@ -36,6 +37,7 @@ def parameters(model: nn.Module) -> int:
 def test_every_name_of_the_command_line_is_a_factory_of_its_own():
     assert set(zoo.ZOO) < set(zoo.MODELS)
     assert {name: getattr(zoo, name) for name in zoo.MODELS} == zoo.MODELS
+    assert (list(zoo.ZOO), list(zoo.MODELS)) == (list(lab.PAPER), list(lab.MODELS))
 
 
 def test_names():

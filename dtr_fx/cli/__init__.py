@@ -7,19 +7,20 @@ import ast
 import importlib.util
 import io
 import os
+import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from dtr_fx import lab
 from dtr_fx.errors import DTRError, did_you_mean
 
 __all__ = ["main", "make_parser"]
 
-# Modules of this package. They import compilation machinery, which takes seconds, where it is used: --help
-# need not wait for it.
+# Modules of this package. They import torch, which takes seconds, where a model is planned: --help, errors of
+# usage and saved plans need not wait for it.
 _TAKE_TARGETS = ("diff", "show", "timeline", "why", "smallest")
 _COMMANDS = (*_TAKE_TARGETS, *"sweep record simulate figures bench completion".split())
 
@@ -31,14 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     given = sys.argv[1:] if argv is None else list(argv)
-    parser = make_parser([name for name in given[:1] if name in _COMMANDS])
-    if given and not given[0].startswith("-") and given[0] not in _COMMANDS:
-        parser.error(f"unknown command {given[0]!r}{did_you_mean(given[0], _COMMANDS)}")
-    arguments = parser.parse_args(given)
+    typed = argparse.Namespace(typed=shlex.join(["dtr-fx", *given]))
+    arguments = make_parser(given[:2]).parse_args(given, typed)
     try:
         arguments.run(arguments)
     except DTRError as error:
-        print(f"{getattr(error, 'traceback', '')}dtr-fx: error: {error}", file=sys.stderr)
+        print(f"dtr-fx: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -48,35 +47,56 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """A parser of the ``wanted`` commands alone, of all if None; the others are named and not imported."""
+
+    wanted: Sequence[str] | None = None
+
     def error(self, message: str) -> NoReturn:
         """One line, as for all other errors."""
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            is_command = isinstance(action, argparse._SubParsersAction)
+            what = "unknown command" if is_command else "invalid choice:"
+            guess = did_you_mean(value, map(str, action.choices))
+            raise argparse.ArgumentError(action, f"{what} {value!r}{guess}")
 
-def make_parser(wanted: Sequence[str] = _COMMANDS) -> argparse.ArgumentParser:
-    """The parser of the command line, with the arguments of the commands that are wanted."""
-    parser = _Parser(prog="dtr-fx", description=__doc__)
-    versions = f"dtr_fx {version('dtr_fx')}, torch {version('torch')}"
-    parser.add_argument("--version", action="version", version=versions)
-    add_commands(parser, "COMMAND", __name__, _COMMANDS, wanted)
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As always, but an unknown option is an error of the command that it was given to."""
+        found, rest = super().parse_known_args(args, namespace)
+        for word in rest:
+            if word.startswith("--"):
+                known = [name for name in self._option_string_actions if name.startswith("--")]
+                self.error(f"unknown option {word}{did_you_mean(word.partition('=')[0], known)}")
+        return found, rest
+
+
+class _Version(argparse.Action):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(nargs=0, **settings)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version  # where it is asked for: it takes longer than the parser
+
+        parser.exit(0, f"dtr_fx {version('dtr_fx')}, torch {version('torch')}\n")
+
+
+def make_parser(wanted: Sequence[str] | None = None) -> Parser:
+    """The parser of the command line, with the arguments of the commands that are wanted, or of all."""
+    parser = Parser(prog="dtr-fx", description=__doc__)
+    parser.wanted = wanted
+    parser.add_argument("--version", action=_Version, help="show the versions of dtr_fx and torch")
+    add_commands(parser, "COMMAND", __name__, _COMMANDS)
     return parser
 
 
-def add_commands(
-    parser: argparse.ArgumentParser,
-    kind: str,
-    package: str,
-    names: Sequence[str],
-    wanted: Sequence[str] | None = None,
-) -> None:
-    """A command for each of a package's modules, which explains it, adds its arguments and runs it.
-
-    Those that are not ``wanted`` are named only, and not imported.
-    """
+def add_commands(parser: Parser, kind: str, package: str, names: Sequence[str]) -> None:
+    """A command for each of a package's modules, which explains it, adds its arguments and runs it."""
     commands = parser.add_subparsers(metavar=kind, required=True)
     for name in names:
-        if wanted is not None and name not in wanted:
+        if parser.wanted is not None and name not in parser.wanted:
             commands.add_parser(name, help=_first_line(f"{package}.{name}"))
             continue
         module = importlib.import_module(f"{package}.{name}")
@@ -84,6 +104,7 @@ def add_commands(
         formatter = argparse.RawDescriptionHelpFormatter
         first, *_ = text.splitlines()
         command = commands.add_parser(name, help=first, description=text, formatter_class=formatter)
+        command.wanted = parser.wanted
         module.add_arguments(command)
         if hasattr(module, "run"):
             command.set_defaults(run=module.run)
@@ -100,7 +121,6 @@ def _first_line(module: str) -> str:
 def _targets() -> str:
     """The part of the commands' help on their targets."""
     from dtr_fx.cli.plans import TARGETS
-    from dtr_fx.lab.zoo import MODELS
 
-    zoo = textwrap.fill(", ".join(MODELS), 72).replace("\n", f"\n{'':30}")
+    zoo = textwrap.fill(", ".join(lab.MODELS), 72).replace("\n", f"\n{'':30}")
     return TARGETS.format(zoo=zoo)

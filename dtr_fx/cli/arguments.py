@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+from ast import literal_eval
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from dtr_fx.errors import CommandError, OptionError
-from dtr_fx.lab.log import read_log
 from dtr_fx.planning.options import parse_budget
 from dtr_fx.runtime import HEURISTICS, Deallocation
-from dtr_fx.runtime.program import Program
 from dtr_fx.units import parse_percent
+
+if TYPE_CHECKING:
+    from dtr_fx.runtime.program import Program
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +44,17 @@ def add_outputs(parser: argparse.ArgumentParser, forms: str) -> None:
     about = f"write the results to FILE, too: {forms}; may be repeated"
     parser.add_argument("-o", "--output", action="append", default=[], type=Path, metavar="FILE", help=about)
     parser.add_argument("-f", "--force", action="store_true", help="overwrite FILE")
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """An argument of a factory."""
+    name, equals, value = text.partition("=")
+    if not (equals and name.isidentifier()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    try:
+        return name, literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
 
 
 def positive(text: str) -> int:
@@ -92,6 +105,8 @@ share = _number(
 
 def read(path: Path, *, simrd: bool = False) -> Program:
     """An operator log."""
+    from dtr_fx.lab.log import read_log
+
     try:
         return read_log(path, simrd=simrd)
     except OSError as error:

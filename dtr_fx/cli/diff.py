@@ -26,6 +26,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from dtr_fx.cli import plans
+from dtr_fx.cli.targets import SAVED
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.diff import Difference, difference, render_diff, render_difference
 from dtr_fx.inspect.views import Report
@@ -60,11 +61,14 @@ def _both(arguments: argparse.Namespace) -> tuple[Sequence[Report], Sequence[Rep
         return plans.reports_of(arguments), plans.saved_reports(arguments.other)
     if arguments.other is not None:
         raise CommandError("give --vs, or a second file, not both")
-    if arguments.target.endswith(plans.SAVED):
+    if arguments.target.endswith(SAVED):
         raise CommandError(f"{arguments.target} holds plans that are made: give a second file, not --vs")
     given = plans.options_of(arguments)
     other = Options(**{**vars(given), **plans.parse_options(arguments.vs)})
-    plan = plans.planner(arguments)
+
+    from dtr_fx.cli.planned import planner
+
+    plan = planner(arguments)
     return plan(given), plan(other)
 
 

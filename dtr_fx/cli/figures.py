@@ -25,8 +25,6 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 
-import torch
-
 from dtr_fx.cli.arguments import add_jobs, check_names_apart, read
 from dtr_fx.cli.output import check_output, progress, tracked, write_picture, write_text
 from dtr_fx.errors import CommandError
@@ -36,7 +34,6 @@ from dtr_fx.lab.figures.residency import trace_linear
 from dtr_fx.lab.figures.study import Study
 from dtr_fx.lab.figures.style import require_matplotlib
 from dtr_fx.lab.planners.graph import OperatorGraph
-from dtr_fx.lab.record import record_log
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,6 +102,9 @@ def _folder(path: Path) -> Path:
 
 def _recorded(folder: Path) -> list[Path]:
     """Logs of the zoo; those that are not there are recorded."""
+    import torch
+
+    from dtr_fx.lab.record import record_log
     from dtr_fx.lab.zoo import ZOO
 
     paths = {name: _folder(folder) / f"{name}.log.gz" for name in ZOO}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _WIDTH = 30
 _CLEAR = "\r\033[K"
 _INTERVAL = 0.1  # seconds between two pictures of the bar
+_LINES = 10.0  # seconds between two lines where stderr is no terminal
 
 _Item = TypeVar("_Item")
 
@@ -33,9 +34,12 @@ class Screen(NamedTuple):
 
 
 def screen(*, to_file: bool = False, pipe_width: int = 120) -> Screen:
-    """The terminal that stdout is, or what stands for it in a pipe or a file: wide, and without colours."""
-    if to_file or not sys.stdout.isatty():
+    """The terminal that stdout is, or what stands for it: ``COLUMNS`` or many, and no colours."""
+    if to_file:
         return Screen(pipe_width, color=False)
+    if not sys.stdout.isatty():
+        columns = os.environ.get("COLUMNS", "")
+        return Screen(int(columns) if columns.isdecimal() and int(columns) else pipe_width, color=False)
     return Screen(shutil.get_terminal_size((pipe_width, 0)).columns, color=not os.environ.get("NO_COLOR"))
 
 
@@ -82,7 +86,8 @@ def _written(path: Path) -> Iterator[None]:
     print(f"Wrote {path}")
 
 
-# How far a command has come, on stderr, for a person who waits at a terminal; nothing elsewhere.
+# How far a command has come, on stderr: a picture for a person who waits at a terminal, a line now and then
+# elsewhere.
 
 
 @contextmanager
@@ -91,26 +96,18 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
 
     Yields ``advance(done)``, to be called with how many of the ``total`` steps are done.
     """
-    if not sys.stderr.isatty():
-        yield lambda done: None
-        return
-    start = time.monotonic()
-    shown = -_INTERVAL
+    at = 0
+
+    def picture() -> str:
+        filled = _WIDTH * at // max(total, 1)
+        return f" {'█' * filled}{'░' * (_WIDTH - filled)} {at}/{total} "
 
     def advance(done: int) -> None:
-        nonlocal shown
-        seconds = time.monotonic() - start
-        if seconds - shown >= _INTERVAL:
-            shown = seconds
-            filled = _WIDTH * done // max(total, 1)
-            bar = "█" * filled + "░" * (_WIDTH - filled)
-            _print(f"{_CLEAR}{label} {bar} {done}/{total}  {_clock(seconds)}")
+        nonlocal at
+        at = done
 
-    advance(0)
-    try:
+    with _shown(label, picture, lambda: f" {at}/{total}"):
         yield advance
-    finally:
-        _print(_CLEAR)
 
 
 def tracked(label: str, items: Sequence[_Item]) -> Iterator[_Item]:
@@ -124,23 +121,36 @@ def tracked(label: str, items: Sequence[_Item]) -> Iterator[_Item]:
 @contextmanager
 def waiting(label: str) -> Iterator[None]:
     """Show the time that has gone by in something without steps, until the block ends."""
-    if not sys.stderr.isatty():
+    with _shown(label, lambda: " …", lambda: ""):
         yield
-        return
+
+
+@contextmanager
+def _shown(label: str, picture: Callable[[], str], words: Callable[[], str]) -> Iterator[None]:
+    """Until the block ends a thread shows how far it has come: its work may take long between two steps."""
     start, ended = time.monotonic(), threading.Event()
+    on_terminal = sys.stderr.isatty()
 
     def show() -> None:
-        while not ended.wait(_INTERVAL):
-            _print(f"{_CLEAR}{label} … {_clock(time.monotonic() - start)}")
+        clock = _clock(time.monotonic() - start)
+        _print(f"{_CLEAR}{label}{picture()} {clock}" if on_terminal else f"{label}{words()}, {clock}\n")
 
-    clock = threading.Thread(target=show, daemon=True)
-    clock.start()
+    def keep_showing() -> None:
+        while not ended.wait(_INTERVAL if on_terminal else _LINES):
+            show()
+
+    thread = threading.Thread(target=keep_showing, daemon=True)
+    if on_terminal:
+        show()
+    thread.start()
     try:
         yield
     finally:
         ended.set()
-        clock.join()
-        _print(_CLEAR)
+        thread.join()
+        if on_terminal:
+            show()
+            _print(_CLEAR)
 
 
 def _print(text: str) -> None:

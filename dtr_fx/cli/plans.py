@@ -1,24 +1,20 @@
-"""The commands that look at plans: their target, their options, and how they print."""
+"""The commands that look at plans: their target, their options, and how they print; without torch."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import json
 import sys
-from ast import literal_eval
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
-import torch
-from torch.fx import GraphModule
-
-from dtr_fx.cli.arguments import add_heuristic, read, seconds
-from dtr_fx.cli.output import Screen, check_output, screen, waiting, write_text
-from dtr_fx.cli.targets import load_target, one_line
-from dtr_fx.errors import CommandError, DTRError, did_you_mean
+from dtr_fx.cli.arguments import add_heuristic, seconds, setting
+from dtr_fx.cli.output import Screen, check_output, screen, write_text
+from dtr_fx.cli.targets import LOGS, PROGRAM, SAVED, find_factory
+from dtr_fx.errors import CommandError, did_you_mean
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
 
@@ -37,10 +33,8 @@ its floating-point outputs. Each graph that is traced on the way has a plan of i
 whole training step is one graph, traced and not run, and a budget counts gradients and the optimizer's state.
 """
 
-Planner: TypeAlias = Callable[[Options], list[Report]]
 _Shown = TypeVar("_Shown")
 
-SAVED, LOGS, _PROGRAM = ".json", (".log", ".log.gz", ".gz"), ".pt2"
 _PLAN_OPTIONS = ("budget", "heuristic", "planner", "plan_seconds", "costs")
 
 
@@ -62,7 +56,7 @@ def add_target(parser: argparse.ArgumentParser, help: str = "a model, a log or s
     """TARGET, and the arguments of its factory."""
     parser.add_argument("target", metavar="TARGET", help=help)
     about = 'plan whole steps of this optimizer, with its settings: adamw, "sgd lr=0.1 momentum=0.9"'
-    parser.add_argument("--optimizer", type=optimizer, metavar="NAME", help=about)
+    parser.add_argument("--optimizer", metavar="NAME", help=about)
     add_settings(parser)
 
 
@@ -80,27 +74,6 @@ def add_printing(parser: argparse.ArgumentParser) -> None:
     add("-f", "--force", action="store_true", help="overwrite FILE")
 
 
-def setting(text: str) -> tuple[str, Any]:
-    """An argument of a factory."""
-    name, equals, value = text.partition("=")
-    if not (equals and name.isidentifier()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
-    try:
-        return name, literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value
-
-
-def optimizer(text: str) -> Callable[..., torch.optim.Optimizer]:
-    """An optimizer of ``torch.optim`` and its settings, as in ``sgd momentum=0.9``, to be made."""
-    name, *settings = text.split()
-    known = {name.lower(): kind for name, kind in vars(torch.optim).items() if isinstance(kind, type)}
-    kind = known.get(name.lower())
-    if kind is None or not issubclass(kind, torch.optim.Optimizer):
-        raise argparse.ArgumentTypeError(f"torch.optim has no {name!r}{did_you_mean(name.lower(), known)}")
-    return functools.partial(kind, **dict(map(setting, settings)))
-
-
 # Plans
 
 
@@ -110,13 +83,25 @@ def check(arguments: argparse.Namespace) -> None:
         check_output(path, force=arguments.force)
     if not arguments.target.endswith(SAVED):
         options_of(arguments)
+        check_target(arguments.target)
+
+
+def check_target(target: str) -> None:
+    """Refuse a target that is seen to be wrong before anything is imported."""
+    if not target.endswith((PROGRAM, *LOGS)):
+        find_factory(target)
+    elif not Path(target).is_file():
+        raise CommandError(f"there is no file {target}")
 
 
 def reports_of(arguments: argparse.Namespace, **more: Any) -> list[Report]:
     """The plans of the command's target; ``more`` are options."""
     if arguments.target.endswith(SAVED):
         return saved_reports(arguments.target, arguments)
-    return planner(arguments)(options_of(arguments, **more))
+    from dtr_fx.cli.planned import planner
+
+    found = planner(arguments)(options_of(arguments, **more))
+    return [replace(report, model=arguments.target) for report in found]
 
 
 def options_of(arguments: argparse.Namespace, **more: Any) -> Options:
@@ -153,106 +138,12 @@ def saved_reports(path: str, arguments: argparse.Namespace | None = None) -> lis
     try:
         found = json.loads(text)
         entries = found if isinstance(found, list) else [found]
-        reports = [Report.from_json(json.dumps(entry)) for entry in entries]
+        reports = [Report.from_data(entry) for entry in entries]
     except ValueError as error:
         raise CommandError(f"{path} holds no reports: {' '.join(str(error).split())}") from None
     if not reports:
         raise CommandError(f"{path} holds no reports: its list is empty")
     return reports
-
-
-def planner(arguments: argparse.Namespace) -> Planner:
-    """Load the command's target; what is returned plans it, as often as it is called."""
-    target, settings = arguments.target, dict(arguments.arg)
-    if arguments.optimizer is not None:
-        step = whole_step(target, settings, arguments.optimizer)
-        return lambda options: [_planned(step, options)]
-    if target.endswith(LOGS):
-        from dtr_fx.lab.log_plans import LogPlanning
-
-        _check_no(settings, target)
-        program = read(Path(target))
-        return lambda options: [LogPlanning(program, options).report()]
-    if target.endswith(_PROGRAM):
-        graph = _exported_graph(target, settings)
-        return lambda options: [_planned(graph, options)]
-    model, inputs = load_target(target, **settings)
-
-    # Only now: a mistyped option need not wait for compilation machinery.
-    from dtr_fx.compiler.backend import plan_step
-    from dtr_fx.torch_private import TorchDynamoException
-
-    def plan(options: Options) -> list[Report]:
-        with waiting(f"tracing and planning {target}"):
-            try:
-                reports = plan_step(model, inputs, options)
-            except (RuntimeError, TypeError, ValueError, TorchDynamoException) as error:
-                if isinstance(error, DTRError):
-                    raise
-                raise CommandError(f"{target}: the model fails on its example inputs: {error}") from error
-        if not reports:
-            raise CommandError(f"{target}: no graph was traced, so there is nothing to plan")
-        return reports
-
-    return plan
-
-
-def _planned(graph: GraphModule, options: Options) -> Report:
-    from dtr_fx.planning.transform import rewritten_copy
-
-    with waiting("planning"):
-        return rewritten_copy(graph, options)[1]
-
-
-def whole_step(
-    target: str, settings: Mapping[str, Any], make: Callable[..., torch.optim.Optimizer]
-) -> GraphModule:
-    """The target's whole training step as one graph, without a plan."""
-    if target.endswith((SAVED, _PROGRAM, *LOGS)):
-        raise CommandError(f"{target} is no model: leave --optimizer out")
-    model, inputs = load_target(target, **settings)
-    if not isinstance(model, torch.nn.Module):
-        raise CommandError(f"{target}: a function has no parameters to train; give a module")
-
-    from dtr_fx.compiler.train_step import train_step
-    from dtr_fx.planning.step import call, loss_of
-
-    def loss(model: torch.nn.Module, inputs: Any) -> Any:
-        return loss_of(call(model, inputs))
-
-    with waiting(f"tracing {target}"), one_line(f"{target}: --optimizer"):
-        return train_step(model, loss, make(model.parameters())).graph(inputs)
-
-
-def _check_no(settings: Mapping[str, Any], target: str) -> None:
-    if settings:
-        raise CommandError(f"{target} is no factory: leave --arg out")
-
-
-def _exported_graph(target: str, settings: Mapping[str, Any]) -> GraphModule:
-    """The graph of a program that ``torch.export.save`` wrote."""
-    _check_no(settings, target)
-    if not Path(target).is_file():
-        raise CommandError(f"there is no file {target}")
-    with one_line(f"{target} holds no exported program"):
-        return torch.export.load(target).module()
-
-
-def graph_of(arguments: argparse.Namespace) -> GraphModule:
-    """The command's target as one graph, traced on fake tensors."""
-    target, settings = arguments.target, dict(arguments.arg)
-    if arguments.optimizer is not None:
-        return whole_step(target, settings, arguments.optimizer)
-    if target.endswith(_PROGRAM):
-        return _exported_graph(target, settings)
-
-    from dtr_fx.lab import baselines
-    from dtr_fx.torch_private import FakeTensorMode
-
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        joint = baselines.trace(*load_target(target, **settings))
-    # At its own peak the graph is only put into the order in which it runs.
-    return baselines.plan(joint, Options())[0]
 
 
 # Printing
@@ -310,4 +201,4 @@ def write_page(arguments: argparse.Namespace, reports: Sequence[Report]) -> None
 
     data_on_stdout = arguments.json and arguments.output is None
     with contextlib.redirect_stdout(sys.stderr if data_on_stdout else sys.stdout):
-        write_text(arguments.html, render(reports), force=arguments.force)
+        write_text(arguments.html, render(reports, command=arguments.typed), force=arguments.force)

@@ -18,8 +18,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from dtr_fx import lab
 from dtr_fx.cli.output import check_output
-from dtr_fx.cli.targets import load_target, one_line
+from dtr_fx.cli.targets import find_factory, load_target, one_line
 from dtr_fx.errors import CommandError, did_you_mean
 
 
@@ -32,22 +33,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    check_output(arguments.output, force=arguments.force)
+    target = arguments.target
+    if target not in lab.PAPER and ":" not in target:
+        raise CommandError(
+            f"{target!r} is no model of the paper, nor package.module:factory or path/to/file.py:factory"
+            f"{did_you_mean(target, lab.PAPER)}"
+        )
+    if target not in lab.PAPER:
+        find_factory(target)
+
     import torch
 
     from dtr_fx.lab.record import record_log
     from dtr_fx.lab.zoo import ZOO
     from dtr_fx.torch_private import pytree
 
-    check_output(arguments.output, force=arguments.force)
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise CommandError("there is no CUDA device here: record on the CPU, without --device")
     torch.manual_seed(0)
-    target = arguments.target
-    if target not in ZOO and ":" not in target:
-        raise CommandError(
-            f"{target!r} is no model of the paper, nor package.module:factory or path/to/file.py:factory"
-            f"{did_you_mean(target, ZOO)}"
-        )
     model, inputs = ZOO[target]() if target in ZOO else load_target(target)
     with one_line(f"{target} cannot be recorded"):
         if isinstance(model, torch.nn.Module):

@@ -19,6 +19,7 @@ from pathlib import Path
 from dtr_fx.cli import plans
 from dtr_fx.cli.arguments import read, seconds
 from dtr_fx.cli.output import check_output, waiting
+from dtr_fx.cli.targets import LOGS, SAVED
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
@@ -51,19 +52,22 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _smallest(arguments: argparse.Namespace) -> Report:
     """The plan for the smallest budget."""
-    from dtr_fx.lab.log_plans import LogPlanning
-    from dtr_fx.planning.curve import smallest_plan
-
     target = arguments.target
     options = Options(max_overhead=arguments.max_overhead, plan_seconds=arguments.plan_seconds)
-    if target.endswith(plans.SAVED):
+    if target.endswith(SAVED):
         raise CommandError(f"{target} holds plans that are made: name what they were made of")
-    if target.endswith(plans.LOGS):
+    if target.endswith(LOGS):
         if options.max_overhead is not None:
             raise CommandError("--max-overhead is for models; dtr-fx simulate has the slowdowns of logs")
+        from dtr_fx.lab.log_plans import LogPlanning
+
         program = read(Path(target))
         planner = LogPlanning(program, options).planner
         planning = LogPlanning(program, replace(options, budget=min(planner.smallest.peak, program.peak)))
         planning.planner = planner
         return planning.report()
-    return smallest_plan(plans.graph_of(arguments), options)
+    plans.check_target(target)
+    from dtr_fx.cli.planned import graph_of
+    from dtr_fx.planning.curve import smallest_plan
+
+    return smallest_plan(graph_of(arguments), options)

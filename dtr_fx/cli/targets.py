@@ -8,17 +8,22 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-
+from dtr_fx import lab
 from dtr_fx.errors import CommandError, DTRError
 
 if TYPE_CHECKING:
     from dtr_fx.lab.trainee import Trainee
+
+_HERE = str(Path(lab.__file__).parent.parent)
+_ZOO = str(Path(lab.__file__).parent / "zoo")
+
+# What targets that are files end in: saved plans, operator logs, exported programs.
+SAVED, LOGS, PROGRAM = ".json", (".log", ".log.gz", ".gz"), ".pt2"
 
 Inputs: TypeAlias = "tuple[Any, ...] | dict[str, Any]"
 
@@ -28,15 +33,10 @@ def load_target(target: str, **settings: Any) -> tuple[Callable[..., Any], Input
 
     A module may import from the working directory, a file from its own.
     """
-    place, colon, name = target.rpartition(":")
-    if not (place and colon and name):
-        forms = "package.module:factory, path/to/file.py:factory or zoo:NAME"
-        raise CommandError(f"{target!r} names no factory: write {forms}")
+    place, name = find_factory(target)
     if place == "zoo":
         from dtr_fx.lab.zoo import MODELS
 
-        if name not in MODELS:
-            raise CommandError(f"the zoo has no {name!r}; it has: {', '.join(MODELS)}")
         return _called(MODELS[name], settings, target)
     is_file = place.endswith(".py")
     with _importable(Path(place).resolve().parent if is_file else Path.cwd()):
@@ -44,8 +44,32 @@ def load_target(target: str, **settings: Any) -> tuple[Callable[..., Any], Input
         return _called(_member(module, name, place), settings, target)
 
 
+def find_factory(target: str) -> tuple[str, str]:
+    """The place and the name of a factory; CommandError for what is wrong before anything is imported."""
+    place, colon, name = target.rpartition(":")
+    if not (place and colon and name):
+        near = difflib.get_close_matches(target, lab.MODELS, n=1)
+        guess = f"; did you mean 'zoo:{near[0]}'?" if near else ""
+        forms = "package.module:factory, path/to/file.py:factory or zoo:NAME"
+        raise CommandError(f"{target!r} names no factory: write {forms}{guess}")
+    if place == "zoo" and name not in lab.MODELS:
+        raise CommandError(f"the zoo has no {name!r}{_or(name, lab.MODELS)}")
+    if place.endswith(".py") and not Path(place).is_file():
+        raise CommandError(f"there is no file {place}")
+    return place, name
+
+
+def _or(name: str, known: Sequence[str]) -> str:
+    """The end of an error about a name: the nearest one, and all of them."""
+    near = difflib.get_close_matches(name, known, n=1)
+    guess = f"; did you mean {near[0]!r}?" if near else ";"
+    return f"{guess} it has: {', '.join(known) or 'no function'}"
+
+
 def load_trainee(target: str, **settings: Any) -> Trainee:
     """A target's model and inputs, drawn from seed 0, as what can be trained step by step."""
+    import torch
+
     from dtr_fx.lab.trainee import Trainee
 
     torch.manual_seed(0)
@@ -59,18 +83,10 @@ def _called(
     factory: Callable[..., object], settings: Mapping[str, Any], target: str
 ) -> tuple[Callable[..., Any], Inputs]:
     """What the factory makes, as a model and its arguments."""
-    try:
-        with one_line(f"{target} failed"):
-            made = factory(**settings)
-    except CommandError as error:
-        # The user's part of it; a call that did not get into the factory has none.
-        cause = error.__cause__
-        frames = cause.__traceback__ if cause is not None else None
-        while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, contextlib.__file__):
-            frames = frames.tb_next
-        if cause is not None and frames is not None:
-            error.traceback = "".join(traceback.format_exception(type(cause), cause, frames))
-        raise
+    import torch
+
+    with one_line(f"{target} failed"):
+        made = factory(**settings)
     if not (isinstance(made, (tuple, list)) and len(made) == 2):
         raise CommandError(f"{target} must return a pair (model, inputs), not {_describe(made)}")
     model, inputs = made
@@ -107,21 +123,51 @@ def one_line(what: str) -> Iterator[None]:
     """Turn whatever the user's code raises, an exit included, into one line that says where."""
     try:
         yield
-    except DTRError:
-        raise
+    except DTRError as error:
+        cause = error.__cause__
+        if not hasattr(cause, "real_stack") or type(_root(cause)).__name__ == "Unsupported":  # by Dynamo
+            raise
+        assert cause is not None
+        raise CommandError(f"{what}: {_told(cause)}") from cause
     except (Exception, SystemExit) as error:
-        cause = " ".join(str(error).split())
-        raise CommandError(f"{what}: {type(error).__name__}: {cause}{_where(error)}") from error
+        raise CommandError(f"{what}: {_told(error)}") from error
 
 
-def _where(error: BaseException) -> str:
+def fails_by_itself(error: BaseException) -> bool:
+    """True if it was raised by the user's code or by what that calls, not by dtr_fx."""
+    inner = getattr(error, "inner_exception", error)  # of a backend, as Dynamo wraps it
+    if getattr(inner, "real_stack", None):
+        return True
+    trace = traceback.extract_tb(inner.__traceback__)
+    return bool(trace) and not _is_ours(trace[-1].filename)
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(_HERE) and not file.startswith(_ZOO)
+
+
+def _told(error: BaseException) -> str:
+    """The error that was at the root of it, and the user's line."""
+    root = _root(error)
+    cause = " ".join(str(root).split())
+    return f"{type(root).__name__}: {cause}{_where(root, getattr(error, 'real_stack', None))}"
+
+
+def _root(error: BaseException) -> BaseException:
+    """Of an error of Dynamo's, what was raised while it ran the user's code."""
+    while hasattr(error, "real_stack") and (error.__cause__ or error.__context__):
+        error = error.__cause__ or error.__context__ or error
+    return error
+
+
+def _where(error: BaseException, stack: Sequence[traceback.FrameSummary] | None) -> str:
     if isinstance(error, SyntaxError):  # its message names the line
         return ""
-    machinery = (__file__, importlib.__file__, "<frozen")
-    trace = traceback.extract_tb(error.__traceback__)
-    frames = [frame for frame in trace if not frame.filename.startswith(machinery)]
+    trace = stack or traceback.extract_tb(error.__traceback__)
+    machinery = (contextlib.__file__, importlib.__file__, "<frozen")
+    frames = [f for f in trace if not (f.filename.startswith(machinery) or _is_ours(f.filename))]
     # A wrong argument is told from where the user gave it, not from where a library noticed.
-    own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+    own = [frame for frame in frames if "site-packages" not in frame.filename]
     return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
 
 
@@ -130,8 +176,6 @@ def _import(place: str, *, is_file: bool) -> ModuleType:
     with one_line(f"{path} cannot be imported"):
         if not is_file:
             return importlib.import_module(place)
-        if not path.is_file():
-            raise CommandError(f"there is no file {path}")
         # A name of its own: random.py or test.py must not stand in for the module of that name.
         name = f"dtr_fx_target_{path.stem}"
         spec = importlib.util.spec_from_file_location(name, path)
@@ -150,9 +194,7 @@ def _member(module: ModuleType, name: str, place: str) -> Callable[..., object]:
             for key, value in vars(module).items()
             if callable(value) and getattr(value, "__module__", None) == module.__name__
         ]
-        near = difflib.get_close_matches(name, own, n=1)
-        guess = f"; did you mean {near[0]!r}?" if near else ";"
-        raise CommandError(f"{place} has no {name!r}{guess} it has: {', '.join(own) or 'no function'}")
+        raise CommandError(f"{place} has no {name!r}{_or(name, own)}")
     member = getattr(module, name)
     if not callable(member):
         raise CommandError(f"{place}:{name} is no function but of type {type(member).__name__}")

@@ -136,7 +136,7 @@ def _partition(
     free = options.is_default and not any(map(runs_again, joint.graph.nodes))
     reference = pytorch_step(joint, inputs, facts) if free else None
     prepare(joint, facts.get("static_lifetime_input_indices") or (), parameters)
-    _check_backward(joint)
+    check_backward(joint)
     if options.is_default:
         repeat_results(joint)
     if reference is None:
@@ -172,7 +172,7 @@ def _compile_backward(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., A
     return boxed_compiler(gm, inputs)
 
 
-def _check_backward(joint: GraphModule) -> None:
+def check_backward(joint: GraphModule) -> None:
     """Raise GraphError where PyTorch traced a model that trains without its backward pass."""
     if graph_device(joint).type == "meta" and not has_gradients(joint):
         raise GraphError(

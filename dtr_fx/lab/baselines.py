@@ -8,32 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-import torch
 from functorch.compile import default_partition, min_cut_rematerialization_partition
 from torch import nn
 from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
-from dtr_fx.compiler.backend import boxed_compiler
-from dtr_fx.errors import GraphError
+from dtr_fx.compiler.joint import Joint as Joint
+from dtr_fx.compiler.joint import trace as trace
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.propagate import fake_mode_of
-from dtr_fx.passes.split import has_effects, prepare, split
+from dtr_fx.passes.split import has_effects, split
 from dtr_fx.planning.options import Options
-from dtr_fx.planning.step import Inputs, call
+from dtr_fx.planning.planning import Planning
+from dtr_fx.planning.step import Inputs
 from dtr_fx.planning.transform import copy_of, rewrite
-from dtr_fx.torch_private import (
-    BackendCompilerFailed,
-    TorchDynamoException,
-    aot_autograd,
-    dynamo_config,
-    functorch_config,
-)
+from dtr_fx.runtime import Program
+from dtr_fx.runtime.program import Keep
+from dtr_fx.search import execute_order, rerun
+from dtr_fx.torch_private import functorch_config
 
 
 class Pair(NamedTuple):
@@ -43,62 +40,60 @@ class Pair(NamedTuple):
     backward: GraphModule
 
 
-@dataclass(frozen=True)
-class Joint:
-    """The joint graph of a training step, and the facts that AOTAutograd gives a partitioner."""
-
-    graph: GraphModule
-    inputs: Any
-    facts: Mapping[str, Any]
-
-    def copy(self) -> GraphModule:
-        """The graph anew: partitioners change theirs."""
-        return copy_of(self.graph)
-
-
-class _Traced(Exception):
-    """Ends a compilation that has come as far as it is wanted."""
-
-    def __init__(self, joint: Joint) -> None:
-        super().__init__("traced")
-        self.joint = joint
-
-
-def trace(model: Callable[..., Any], inputs: Inputs) -> Joint:
-    """The joint graph of the model's step, as the backend ``dtr`` gets it."""
-
-    def stop(graph: GraphModule, given: Any, **facts: Any) -> Any:
-        raise _Traced(Joint(graph, given, facts))
-
-    backend = aot_autograd(
-        fw_compiler=boxed_compiler,
-        bw_compiler=boxed_compiler,
-        partition_fn=stop,
-        keep_inference_input_mutations=True,
-    )
-    torch.compiler.reset()
-    compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
-    try:
-        with dynamo_config.patch(allow_rnn=True):
-            call(compiled, inputs)
-    except BackendCompilerFailed as failure:
-        if isinstance(failure.inner_exception, _Traced):
-            return failure.inner_exception.joint
-        raise
-    except TorchDynamoException as error:
-        raise GraphError(f"the model is not traced as one graph: {error}") from error
-    raise GraphError("nothing in the model requires a gradient: there is no backward pass to trade against")
-
-
 def eager(joint: Joint) -> Pair:
     """The step as autograd runs it: whatever the backward pass reads is saved."""
-    return _pair(default_partition(joint.copy(), joint.inputs, **joint.facts))
+    return _pair(default_partition(copy_of(joint.graph), joint.inputs, **joint.facts))
 
 
 def min_cut(joint: Joint, budget: float) -> Pair:
     """PyTorch's partitioner at ``activation_memory_budget``, in [0, 1]; it merges common subexpressions."""
     with activation_memory_budget(budget), _mode(joint):
-        return _pair(min_cut_rematerialization_partition(joint.copy(), joint.inputs, **joint.facts))
+        return _pair(min_cut_rematerialization_partition(copy_of(joint.graph), joint.inputs, **joint.facts))
+
+
+def inductor(model: Callable[..., Any], inputs: Inputs) -> tuple[Pair, Pair]:
+    """The step in Inductor's operators, as Inductor splits it by default, and as autograd would.
+
+    It is what Inductor has before it fuses operators: fused, what one hands to the next is never in memory.
+    """
+    # Importing Inductor takes seconds.
+    from torch._inductor.decomposition import select_decomp_table
+
+    joint = trace(model, inputs, select_decomp_table())
+    return min_cut(joint, 1.0), eager(joint)
+
+
+def checkpointed_sqrt(graph: GraphModule) -> tuple[int, float] | None:
+    """Peak and overhead of segments of ⌈√N⌉ operators (Chen et al. 2016); None without a backward pass.
+
+    What a later segment reads is kept, and what may not run twice; the rest of all segments but the last runs
+    again for the backward pass.
+    """
+    planning = Planning(graph, Options())
+    program = planning.graph.program
+    if program.backward is None:
+        return None
+    again = _in_segments(program, program.backward)
+    order = range(sum(1 for _ in program.calls()))
+    plan = execute_order(program, rerun(program, order, again), math.inf)
+    return plan.peak, planning.overhead(plan)
+
+
+def _in_segments(program: Program, operators: int) -> set[int]:
+    """Of so many operators those whose results only their own segment reads, but those of the last."""
+    length = math.isqrt(max(operators - 1, 0)) + 1
+    calls = list(program.calls())[:operators]
+    kept = {program.storages[step.tensor] for step in program.instructions if isinstance(step, Keep)}
+    maker = {output.tensor: op for op, call in enumerate(calls) for output in call.outputs}
+    crossing = {
+        maker[tensor]
+        for op, call in enumerate(calls)
+        for tensor in call.inputs
+        if tensor in maker and maker[tensor] // length != op // length
+    }
+    results = {op for tensor, op in maker.items() if program.storages[tensor] in kept}
+    last = (operators - 1) // length * length
+    return set(range(last)) - crossing - results
 
 
 def activation_memory_budget(budget: float) -> contextlib.AbstractContextManager[Any]:
@@ -121,7 +116,7 @@ def checkpointed(model: nn.Module, inputs: Inputs, blocks: Iterable[nn.Module] |
     with checkpoints(model, blocks):
         joint = trace(model, inputs)
     with _mode(joint):
-        return _pair(default_partition(joint.copy(), joint.inputs, **joint.facts))
+        return _pair(default_partition(copy_of(joint.graph), joint.inputs, **joint.facts))
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
@@ -156,8 +151,7 @@ def planned(joint: Joint, options: Options) -> tuple[Pair, Report]:
 
 def plan(joint: Joint, options: Options) -> tuple[GraphModule, Report]:
     """The joint graph as the backend ``dtr`` rewrites it, before it is split."""
-    graph = joint.copy()
-    prepare(graph, joint.facts.get("static_lifetime_input_indices") or ())
+    graph = copy_of(joint.planned)
     return graph, rewrite(graph, options)
 
 

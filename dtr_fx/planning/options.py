@@ -1,4 +1,7 @@
-"""The options of the backend, and the several forms of a budget."""
+"""The options of the backend, and the several forms of a budget.
+
+Torch is imported when it is needed: what is wrong with an option is told at once.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
-import torch
-
-from dtr_fx.costs.measure import free_memory
 from dtr_fx.errors import OptionError, did_you_mean
 from dtr_fx.inspect.views import Report
-from dtr_fx.passes.hints import Hint, parse_policy
 from dtr_fx.planning.defaults import defaults
 from dtr_fx.runtime.heuristics import HEURISTICS, resolve
 from dtr_fx.units import format_bytes, format_percent, parse_bytes, parse_percent
+
+if TYPE_CHECKING:
+    import torch
+
+    from dtr_fx.passes.hints import Hint
 
 _FORMS = (
     "write a fraction of the graph's own peak (0.6 or '60%'), bytes (an int, '8GiB' or '8GB'), "
@@ -27,7 +31,7 @@ _FORMS = (
 )
 # The caching allocator takes memory in blocks of 2 MiB and more, and what lies between them is lost.
 _USABLE = 0.95
-_CPU = torch.device("cpu")
+_SHAPING = ("heuristic", "costs", "planner", "plan_seconds", "executor")  # a plan, beside its limit and hints
 _NAMES = {"planner": ("search", "online"), "executor": ("eager", "inductor", None)}
 
 _Parsed = TypeVar("_Parsed")
@@ -64,6 +68,8 @@ class Budget:
 
 
 _AS_IT_IS = Budget("fraction", 1.0, asked="100%")
+# What a curve has plans for.
+PERCENTS = tuple(f"{percent}%" for percent in range(95, 0, -5))
 _NONE = Budget("none", 1.0, asked="PyTorch's own peak")
 
 
@@ -96,15 +102,21 @@ def parse_budget(value: object) -> Budget:
 
 
 def resolve_budget(
-    budget: Budget, baseline_peak: int, device: torch.device = _CPU, *, already_held: int = 0
+    budget: Budget, baseline_peak: int, device: torch.device | None = None, *, already_held: int = 0
 ) -> int:
     """The budget in bytes for one graph that has ``baseline_peak`` bytes, constants included, as it is.
 
     ``already_held`` are bytes of its inputs and parameters that are on the device by now: a budget counts
-    them, the device's free memory no longer does, so ``"auto"`` adds them.  It is an OptionError on a device
-    that does not tell its free memory.  A share is of the step, if other graphs hold memory beside this one.
+    them, the device's free memory no longer does, so ``"auto"`` adds them.  It is an OptionError on a device,
+    by default the CPU, that does not tell its free memory.  A share is of the step, if other graphs hold
+    memory beside this one.
     """
     if budget.kind == "auto":
+        import torch
+
+        from dtr_fx.costs.measure import free_memory
+
+        device = device or torch.device("cpu")
         free = free_memory(device)
         if free is None:
             raise OptionError(f"budget='auto': {device.type} does not tell its free memory; write the bytes")
@@ -135,6 +147,15 @@ def _parse_overhead(value: object) -> float | None:
             f"max_overhead={value!r} is {share:.0%} more compute: if that is meant, write '{share:.0%}'"
         )
     return _Overhead(share)
+
+
+def _parse_policy(given: object) -> tuple[Hint, ...]:
+    if not given:
+        return ()
+    # Hints are marks of torch's, which options without them need not wait for.
+    from dtr_fx.passes.hints import parse_policy
+
+    return parse_policy(given)
 
 
 def _parse_report(report: object) -> Path | None:
@@ -255,7 +276,7 @@ class Options:
     planner: Literal["search", "online"] = "search"
     plan_seconds: float | None = None
     executor: Literal["eager", "inductor"] | None = None
-    policy: _Option[tuple[Hint, ...]] = _Option(parse_policy, None)
+    policy: _Option[tuple[Hint, ...]] = _Option(_parse_policy, None)
     watch: str | None = None
     report: _Option[Path | None] = _Option(_parse_report, None)
     cache: _Option[str | bool | None] = _Option(_parse_cache, None)
@@ -306,6 +327,18 @@ class Options:
         if budget.kind == "bytes" or budget.others == Others():
             return budget.asked
         return f"{budget.asked} of the step less {format_bytes(budget.others.held)} that other graphs hold"
+
+    @property
+    def others(self) -> str:
+        """What else shapes the plan and is not the default: ``heuristic=lru planner=online``."""
+        usual = Options()
+        given = ((name, getattr(self, name)) for name in _SHAPING)
+        told = (
+            f"{name}={value if isinstance(value, (str, float, int)) else getattr(value, '__name__', 'given')}"
+            for name, value in given
+            if value != getattr(usual, name) and value != "eager"
+        )
+        return " ".join(told)
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any] | None) -> Options:

@@ -9,10 +9,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
+import torch
 from torch.fx import GraphModule, Node
 
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.hints import Hint, hint_of, module_stack, plain_path
+from dtr_fx.passes.liveness import kind_of
 from dtr_fx.passes.roles import KEEP, SAVE_RNG, facts, origin_name, role
 from dtr_fx.passes.storages import GraphProgram
 from dtr_fx.passes.tensors import is_selection, is_update
@@ -59,6 +61,7 @@ def make_report(
         seconds={},
         asked=asked,
         refused=0 if plan is None else plan.refused,
+        torch=str(torch.__version__),
     )
 
 
@@ -199,21 +202,24 @@ def stats_of(program: GraphProgram, events: Sequence[Event]) -> tuple[StorageSta
     constants = set(program.constants)
     results = {program.storage(value) for step in program.calls for value in step.pins} - constants
     names = names_of(program)
+    makers = {value: call.node for call in program.calls if call.role == COMPUTE for value in call.outputs}
 
     def kind(number: int) -> str:
         own = program.values[number].kind
-        if number in results:
-            return "output"
+        if number in makers and number not in constants:
+            return kind_of(makers[number], is_output=number in results)
         return "unused" if own in ("input", "parameter", "optimizer") and number not in constants else own
 
-    described = ((names[at], kind(at), program.values[at].nbytes) for at in _storages(program))
+    described = (
+        (names[at], kind(at), program.values[at].nbytes, at in results) for at in _storages(program)
+    )
     return storage_stats(described, events)
 
 
 def storage_stats(
-    described: Iterable[tuple[str, str, int]], events: Sequence[Event]
+    described: Iterable[tuple[str, str, int, bool]], events: Sequence[Event]
 ) -> tuple[StorageStats, ...]:
-    """Drops and recomputes of storages, given by name, kind and bytes as events number them."""
+    """Drops and recomputes of storages, given as events number them: name, kind, bytes, and if each stays."""
     drops = Counter(at for event in events if event.kind == DROP for at in event.storages)
     again = [(at, event.cost) for event in events if event.kind == RECOMPUTE for at in event.storages]
     recomputes = Counter(at for at, _ in again)
@@ -221,8 +227,8 @@ def storage_stats(
     for at, cost in again:
         costs[at] += cost
     return tuple(
-        StorageStats(name, kind, nbytes, drops[at], recomputes[at], costs[at])
-        for at, (name, kind, nbytes) in enumerate(described)
+        StorageStats(name, kind, nbytes, drops[at], recomputes[at], costs[at], stays)
+        for at, (name, kind, nbytes, stays) in enumerate(described)
     )
 
 

@@ -56,7 +56,8 @@ def blocks(report: Report) -> list[Block]:
                         newest[storage].again_at = at
                     newest[storage] = made
     for storage, block in newest.items():
-        block.stays = report.storages[storage].kind in (*_CONSTANT, "output")
+        stats = report.storages[storage]
+        block.stays = stats.stays or stats.kind in (*_CONSTANT, "output")
     return sorted(found, key=lambda block: block.made_at)
 
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, TypeVar
 
-from dtr_fx.cli import add_commands
+from dtr_fx.cli import Parser, add_commands
 from dtr_fx.cli.plans import add_settings
 
 Rows: TypeAlias = "list[dict[str, Any]]"
@@ -18,7 +18,7 @@ Rows: TypeAlias = "list[dict[str, Any]]"
 _Row = TypeVar("_Row")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     add_commands(parser, "BENCHMARK", __name__, ("steps", "plans", "costs", "device", "paper"))
 
 

@@ -1,37 +1,46 @@
-// The page: the reports that dtr_fx/inspect/html.py packs, which of them is shown, and what is lit in all views of it.
+// The page: which plan is shown, and what is lit in all views of it.
 
 const HINT = "Point at a drop, here or in the picture, to light up where it is computed again; Enter or a click goes there.";
 
-async function start() {
-  const packed = document.getElementById("data").textContent;
-  const bytes = Uint8Array.from(atob(packed), (character) => character.charCodeAt(0));
-  const json = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const reports = await new Response(json).json();
-  reports.forEach(connect);
-  const views = new Views();
-  const traces = [...document.querySelectorAll("#traces button")];
+// `select(number)` shows a plan: each of `views` has a `show(plan)`, which is called anew for every plan.
+const report = {
+  views: [],
+  plan: null, // that is shown
+  number: -1, // of the plan that is asked for, and shown as soon as it is read
 
-  const show = (number) => {
-    for (const [id, text] of Object.entries(reports[number].texts)) document.getElementById(id).textContent = text;
-    traces.forEach((button, i) => button.setAttribute("aria-pressed", i === number));
-    views.show(reports[number]);
-  };
-  traces.forEach((button, i) => button.addEventListener("click", () => show(i)));
-  show(0);
+  async select(number) {
+    this.number = number;
+    const plan = await this.plans.load(number);
+    if (number !== this.number || plan === this.plan) return; // another was asked for in the meantime
+    this.plan = plan;
+    if (!plan.isConnected) connect(plan);
+    for (const [id, text] of Object.entries(plan.texts)) document.getElementById(id).textContent = text;
+    for (const view of this.views) view.show(plan);
+  },
+};
+
+async function start() {
+  const shared = await unpacked(await element("shared"));
+  report.plans = new Plans(shared);
+  const traces = [...document.querySelectorAll("#traces button")];
+  traces.forEach((button, i) => button.addEventListener("click", () => report.select(i)));
+  report.views.push({ show: () => traces.forEach((button, i) => button.setAttribute("aria-pressed", i === report.number)) });
+  if (shared.curve) report.views.push(new Curve(shared.curve, (number) => report.select(number)));
+  report.views.push(new Views());
+  await report.select(shared.first);
 }
 
 // Tells steps where they are, and ties each drop to the recompute that undoes it.
-function connect(report) {
-  report.events = report.rows.flatMap((row) => row.fold ?? (row.kind ? [row] : []));
-  for (const storage of report.storages) storage.events = [];
+function connect(plan) {
+  for (const storage of plan.storages) storage.events = [];
   const dropped = new Map();
   let operators = 0;
-  for (const event of report.events) {
+  for (const event of plan.events) {
     // A drop stands between two operators, right after the last that ran.
     event.at = event.kind === "drop" ? operators - 0.5 : operators++;
     event.pairs = [];
     for (const number of event.storages) {
-      report.storages[number].events.push(event);
+      plan.storages[number].events.push(event);
       const drop = dropped.get(number);
       if (event.kind === "drop") {
         dropped.set(number, event);
@@ -42,6 +51,7 @@ function connect(report) {
       }
     }
   }
+  plan.isConnected = true;
 }
 
 // What happened to a value that was dropped or made again.

@@ -1,0 +1,148 @@
+"""From the target of a command to its plans: every command that plans a model does it here."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch.fx import GraphModule
+
+from dtr_fx.cli.arguments import read, setting
+from dtr_fx.cli.output import waiting
+from dtr_fx.cli.targets import LOGS, PROGRAM, SAVED, fails_by_itself, load_target, one_line
+from dtr_fx.errors import CommandError, did_you_mean
+from dtr_fx.inspect.views import Report
+from dtr_fx.planning.options import Options
+
+Planner: TypeAlias = Callable[[Options], list[Report]]
+
+
+def planner(arguments: argparse.Namespace) -> Planner:
+    """Load the command's target; what is returned plans it, as often as it is called."""
+    target, settings = arguments.target, dict(arguments.arg)
+    if arguments.optimizer is not None:
+        step = _whole_step(target, settings, arguments.optimizer)
+        return lambda options: [_planned(step, options)]
+    if target.endswith(LOGS):
+        from dtr_fx.lab.log_plans import LogPlanning
+
+        _check_no(settings, target)
+        program = read(Path(target))
+        return lambda options: [LogPlanning(program, options).report()]
+    if target.endswith(PROGRAM):
+        graph = _exported_graph(target, settings)
+        return lambda options: [_planned(graph, options)]
+    model, inputs = load_target(target, **settings)
+
+    from dtr_fx.compiler.backend import plan_step
+
+    def plan(options: Options) -> list[Report]:
+        with waiting(f"tracing and planning {target}"), runs(target):
+            reports = plan_step(model, inputs, options)
+        if not reports:
+            raise CommandError(f"{target}: no graph was traced, so there is nothing to plan")
+        return reports
+
+    return plan
+
+
+@contextmanager
+def runs(target: str) -> Iterator[None]:
+    """What the target's model raises in here is told in one line; a fault of dtr_fx's own is not."""
+    try:
+        with _told_if_it_runs(), one_line(f"{target}: the model fails on its example inputs"):
+            yield
+    except CommandError as error:
+        if error.__cause__ is not None and not fails_by_itself(error.__cause__):
+            raise error.__cause__ from None
+        raise
+
+
+@contextmanager
+def _told_if_it_runs() -> Iterator[None]:
+    """Keep back what is logged of a model that may fail: torch tells of the same error, and at length."""
+    if os.environ.get("TORCH_LOGS"):
+        yield
+        return
+    logs = [logging.getLogger(name) for name in ("dtr_fx.compiler.frames", "torch._subclasses.fake_tensor")]
+    held: list[logging.LogRecord] = []
+    for log in logs:
+        log.addFilter(held.append)  # what is false lets no record through
+    try:
+        yield
+    finally:
+        for log in logs:
+            log.removeFilter(held.append)
+    for record in held:
+        logging.getLogger(record.name).handle(record)
+
+
+def _planned(graph: GraphModule, options: Options) -> Report:
+    from dtr_fx.planning.transform import rewritten_copy
+
+    with waiting("planning"):
+        return rewritten_copy(graph, options)[1]
+
+
+def _optimizer(text: str) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """An optimizer of ``torch.optim`` and its settings, as in ``sgd momentum=0.9``."""
+    name, *settings = text.split()
+    known = {name.lower(): kind for name, kind in vars(torch.optim).items() if isinstance(kind, type)}
+    kind = known.get(name.lower())
+    if kind is None or not issubclass(kind, torch.optim.Optimizer):
+        raise CommandError(f"--optimizer: torch.optim has no {name!r}{did_you_mean(name.lower(), known)}")
+    return kind, dict(map(setting, settings))
+
+
+def _whole_step(target: str, settings: Mapping[str, Any], optimizer: str) -> GraphModule:
+    """The target's whole training step as one graph, without a plan."""
+    if target.endswith((SAVED, PROGRAM, *LOGS)):
+        raise CommandError(f"{target} is no model: leave --optimizer out")
+    make, given = _optimizer(optimizer)
+    model, inputs = load_target(target, **settings)
+    if not isinstance(model, torch.nn.Module):
+        raise CommandError(f"{target}: a function has no parameters to train; give a module")
+
+    from dtr_fx.compiler.train_step import train_step
+    from dtr_fx.planning.step import call, loss_of
+
+    def loss(model: torch.nn.Module, inputs: Any) -> Any:
+        return loss_of(call(model, inputs))
+
+    with waiting(f"tracing {target}"), one_line(f"{target}: --optimizer"):
+        return train_step(model, loss, make(model.parameters(), **given)).graph(inputs)
+
+
+def _check_no(settings: Mapping[str, Any], target: str) -> None:
+    if settings:
+        raise CommandError(f"{target} is no factory: leave --arg out")
+
+
+def _exported_graph(target: str, settings: Mapping[str, Any]) -> GraphModule:
+    """The graph of a program that ``torch.export.save`` wrote."""
+    _check_no(settings, target)
+    with one_line(f"{target} holds no exported program"):
+        return torch.export.load(target).module()
+
+
+def graph_of(arguments: argparse.Namespace) -> GraphModule:
+    """The command's target as the one graph that ``planner`` plans, traced on fake tensors."""
+    target, settings = arguments.target, dict(arguments.arg)
+    if arguments.optimizer is not None:
+        return _whole_step(target, settings, arguments.optimizer)
+    if target.endswith(PROGRAM):
+        return _exported_graph(target, settings)
+
+    from dtr_fx.compiler.joint import trace
+    from dtr_fx.torch_private import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model, inputs = load_target(target, **settings)
+        with runs(target):
+            return trace(model, inputs).planned

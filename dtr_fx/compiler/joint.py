@@ -1,0 +1,90 @@
+"""The joint graph of a model's step, as the backend ``dtr`` plans it; nothing is executed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch.fx import GraphModule
+
+from dtr_fx.compiler.backend import boxed_compiler, check_backward
+from dtr_fx.compiler.dispatch import Dispatcher
+from dtr_fx.compiler.dynamo import module_names
+from dtr_fx.compiler.retrace import Retracer
+from dtr_fx.errors import GraphError
+from dtr_fx.passes.hints import mark_hints
+from dtr_fx.passes.split import prepare
+from dtr_fx.planning.options import Options
+from dtr_fx.planning.step import Inputs, call
+from dtr_fx.planning.transform import copy_of
+from dtr_fx.torch_private import TorchDynamoException, aot_autograd, dynamo_config
+
+
+class Joint(NamedTuple):
+    """A joint ``graph``, a partitioner's ``inputs`` and ``facts``, and the graph as it is ``planned``."""
+
+    graph: GraphModule
+    inputs: Any
+    facts: Mapping[str, Any]
+    planned: GraphModule
+
+
+class _Traced(Exception):
+    """Ends a compilation that has come as far as it is wanted."""
+
+    def __init__(self, joint: Joint) -> None:
+        super().__init__("traced")
+        self.joint = joint
+
+
+def trace(
+    model: Callable[..., Any], inputs: Inputs, decompositions: Mapping[Any, Any] | None = None
+) -> Joint:
+    """Trace a step as one graph; GraphError where it is several, or has no backward pass."""
+    torch.compiler.reset()
+    backend = functools.partial(_backend, decompositions)
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    try:
+        with dynamo_config.patch(allow_rnn=True):
+            call(compiled, inputs)
+    except _Traced as traced:
+        return traced.joint
+    except TorchDynamoException as error:
+        stack = getattr(error, "real_stack", None) or ()  # of the user's code
+        where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in stack[-1:])
+        why = str(error).strip().partition("\n")[0]
+        raise GraphError(f"the model is not traced as one graph: {why}{where}") from error
+    raise GraphError("nothing in the model requires a gradient: there is no backward pass to trade against")
+
+
+def _backend(
+    decompositions: Mapping[Any, Any] | None, gm: GraphModule, inputs: Sequence[Any]
+) -> Dispatcher:
+    compile_step = functools.partial(_stop, decompositions)
+    return Dispatcher(Retracer(gm, Options(), compile_step, takes_symbols=False), 1, None, None)
+
+
+def _stop(
+    decompositions: Mapping[Any, Any] | None, gm: GraphModule, inputs: Sequence[Any], options: Options
+) -> Callable[..., Any]:
+    """Trace as the backend does, up to where it plans."""
+    parameters = [isinstance(value, torch.nn.Parameter) for value in inputs]
+
+    def stop(joint: GraphModule, inputs: Any, **facts: Any) -> NoReturn:
+        ready = copy_of(joint)
+        mark_hints(ready, options.policy, module_names())
+        prepare(ready, facts.get("static_lifetime_input_indices") or (), parameters)
+        check_backward(ready)
+        raise _Traced(Joint(joint, inputs, facts, ready))
+
+    compiler = aot_autograd(
+        fw_compiler=boxed_compiler,
+        bw_compiler=boxed_compiler,
+        partition_fn=stop,
+        decompositions=decompositions,
+        keep_inference_input_mutations=True,
+    )
+    compiled: Callable[..., Any] = compiler(gm, inputs)
+    return compiled
