@@ -10,7 +10,6 @@ class Gestures {
     on("pointerup", (event) => this.release(event));
     on("pointercancel", () => this.stop());
     for (const kind of ["pointerleave", "blur"]) on(kind, () => this.pressed ?? chart.leave());
-    on("dblclick", () => chart.zoom.whole());
     on("keydown", (event) => this.onKey(event));
     on("focus", () => this.onFocus());
     on("wheel", (event) => this.onWheel(event), { passive: false });

@@ -2,31 +2,27 @@
 
 // Neighbouring phases, named over their operators where there is room, and a line where one ends.
 function drawPhases(c) {
-  const runs = phasesOf(c.report);
-  const named = new Set();
-  for (const [phase, first, last] of runs) {
+  for (const [phase, first, last] of phasesOf(c.report)) {
     const [start, end] = [Math.max(c.x(first - 0.5), c.left), Math.min(c.x(last - 0.5), c.right)];
     if (end - start < 1) continue;
     if (first > 0 && start > c.left) {
       add(c.svg, "line", { class: "boundary", x1: start, x2: start, y1: 4, y2: c.base });
     }
-    if (end - start < 6 * phase.length + 8 || (named.has(phase) && end - start < 160)) continue;
-    named.add(phase);
-    c.text(start + 4, 14, phase, "start", "phase-name");
+    if (end - start > 6 * phase.length + 8) c.text(start + 4, 14, phase, "start", "phase-name");
   }
 }
 
-// The passes, without the optimizer's operators that stand among the backward pass: these have a lane.
-function phasesOf(report) {
-  const runs = runsOf(report.operators).filter(([phase, first, last], i, all) => {
-    const among = i && i < all.length - 1 && all[i - 1][0] === all[i + 1][0];
-    return !(among && last - first < report.operators.length / 20);
+// The passes; what the optimizer does among the backward pass has a lane.
+function phasesOf({ operators }) {
+  const isBackward = ({ phase }) => phase === "backward";
+  const [first, last] = [operators.findIndex(isBackward), operators.findLastIndex(isBackward)];
+  const runs = [];
+  operators.forEach(({ phase }, i) => {
+    const pass = i >= first && i <= last ? "backward" : phase;
+    if (runs.length && runs.at(-1)[0] === pass) runs.at(-1)[2] = i + 1;
+    else runs.push([pass, i, i + 1]);
   });
-  return runs.reduce((merged, [phase, first, last]) => {
-    if (merged.at(-1)?.[0] === phase) merged.at(-1)[2] = last;
-    else if (phase) merged.push([phase, first, last]);
-    return merged;
-  }, []);
+  return runs.filter(([phase]) => phase);
 }
 
 function drawGrid(c) {

@@ -25,7 +25,7 @@ class Search {
   // The same words are looked for in another plan.
   of(report) {
     this.report = report;
-    this.find();
+    if (this.input.value) this.find();
   }
 
   clear() {

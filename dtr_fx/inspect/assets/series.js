@@ -4,9 +4,14 @@ class Series {
   // `places` says where each operator stands in the order of the plan that is shown.
   constructor(points, places, kinds) {
     Object.assign(this, { points, places });
-    this.live = Float64Array.from(points, ({ live }) => live);
-    this.parts = kinds.map((_, k) => Float64Array.from(points, ({ parts }) => parts[k]));
-    this.peak = this.live.reduce((at, live, i) => (at < 0 || live > this.live[at] ? i : at), -1);
+    this.live = new Float64Array(points.length);
+    this.parts = kinds.map(() => new Float64Array(points.length));
+    this.peak = points.length - 1;
+    for (let i = points.length - 1; i >= 0; i--) {
+      this.live[i] = points[i].live;
+      for (let k = 0; k < kinds.length; k++) this.parts[k][i] = points[i].parts[k];
+      if (this.live[i] >= this.live[this.peak]) this.peak = i; // the first of the highest
+    }
   }
 
   get most() {
@@ -73,14 +78,4 @@ function axisOf(top, most = 6) {
 function roundStep(span, most) {
   const magnitude = 10 ** Math.floor(Math.log10(span / most));
   return [1, 2, 5, 10].map((digit) => digit * magnitude).find((size) => span / size <= most);
-}
-
-// Neighbours of one phase as [phase, first, last + 1].
-function runsOf(operators) {
-  const runs = [];
-  operators.forEach(({ phase }, i) => {
-    if (runs.length && runs.at(-1)[0] === phase) runs.at(-1)[2] = i + 1;
-    else runs.push([phase, i, i + 1]);
-  });
-  return runs;
 }

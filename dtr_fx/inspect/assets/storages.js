@@ -33,6 +33,7 @@ class Storages {
 
   // What was dropped most often comes first, and of that the largest.
   show(report) {
+    this.report = report;
     this.all = [...report.storages].sort((a, b) => b.nbytes - a.nbytes);
     this.found = null;
     this.limit = PAGE;
@@ -41,7 +42,7 @@ class Storages {
 
   // Only storages that events of a search make, drop or make again; or all.
   filter(found) {
-    this.found = found;
+    this.found = found && new Set([...found].flatMap(({ storages }) => storages).map((at) => this.report.storages[at]));
     this.draw();
   }
 
@@ -59,8 +60,7 @@ class Storages {
   }
 
   draw() {
-    const isShown = ({ events }) => !this.found || events.some((event) => this.found.has(event));
-    this.storages = this.all.filter(isShown);
+    this.storages = this.found ? this.all.filter((storage) => this.found.has(storage)) : this.all;
     const left = Math.max(0, this.storages.length - this.limit);
     this.body.replaceChildren(...this.storages.slice(0, this.limit).map((storage, i) => this.row(storage, i)));
     this.more.hidden = !left;

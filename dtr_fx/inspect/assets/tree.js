@@ -21,6 +21,8 @@ class Modules {
     this.report = report;
     this.root = nested(report.modules);
     this.all = [...walk(this.root)];
+    this.at = new Map(); // by the path of an event
+    document.getElementById("where").parentElement.hidden = !this.root.modules.length; // a log names none
     if (!this.folded.size) this.unfoldFirst();
     this.chosen = chosen === undefined ? null : (this.all.find(({ path }) => path === chosen) ?? null);
     this.filter(null);
@@ -34,25 +36,22 @@ class Modules {
     for (const level of levels) {
       shown += level.length;
       const next = level.flatMap(({ modules }) => modules);
-      for (const module of level) this.folded.set(module.path, shown + next.length > ROWS_AT_FIRST);
+      for (const module of level) this.folded.set(module.path, shown > 4 && shown + next.length > ROWS_AT_FIRST);
     }
   }
 
   // Only modules of events that a search found, unfolded; or all.
   filter(found) {
-    this.held = found && new Set([...found].map((event) => this.moduleOf(event)).flatMap(withParents));
+    const modules = new Set([...(found ?? [])].map((event) => this.moduleOf(event)));
+    this.held = found && new Set([...modules].flatMap(withParents));
     this.update();
     this.drawFlame();
   }
 
   // The smallest module of the tree that an event is in.
   moduleOf(event) {
-    let found = this.root;
-    for (;;) {
-      const inner = found.modules.find(({ path }) => isIn(event, path));
-      if (!inner) return found;
-      found = inner;
-    }
+    if (!this.at.has(event.path)) this.at.set(event.path, this.all.findLast(({ path }) => isIn(event, path)));
+    return this.at.get(event.path);
   }
 
   update() {

@@ -23,7 +23,7 @@ class Views {
     }
     for (const storage of report.storages) storage.label = labelOf(storage.name, storage);
     for (const view of [this.chart, this.diff, this.storages, this.modules]) view.show(report);
-    this.search.of(report);
+    this.search.of(report); // which filters anew where something is looked for
     showTable(report);
     this.light([]);
   }
@@ -34,9 +34,16 @@ class Views {
     this.status.textContent = event ? sentence(event, this.report) : HINT;
   }
 
+  // The list at once, the others a frame later, if nothing else is looked for by then.
   filter(found) {
-    for (const view of [this.diff, this.storages, this.modules]) view.filter(found);
-    if (!this.modules.chosen) this.chart.setMarked(found ? [...found] : [], "found");
+    this.found = found;
+    this.diff.filter(found);
+    requestAnimationFrame(() => requestAnimationFrame(() => {
+      if (this.found !== found) return;
+      this.storages.filter(found);
+      this.modules.filter(found);
+      if (!this.modules.chosen) this.chart.setMarked(found ? [...found] : [], "found");
+    }));
   }
 
   mark(events, name) {
