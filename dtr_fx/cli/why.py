@@ -3,8 +3,8 @@
   dtr-fx why zoo:gpt native_dropout_1:0 --budget 40% --planner online --heuristic dtr-eq
   dtr-fx why plan.json gelu_1
 
-VALUE is a name that dtr-fx diff prints, "native_dropout_1:0" the first of an operator's outputs. The numbers are
-positions in the plan:
+VALUE is a name that dtr-fx diff prints: "native_dropout_1:0" is the first of several outputs of an operator.
+The numbers are positions in the plan:
 
   native_dropout_1:0: activation of 512 KiB, 4 drops, 4 recomputes at 165 µs
   aten.native_dropout.default  blocks.0.attention  gpt.py:29 in forward: mixed = F.scaled_dot_product_a…
