@@ -46,7 +46,7 @@ PARSED = {"README.md", "budget.md", "options.md", "paper.md", "gallery.md"}
 # Pages with lines of a plan, which takes the whole effort of a search; elsewhere any plan will do.
 PLANS = {"tutorial.md"}
 # Pages that take long to run.
-LONG = {"tutorial.md", "diff.md", "trainers.md"}
+LONG = {"tutorial.md", "diff.md", "trainers.md", "faq.md"}
 # What the extra "stacks" brings: blocks that import what is not installed are left out, and the page is
 # "skipped" once the others ran.
 STACKS = {"accelerate", "lightning", "peft", "transformers"}
