@@ -522,6 +522,30 @@ def test_a_phone_of_360_pixels_has_room(open_page: Open, report: Report, scheme:
     assert source.inner_text()
 
 
+@pytest.mark.parametrize("width", [640, 768, 1024])
+def test_no_width_makes_the_page_scroll_sideways(open_page: Open, report: Report, width: int) -> None:
+    page = open_page(report, viewport={"width": width, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    page.emulate_media(media="print")
+    settle(page)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_a_finger_points_and_goes_nowhere(open_page: Open, report: Report) -> None:
+    page = open_page(report, viewport=PHONE, has_touch=True)
+    page.locator("#chart").scroll_into_view_if_needed()
+    before = page.evaluate("scrollY")
+    page.touchscreen.tap(*at(page, 0.5))
+    settle(page)
+    assert page.locator("#tip").is_visible()
+    assert operators(report)[len(operators(report)) // 2].origin in page.locator("#tip").inner_text()
+    assert page.evaluate("scrollY") == before
+    assert page.locator("#diff [aria-selected=true]").count() == 0
+    box = page.locator("#tip").bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= PHONE["width"]
+
+
 def test_paper_is_black_on_white_and_holds_what_is_folded(open_page: Open, report: Report) -> None:
     page = open_page(report, color_scheme="dark")
     page.emulate_media(media="print")

@@ -110,7 +110,7 @@ class Diff {
 
 function cellsOf(row) {
   const { kind, fold, label: name, bytes, why, live } = row;
-  const source = row.source || row.module; // PyTorch's own modules have no line of the user's
+  const source = row.source || row.path; // PyTorch's own modules have no line of the user's
   if (fold) return { name: `${row.open ? "▾" : "…"} ${formatCount(fold.length, "operator")}`, live: `≤ ${live}` };
   if (!kind) return { name: row.title };
   return { mark: MARKS[kind] ?? "", verb: kind in MARKS ? kind : "", name, bytes, why, source, live };
