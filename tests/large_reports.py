@@ -67,8 +67,9 @@ def page_of(operators: int, plans: int = 10) -> str:
     reports = [large(operators, every) for every in range(20, 20 - plans, -1)]
     whole = max(report.baseline_peak for report in reports) + plans
     budgets = range(whole, whole - plans, -1)
+    before = reports[0].before  # of one graph
     reports = [
-        replace(report, budget=budget, baseline_peak=whole, asked="60%", model="large")
+        replace(report, budget=budget, baseline_peak=whole, before=before, asked="60%", model="large")
         for report, budget in zip(reports, budgets)
     ]
     points = tuple(CurvePoint(budget, budget, at / plans) for at, budget in enumerate(budgets))

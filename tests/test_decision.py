@@ -181,7 +181,7 @@ def test_the_others_are_named_with_what_they_cost(page: Any, folder: Path) -> No
     kinds = {mark["kind"] for mark in found["marks"]}
     assert kinds == {"eager", "checkpoint", "sqrt", "partitioner", "inductor"}
     legend = page.locator("#rivals").inner_text()
-    for name in ("checkpoint per block", "checkpoint √n", "PyTorch's partitioner", "Inductor's own"):
+    for name in ("checkpoint per block", "checkpoint √n", "PyTorch's partitioner", "Inductor before fusion"):
         assert name in legend
     page.get_by_role("slider", name="Budget").press("End")
     beside = page.locator("#beside").inner_text()

@@ -7,7 +7,6 @@ import ast
 import importlib.util
 import io
 import os
-import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -32,8 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     given = sys.argv[1:] if argv is None else list(argv)
-    typed = argparse.Namespace(typed=shlex.join(["dtr-fx", *given]))
-    arguments = make_parser(given[:2]).parse_args(given, typed)
+    arguments = make_parser(given[:2]).parse_args(given, argparse.Namespace(words=given))
     try:
         arguments.run(arguments)
     except DTRError as error:

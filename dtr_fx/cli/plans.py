@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -193,6 +194,11 @@ def write(arguments: argparse.Namespace, data: Callable[[], object], text: Calla
         sys.stdout.flush()
 
 
+def command_of(arguments: argparse.Namespace, page: Path) -> str:
+    """The command line that was typed, the page without its folder."""
+    return shlex.join(["dtr-fx", *(page.name if word == str(page) else word for word in arguments.words)])
+
+
 def write_page(arguments: argparse.Namespace, reports: Sequence[Report]) -> None:
     """Write the page of all plans, if it is asked for."""
     if arguments.html is None:
@@ -201,4 +207,4 @@ def write_page(arguments: argparse.Namespace, reports: Sequence[Report]) -> None
 
     data_on_stdout = arguments.json and arguments.output is None
     with contextlib.redirect_stdout(sys.stderr if data_on_stdout else sys.stdout):
-        write_text(arguments.html, render(reports, command=arguments.typed), force=arguments.force)
+        write_text(arguments.html, render(reports, command=command_of(arguments, arguments.html)), force=arguments.force)

@@ -28,11 +28,10 @@ from typing import TYPE_CHECKING
 from dtr_fx.cli import plans
 from dtr_fx.cli.arguments import add_outputs, seconds
 from dtr_fx.cli.output import check_outputs, progress, screen, tracked, write_text
-from dtr_fx.cli.targets import load_target
 from dtr_fx.inspect.comparison import Comparison, Mark, decision_page, render_curve, to_csv, to_json
 from dtr_fx.inspect.table import table
 from dtr_fx.planning.options import PERCENTS, Options, parse_budget
-from dtr_fx.report import Curve
+from dtr_fx.report import Curve, Report
 from dtr_fx.units import format_bytes, format_percent
 
 if TYPE_CHECKING:
@@ -44,10 +43,6 @@ if TYPE_CHECKING:
 _FILES: dict[str, Callable[[Comparison], str]] = {".csv": to_csv, ".json": to_json}
 _PAGE = ".html"
 _MOST_PLANS = 12  # on the page
-_INDUCTOR = (
-    "Inductor's own: the step in its operators, as it splits it by default, judged before they are fused; "
-    "fused, it takes less"
-)
 # A solver that is given more proves nothing in minutes.
 _MOST_OPERATORS = 120
 # Of the program's cost, added to what must not be repeated: solvers round costs to 1e-7 of them all.
@@ -84,16 +79,18 @@ def run(arguments: argparse.Namespace) -> None:
     made, found = _compare(arguments)
     sys.stdout.write(to_json(found) if arguments.json else _as_text(found))
     for path in arguments.output:
-        text = _page(made, found, arguments) if path.suffix == _PAGE else _FILES[path.suffix](found)
+        if path.suffix == _PAGE:
+            reports = [replace(report, model=arguments.target) for report in _reports(made, found)]
+            text = decision_page(found, reports, plans.command_of(arguments, path))
+        else:
+            text = _FILES[path.suffix](found)
         write_text(path, text, force=arguments.force)
 
 
-def _page(made: Sweep, found: Comparison, arguments: argparse.Namespace) -> str:
+def _reports(made: Sweep, found: Comparison) -> Iterator[Report]:
+    """Those of the plans on the page."""
     chosen = list(_chosen(found.curve, [mark.peak for mark in found.marks]))
-    reports = [
-        replace(made.report(budget), model=arguments.target) for budget in tracked("reports", chosen)
-    ]
-    return decision_page(found, reports, arguments.typed)
+    return (made.report(budget) for budget in tracked("reports", chosen))
 
 
 def _chosen(curve: Curve, peaks: Collection[int]) -> Iterator[int]:
@@ -108,10 +105,11 @@ def _chosen(curve: Curve, peaks: Collection[int]) -> Iterator[int]:
 def _compare(arguments: argparse.Namespace) -> tuple[Sweep, Comparison]:
     """Plan the target's training step for every budget, and judge other ways to run it."""
     from dtr_fx.cli.planned import graph_of
+    from dtr_fx.cli.rivals import beside_rivals
     from dtr_fx.planning.curve import Sweep
 
     if arguments.optimizer is None:
-        graph, marks, notes = _beside_rivals(arguments)
+        graph, marks, notes = beside_rivals(arguments)
     else:
         graph, marks = graph_of(arguments), []
         notes = ["a whole step: no rivals, which have a budget for two passes only"]
@@ -125,48 +123,6 @@ def _compare(arguments: argparse.Namespace) -> tuple[Sweep, Comparison]:
     operators = sum(node.op.startswith("call") for node in graph.graph.nodes)
     name = arguments.target.rpartition(":")[2]
     return made, Comparison(name, operators, curve, tuple(marks), tuple(notes))
-
-
-def _beside_rivals(arguments: argparse.Namespace) -> tuple[GraphModule, list[Mark], list[str]]:
-    """The two passes as one graph, other ways to run them, and what is to be said of these."""
-    import torch
-
-    from dtr_fx.cli.planned import runs
-    from dtr_fx.lab import baselines
-    from dtr_fx.planning.judge import judge
-    from dtr_fx.torch_private import FakeTensorMode
-
-    def beside(kind: str, setting: str, pair: baselines.Pair) -> None:
-        found = judge(*pair)
-        marks.append(Mark(kind, setting, found.peak, found.overhead(eager)))
-
-    notes = []
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        model, inputs = load_target(arguments.target, **dict(arguments.arg))
-        with runs(arguments.target):
-            joint = baselines.trace(model, inputs)
-        eager = judge(*baselines.eager(joint))
-        marks = [Mark("eager", "", eager.peak, 0.0)]
-        if arguments.no_rivals:
-            pass
-        elif not isinstance(model, torch.nn.Module):
-            notes.append("no checkpointing: a function has no blocks")
-        elif not baselines.blocks_of(model):
-            missing = "no ModuleList or Sequential, nor blocks_to_checkpoint()"
-            notes.append(f"no checkpointing: the model has {missing}")
-        else:
-            beside("checkpoint", "", baselines.checkpointed(model, inputs))
-        if not arguments.no_rivals:
-            pair, as_autograd = baselines.inductor(model, inputs)
-            own = judge(*pair)
-            marks.append(Mark("inductor", "", own.peak, own.overhead(judge(*as_autograd))))
-            notes.append(_INDUCTOR)
-    if not arguments.no_rivals:
-        for setting in tracked("PyTorch's partitioner", [tenths / 10 for tenths in range(10, -1, -1)]):
-            beside("partitioner", f"{setting:.1f}", baselines.min_cut(joint, setting))
-    if not arguments.no_rivals and (found := baselines.checkpointed_sqrt(joint.planned)) is not None:
-        marks.insert(1 + any(mark.kind == "checkpoint" for mark in marks), Mark("sqrt", "", *found))
-    return joint.planned, marks, notes
 
 
 def _optimum(graph: GraphModule, curve: Curve, limit: float, marks: list[Mark]) -> Iterator[str]:

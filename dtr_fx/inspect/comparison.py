@@ -23,7 +23,7 @@ NAMES = {
     "checkpoint": "checkpoint per block",
     "sqrt": "checkpoint √n",
     "partitioner": "PyTorch's partitioner",
-    "inductor": "Inductor's own",
+    "inductor": "Inductor before fusion",
     "optimum": "optimum",
 }
 

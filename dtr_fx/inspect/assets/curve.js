@@ -35,6 +35,10 @@ class Curve {
   show() {
     this.chosen = this.plans.find(({ plan }) => plan === report.number);
     this.draw();
+    // What comes next is read while nothing else is done.
+    const at = this.plans.indexOf(this.chosen);
+    const next = [this.plans[at - 1], this.plans[at + 1]].filter(Boolean);
+    setTimeout(() => next.forEach(({ plan }) => report.plans.load(plan)), 300);
   }
 
   take(point) {
@@ -163,12 +167,12 @@ class Curve {
     for (const mark of single) {
       const [x, y] = this.place(mark).map(Number);
       const width = 6.2 * mark.name.length;
-      const places = [["start", x + 9, y + 4], ["end", x - 9, y + 4], ["middle", x, y - 10], ["middle", x, y + 18]];
+      const places = [["start", x + 9, y + 4], ["end", x - 9, y + 4], ["middle", x, y - 10], ["middle", x, y + 18], ["end", x + 8, y - 10]];
       for (const [anchor, at, line] of places) {
         const left = at - { start: 0, middle: width / 2, end: width }[anchor];
         const box = [left, line - 10, left + width, line + 3];
         const isFree = taken.every((other) => box[0] > other[2] || box[2] < other[0] || box[1] > other[3] || box[3] < other[1]);
-        if (isFree && box[0] > FRAME.left && box[2] < this.width && box[3] < this.base) {
+        if (isFree && box[0] > FRAME.left && box[2] < this.width + 4 && box[3] < this.base + 8) {
           this.text(at, line, mark.name, anchor, "small halo");
           taken.push(box);
           break;

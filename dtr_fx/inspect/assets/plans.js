@@ -1,8 +1,20 @@
 // The plans of the page, from the columns that dtr_fx/inspect/packed.py writes.
 
 class Step {
-  constructor(facts, own) {
-    Object.assign(this, facts, own);
+  constructor(facts, kind, name, phase, why, liveBytes) {
+    const { origin, source, target, module, nbytes, cost, storages } = facts;
+    this.kind = kind;
+    this.name = name || origin;
+    this.phase = phase;
+    this.why = why;
+    this.liveBytes = liveBytes;
+    this.origin = origin;
+    this.source = source;
+    this.target = target;
+    this.module = module;
+    this.nbytes = nbytes;
+    this.cost = cost;
+    this.storages = storages;
   }
 
   get bytes() {
@@ -21,9 +33,11 @@ class Step {
 // The bytes that are live while an operator runs; `texts` has them by kind, too, in words.
 class Point {
   constructor(name, parts, kinds) {
-    Object.assign(this, { name, parts });
-    this.live = parts.reduce((sum, nbytes) => sum + nbytes, 0);
-    Object.defineProperty(this, "kinds", { value: kinds });
+    this.name = name;
+    this.parts = parts;
+    this.live = 0;
+    for (const nbytes of parts) this.live += nbytes;
+    this.kinds = kinds;
   }
 
   get texts() {
@@ -64,13 +78,8 @@ class Plans {
     const [phase, live] = [sums(packed.phase), sums(packed.live)];
     const events = packed.kind.map((kind, i) => {
       const facts = this.facts[(last[kind] += packed.fact[i])];
-      return new Step(facts, {
-        kind: this.kindsOfEvents[kind],
-        name: words[packed.name[i]] || facts.origin,
-        phase: words[phase[i]],
-        why: words[packed.why[i]],
-        liveBytes: live[i],
-      });
+      const [name, why] = [words[packed.name[i]], words[packed.why[i]]];
+      return new Step(facts, this.kindsOfEvents[kind], name, words[phase[i]], why, live[i]);
     });
     const names = packed.afterName
       ? packed.afterName.map((number) => words[number])
@@ -111,10 +120,14 @@ function rowsOf(sections, words, events) {
     for (const run of runs) {
       const steps = events.slice(at, (at += Math.abs(run)));
       if (run > 0) rows.push(...steps);
-      else rows.push({ fold: steps, live: formatBytes(Math.max(...steps.map((step) => step.liveBytes))), open: false });
+      else rows.push({ fold: steps, live: formatBytes(highestOf(steps)), open: false });
     }
   }
   return rows;
+}
+
+function highestOf(steps) {
+  return steps.reduce((most, step) => Math.max(most, step.liveBytes), 0);
 }
 
 function sums(differences) {
