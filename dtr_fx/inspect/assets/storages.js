@@ -34,7 +34,7 @@ class Storages {
   // What was dropped most often comes first, and of that the largest.
   show(report) {
     this.report = report;
-    this.all = [...report.storages].sort((a, b) => b.nbytes - a.nbytes);
+    this.all = [...report.bySize];
     this.found = null;
     this.limit = PAGE;
     this.sort(this.heads.find((head) => head.dataset.key === "drops"), false);

@@ -17,11 +17,7 @@ class Views {
   // Shows a plan; what is searched for, zoomed to and marked stays as it is.
   show(report) {
     this.report = report;
-    for (const event of report.events) {
-      event.path = event.module || (event.phase === "optimizer" ? "(optimizer)" : "");
-      event.label = event.kind === "drop" ? labelOf(event.origin, report.storages[event.storages[0]]) : event.origin;
-    }
-    for (const storage of report.storages) storage.label = labelOf(storage.name, storage);
+    prepare(report);
     for (const view of [this.chart, this.diff, this.storages, this.modules]) view.show(report);
     this.search.of(report); // which filters anew where something is looked for
     showTable(report);
@@ -57,6 +53,20 @@ class Views {
   }
 }
 
+// What the views want to know of events and storages; once for each plan.
+function prepare(report) {
+  if (report.series) return;
+  seriesOf(report);
+  for (const event of report.events) {
+    event.path = event.module || (event.phase === "optimizer" ? "(optimizer)" : "");
+    event.label = event.kind === "drop" ? labelOf(event.origin, report.storages[event.storages[0]]) : event.origin;
+  }
+  for (const row of report.rows) row.fold?.forEach((event) => (event.inFold = row));
+  for (const storage of report.storages) storage.label = labelOf(storage.name, storage);
+  report.bySize = [...report.storages].sort((a, b) => b.nbytes - a.nbytes);
+  report.phases = phasesOf(report);
+}
+
 // Of one output of several the operator that makes it stands first.
 function labelOf(name, storage) {
   const maker = storage?.events.find(({ kind }) => kind === "compute");
@@ -73,7 +83,7 @@ function showTable(report) {
   rows.push(...kinds.map((kind) => [kind, ...peaks.map(({ texts }) => texts[kind])]));
   rows.push(["live", ...peaks.map(({ texts }) => texts.live)]);
   fillTable("at-peaks", rows);
-  fillTable("phases", phasesOf(report).map(([phase, first, last]) => phaseRow(report, phase, first, last)));
+  fillTable("phases", report.phases.map(([phase, first, last]) => phaseRow(report, phase, first, last)));
 }
 
 function phaseRow({ series: { after }, after: points, events }, phase, first, last) {
