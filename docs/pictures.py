@@ -1,10 +1,11 @@
-"""The pictures, made by the command that they show: ``python docs/pictures.py``.
+"""The pictures, made by the commands that they show: ``python docs/pictures.py``.
 
 terminal.png   what the command prints on a terminal, without colours in diff.md
 report.png     the page that it writes with ``--html``, the pointer at a drop
+gallery-*.png  the pages of the commands of gallery.md, which have their verdicts below them
 
-``pictures.sha256`` holds a digest of what each was drawn from. The tests of the documentation run the command
-again and compare; times, which depend on the machine, and on the page all numbers do not count.
+``pictures.sha256`` holds a digest of what each was drawn from. The tests of the documentation run the
+commands and compare; times, which depend on the machine, and on the page all numbers do not count.
 """
 
 from __future__ import annotations
@@ -24,6 +25,15 @@ from typing import Any
 
 HERE = Path(__file__).parent
 COMMAND = "dtr-fx diff zoo:gpt --budget 60%"
+# By picture; each writes the page that is drawn.
+GALLERY = {
+    f"gallery-{name}.png": f"dtr-fx diff zoo:{target} --plan-seconds 0.2 --html {name}.html"
+    for name, target in {
+        "transformer": "transformer --budget 60%",
+        "unet": "unet_bn --budget 60%",
+        "tree": "treelstm --arg leaves=16 --budget 50%",
+    }.items()
+}
 DIGESTS = HERE / "pictures.sha256"
 # The temporary memory of operators depends on the number of threads.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": ""}
@@ -46,13 +56,19 @@ def main() -> None:
 
     os.environ.update(ENVIRONMENT)
     lines, page = run()
+    gallery = run_gallery()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         draw_terminal(browser, lines)
-        draw_page(browser, page)
+        draw_page(browser, page, "report.png")
+        for name, (_, drawn) in gallery.items():
+            draw_page(browser, drawn, name)
         browser.close()
-    _write_block(HERE / "diff.md", plain(lines))
-    _write(DIGESTS, "".join(f"{digest}  {name}\n" for name, digest in digests(lines, page).items()))
+    _write_block(HERE / "diff.md", COMMAND, plain(lines))
+    for name, (verdict, _) in gallery.items():
+        _write_block(HERE / "gallery.md", GALLERY[name], [verdict, LEFT_OUT])
+    found = digests(lines, page, gallery)
+    _write(DIGESTS, "".join(f"{digest}  {name}\n" for name, digest in found.items()))
 
 
 # --- What is drawn -----------------------------------------------------------------------------------------
@@ -66,14 +82,30 @@ def run() -> tuple[list[str], str]:
     SystemExit
         The command fails, or does not drop and recompute ``SHOWN_VALUE``.
     """
+    lines, page = _run(f"{COMMAND} --html report.html")
+    return list(_excerpt(lines)), page
+
+
+def run_gallery() -> dict[str, tuple[str, str]]:
+    """By picture of the gallery, the verdict and the page; run it in ``ENVIRONMENT``."""
+    ran = {name: _run(command) for name, command in GALLERY.items()}
+    return {name: (plain(lines)[0], page) for name, (lines, page) in ran.items()}
+
+
+def _run(command: str) -> tuple[list[str], str]:
+    """The lines that a command prints on a terminal, and the page that it writes."""
+    import torch
+
     from dtr_fx.cli import main as dtr_fx
 
+    words = shlex.split(command)[1:]
+    torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(_Terminal()) as printed:
-        page = Path(folder) / "report.html"
-        status = dtr_fx([*shlex.split(COMMAND)[1:], "--html", str(page)])
+        words[-1] = str(Path(folder) / words[-1])
+        status = dtr_fx(words)
         if status:
             raise SystemExit(status)
-        return list(_excerpt(printed.getvalue().splitlines())), page.read_text(encoding="utf-8")
+        return printed.getvalue().splitlines(), Path(words[-1]).read_text(encoding="utf-8")
 
 
 class _Terminal(io.StringIO):
@@ -110,13 +142,12 @@ def plain(lines: list[str]) -> list[str]:
     return [ESCAPES.sub("", line).rstrip() for line in lines]
 
 
-def digests(lines: list[str], page: str) -> dict[str, str]:
+def digests(lines: list[str], page: str, gallery: dict[str, tuple[str, str]]) -> dict[str, str]:
     """By picture, a digest of what it is drawn from."""
     words = TIMES.sub("time", "\n".join(plain(lines))).split()
-    return {
-        "terminal.png": hashlib.sha256(" ".join(words).encode()).hexdigest(),
-        "report.png": hashlib.sha256(NUMBERS.sub("number", page).encode()).hexdigest(),
-    }
+    texts = {"terminal.png": " ".join(words), "report.png": NUMBERS.sub("number", page)}
+    texts |= {name: NUMBERS.sub("number", drawn) for name, (_, drawn) in gallery.items()}
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
 # --- Drawing -----------------------------------------------------------------------------------------------
@@ -129,12 +160,12 @@ def draw_terminal(browser: Any, lines: list[str]) -> None:
     _save(shown.locator("pre"), "terminal.png")
 
 
-def draw_page(browser: Any, page: str) -> None:
+def draw_page(browser: Any, page: str, name: str) -> None:
     """The top of the page, with the pointer at a drop."""
     shown = browser.new_page(viewport={"width": 1100, "height": 1010}, color_scheme="light")
     shown.set_content(page)
     shown.locator("#diff .drop").first.hover()
-    _save(shown, "report.png")
+    _save(shown, name)
 
 
 def _colored(line: str) -> str:
@@ -145,10 +176,10 @@ def _colored(line: str) -> str:
     )
 
 
-def _write_block(page: Path, lines: list[str]) -> None:
-    """Put what the command prints below the line that shows the command."""
+def _write_block(page: Path, command: str, lines: list[str]) -> None:
+    """Put what a command prints below the line that shows it."""
     text = page.read_text(encoding="utf-8")
-    before, command, rest = text.partition(f"$ {COMMAND}\n")
+    before, command, rest = text.partition(f"$ {command}\n")
     _write(page, before + command + "\n".join([*lines, rest[rest.index("```") :]]))
 
 

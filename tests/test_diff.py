@@ -95,7 +95,7 @@ def test_changes_say_what_how_much_why_where_and_how_much_lives() -> None:
     text = render_diff(report(compute("gelu"), drop("gelu", live=17), recompute("gelu", live=23)), width=110)
     dropped, remade = changed_lines(text)
     assert re.match(r"- drop +gelu +2\.00 MiB +budget \(2\.5e-07\) +model\.py:3 +17\.0 MiB$", dropped)
-    assert re.match(r"\+ recompute +gelu +2\.00 MiB +needed by mm_9 +23\.0 MiB$", remade)
+    assert re.match(r"\+ recompute +gelu +2\.00 MiB +needed by mm_9, 1\.00 ms +23\.0 MiB$", remade)
 
 
 def test_unchanged_runs_are_folded_with_one_operator_of_context() -> None:
@@ -246,6 +246,11 @@ def test_a_planned_drop_says_what_it_costs_and_for_how_long_it_is_away() -> None
     assert "planned" not in text
 
 
+def test_a_recompute_says_what_it_costs_and_what_it_is_for() -> None:
+    text = render_diff(report(*run("a", 9), recompute("gelu")), width=100)
+    assert re.search(r"\+ recompute +gelu +2\.00 MiB  needed by mm_9, 1\.00 ms ", text)
+
+
 @pytest.mark.parametrize("width", [72, 80])
 def test_a_narrow_line_says_at_least_what_a_drop_costs(width: int) -> None:
     text = render_diff(report(*run("a", 9), priced()), width=width)
@@ -256,7 +261,7 @@ def test_a_score_stands_beside_the_price() -> None:
     drop = priced("budget", 2.5e-7)
     text = render_diff(report(*run("a", 9), drop), width=140)
     assert "budget (2.5e-07), 1.20 ms again, away 58.2 ms" in text
-    assert "budget (2.5e-07), 1.20 ms again  " in render_diff(report(*run("a", 9), drop), width=100)
+    assert "budget (2.5e-07), 1.20 ms again  " in render_diff(report(*run("a", 9), drop), width=88)
     assert "budget (2.5e-07)  " in render_diff(report(*run("a", 9), drop), width=80)
 
 

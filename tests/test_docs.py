@@ -41,11 +41,12 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted(DOCS.glob("*.md"))]
 ALL = [*PAGES, ROOT / "RESULTS.md"]
 # Pages with commands that take minutes, or name a reader's own files: these are only parsed.
-PARSED = {"README.md", "budget.md", "options.md", "paper.md"}
+# A test of the pictures below runs the commands of the gallery.
+PARSED = {"README.md", "budget.md", "options.md", "paper.md", "gallery.md"}
 # Pages with lines of a plan, which takes the whole effort of a search; elsewhere any plan will do.
 PLANS = {"tutorial.md"}
 # Pages that take long to run.
-LONG = {"tutorial.md", "diff.md", "trainers.md"}
+LONG = {"tutorial.md", "diff.md", "trainers.md", "faq.md"}
 # What the extra "stacks" brings: blocks that import what is not installed are left out, and the page is
 # "skipped" once the others ran.
 STACKS = {"accelerate", "lightning", "peft", "transformers"}
@@ -340,16 +341,27 @@ def test_the_pictures_are_of_what_the_command_prints(
     for name, value in pictures.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     lines, page = pictures.run()
-    (shown,) = (
-        said for command, said in commands(DOCS / "diff.md") if shlex.join(command) == pictures.COMMAND
-    )
-    assert without_times(pictures, shown) == without_times(pictures, lines), "run python docs/pictures.py"
+    gallery = pictures.run_gallery()
+    printed = {pictures.COMMAND: lines}
+    printed |= {
+        pictures.GALLERY[name]: [verdict, pictures.LEFT_OUT] for name, (verdict, _) in gallery.items()
+    }
+    shown = {shlex.join(command): said for page in PAGES[1:] for command, said in commands(page)}
+    for command, said in printed.items():
+        told = without_times(pictures, shown[command])
+        assert told == without_times(pictures, said), "run python docs/pictures.py"
     drawn = {name: digest for digest, name in map(str.split, read(pictures.DIGESTS).splitlines())}
-    assert drawn == pictures.digests(lines, page), "run python docs/pictures.py"
+    assert drawn == pictures.digests(lines, page, gallery), "run python docs/pictures.py"
 
 
 def without_times(pictures: ModuleType, lines: list[str]) -> list[str]:
     return [" ".join(pictures.TIMES.sub("time", line).split()) for line in pictures.plain(lines)]
+
+
+def test_the_gallery_has_each_command_and_its_picture(pictures: ModuleType) -> None:
+    said = {shlex.join(command) for command, _ in commands(DOCS / "gallery.md")}
+    assert said >= set(pictures.GALLERY.values())
+    assert set(re.findall(r"\]\((gallery-[\w]+\.png)\)", read(DOCS / "gallery.md"))) == set(pictures.GALLERY)
 
 
 def test_the_readme_has_the_command_above_its_picture(pictures: ModuleType) -> None:

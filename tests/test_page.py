@@ -217,7 +217,7 @@ def test_pointing_at_a_drop_lights_its_recompute(open_page: Open, step: Report) 
     row.hover()
     status = text(page, "#status")
     assert f"{format_bytes(drop.nbytes)} dropped" in status
-    assert f"made again {again.reason} in {format_seconds(again.cost)}" in status
+    assert f"made again {again.reason}, {format_seconds(again.cost)}" in status
     assert page.locator("#chart line.lit.drop").count() == 1
     assert page.locator("#chart line.lit.recompute").count() == 1
     page.get_by_label("Search").fill(drop.origin)  # both come into view

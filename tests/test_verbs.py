@@ -189,6 +189,22 @@ def test_the_text_is_stable() -> None:
 # Each verb
 
 
+def test_every_row_has_a_source_and_a_drop_names_its_operator(
+    saved: Report, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [event.name for event in saved.events if not event.source] == []
+    text = printed(capsys, "diff", folder / "a.json")
+    assert "getitem" not in text
+    names = re.findall(r"^- drop +(\w+):(\d) ", text, re.MULTILINE)
+    assert ("native_layer_norm", "0") in names
+    made = {event.name for event in saved.events if event.kind == "compute"}
+    assert {name for name, _ in names} <= made
+    name, number = names[0]
+    assert printed(capsys, "why", folder / "a.json", f"{name}:{number}").startswith(
+        f"{name}:{number}: activation"
+    )
+
+
 def test_timeline_draws_both_and_tells_the_peaks_by_kind(
     folder: Path, saved: Report, capsys: pytest.CaptureFixture[str]
 ) -> None:

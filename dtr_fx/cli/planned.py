@@ -72,13 +72,18 @@ def _told_if_it_runs() -> Iterator[None]:
         return
     logs = [logging.getLogger(name) for name in ("dtr_fx.compiler.frames", "torch._subclasses.fake_tensor")]
     held: list[logging.LogRecord] = []
+
+    def keep_back(record: logging.LogRecord) -> bool:
+        held.append(record)
+        return False
+
     for log in logs:
-        log.addFilter(held.append)  # what is false lets no record through
+        log.addFilter(keep_back)
     try:
         yield
     finally:
         for log in logs:
-            log.removeFilter(held.append)
+            log.removeFilter(keep_back)
     for record in held:
         logging.getLogger(record.name).handle(record)
 

@@ -207,4 +207,5 @@ def write_page(arguments: argparse.Namespace, reports: Sequence[Report]) -> None
 
     data_on_stdout = arguments.json and arguments.output is None
     with contextlib.redirect_stdout(sys.stderr if data_on_stdout else sys.stdout):
-        write_text(arguments.html, render(reports, command=command_of(arguments, arguments.html)), force=arguments.force)
+        page = render(reports, command=command_of(arguments, arguments.html))
+        write_text(arguments.html, page, force=arguments.force)

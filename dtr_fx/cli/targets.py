@@ -125,9 +125,8 @@ def one_line(what: str) -> Iterator[None]:
         yield
     except DTRError as error:
         cause = error.__cause__
-        if not hasattr(cause, "real_stack") or type(_root(cause)).__name__ == "Unsupported":  # by Dynamo
+        if cause is None or not hasattr(cause, "real_stack") or type(_root(cause)).__name__ == "Unsupported":
             raise
-        assert cause is not None
         raise CommandError(f"{what}: {_told(cause)}") from cause
     except (Exception, SystemExit) as error:
         raise CommandError(f"{what}: {_told(error)}") from error

@@ -1,23 +1,23 @@
 """Show the life of one value: when it was computed, read, weighed, dropped, recomputed and freed.
 
-  dtr-fx why zoo:gpt getitem_8 --budget 40% --planner online --heuristic dtr-eq
+  dtr-fx why zoo:gpt native_dropout_1:0 --budget 40% --planner online --heuristic dtr-eq
   dtr-fx why plan.json gelu_1
 
-VALUE is a name that dtr-fx diff prints. The numbers are positions in the plan:
+VALUE is a name that dtr-fx diff prints: "native_dropout_1:0" is the first of several outputs of an operator.
+The numbers are positions in the plan:
 
-  getitem_8: activation of 512 KiB, 4 drops, 4 recomputes at 165 µs
-  aten.native_dropout.default  blocks.0.attention  gpt.py:27 in forward: mixed = F.scaled_dot_product_a…
+  native_dropout_1:0: activation of 512 KiB, 4 drops, 4 recomputes at 165 µs
+  aten.native_dropout.default  blocks.0.attention  gpt.py:29 in forward: mixed = F.scaled_dot_product_a…
 
-      53  forward   computed    native_dropout_1; 11.9 MiB live
-      56  forward   read        by expand_2; 10.7 MiB live
-      62  forward   read        by bmm_1; 10.5 MiB live
-      64  forward   dropped     budget, score 3.13e-08, 41.3 µs again, away 58.2 ms; 9.74 MiB live
-                                gone for 1779 operators, 58.2 ms; kept: 28.5 MiB live at most
-     329  forward   weighed     for gelu_3: score 3.13e-08, 3 of 76; getitem_12 went, 1.51e-08
-     329  forward   weighed     for gelu_3: score 3.13e-08, 2 of 75; getitem_27 went, 2.19e-08
-     329  forward   weighed     for gelu_3: score 3.13e-08, 1 of 74: it went
-    2045  backward  recomputed  for mm_88; 20.5 MiB live
-    2048  backward  read        by expand_2_recompute; 19.4 MiB live
+      52  forward   computed    native_dropout_1; 11.9 MiB live
+      55  forward   read        by expand_2; 10.7 MiB live
+      61  forward   read        by bmm_1; 10.5 MiB live
+      63  forward   dropped     budget, score 3.13e-08, 41.3 µs again, away 53.0 ms; 9.74 MiB live
+                                gone for 1748 operators, 58.2 ms; kept: 28.5 MiB live at most
+     325  forward   weighed     for gelu_3: score 3.13e-08, 3 of 76; native_layer_norm_1:0 went, 1.51…
+     325  forward   weighed     for gelu_3: score 3.13e-08, 1 of 74: it went
+    2013  backward  recomputed  for mm_88; 20.5 MiB live
+    2016  backward  read        by expand_2_recompute; 19.4 MiB live
 
 "weighed" is each time that room was made and the value could have gone: its score, its place among the
 candidates (1 goes), and what went instead, with its score. A drop stands where the value was read last:

@@ -18,6 +18,7 @@ from dtr_fx.report import Event, Report
 from dtr_fx.units import format_bytes, format_count, format_percent, format_seconds
 
 _CONTEXT = 1  # unchanged operators shown on either side of a change
+_FILE_AND_LINE = 10  # columns
 _DECIDED = {"search": "search decided, runtime checked", "none": "as it was"}
 _CHANGES = {"drop": ("- drop", RED), "recompute": ("+ recompute", GREEN)}
 _CHANGES_OF_TWO = {**_CHANGES, "compute": ("~ late", YELLOW)}
@@ -109,8 +110,9 @@ def _diff(events: Sequence[Event], width: int, ink: Ink) -> Iterator[str]:
 def _columns(rows: Sequence[Event], width: int) -> _Columns:
     room = width - len(_row("", "", "", "", "", "", _Columns(0, 0, 0)))
     name = min(max((len(event.origin) for event in rows), default=0), room * 2 // 5)
-    half, most = (room - name) // 2, (room - name) * 2 // 3
-    # A price is worth more room than a source line; the name that a recompute is for is not.
+    half = (room - name) // 2
+    most = max(half, room - name - _FILE_AND_LINE)
+    # A price is worth more room than the text of a source line; the name that a recompute is for is not.
     reasons = max((len(why(event, half if event.again is None else most)) for event in rows), default=0)
     return _Columns(name, reasons, room - name - reasons)
 
@@ -145,6 +147,8 @@ def _reasons(event: Event) -> tuple[str, ...]:
     score = "" if event.score is None else f"({event.score:.2g})"
     stated = f"{event.reason} {score}".strip()
     price, again = price_of(event.again, event.away), price_of(event.again, None)
+    if event.kind == "recompute" and event.cost:
+        return f"{stated}, {format_seconds(event.cost)}", stated
     if not price:
         return stated, event.reason
     if event.reason == "planned":

@@ -146,7 +146,7 @@ def render_life(life: Life, *, width: int = 100, color: bool = False) -> str:
     cost = f" at {format_seconds(storage.recompute_cost)}" if storage.recomputes else ""
     size, drops = format_bytes(storage.nbytes), format_count(storage.drops, "drop")
     title = f"{storage.name}: {storage.kind} of {size}, {drops}, {recomputes}{cost}"
-    lines = [ink(BOLD, title), *([ink(DIM, made)] if made else []), ""]
+    lines = [ink(BOLD, title), *([ink(DIM, clip(made, width))] if made else []), ""]
     lines += [ink(code, clip(text, width)) for code, text in _lines(life)]
     if life.decided_by == "search" and life.gaps:
         lines += ["", ink(DIM, _NO_SCORES)]

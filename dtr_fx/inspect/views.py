@@ -18,6 +18,10 @@ class Report(report.Report):
     Each view is imported when it is asked for: most compilations look at no report.
     """
 
+    def __repr__(self) -> str:
+        """In a line: a notebook keeps it beside the page, and all fields are a book."""
+        return f"<{type(self).__name__}: {self.summary()}>"
+
     def _repr_html_(self) -> str:
         return in_notebook([self])
 

@@ -85,6 +85,7 @@ def events_of(gm: GraphModule, program: GraphProgram, after: Sequence[Point]) ->
     nodes = {node.name: node for node in gm.graph.nodes}
     position_of = {value: position for position, value in enumerate(_storages(program))}
     value_of = {node.name: tree for node, tree in program.values_of.items() if isinstance(tree, int)}
+    names = names_of(program)
     live_at = {point.name: point.live for point in after}
     live = program.constant_bytes
 
@@ -117,7 +118,8 @@ def events_of(gm: GraphModule, program: GraphProgram, after: Sequence[Point]) ->
             Event(
                 kind=kind if kind in _KINDS else COMPUTE,
                 name=node.name,
-                origin=node.name if is_save else origin,  # a save is no node of the original graph
+                # A save is no node of the original graph.
+                origin=names[values[0]] if is_drop else node.name if is_save else origin,
                 phase=tag.removeprefix("is_").removeprefix("must_be_in_"),
                 nbytes=nbytes,
                 cost=step.cost if step is not None and not is_drop else 0.0,
@@ -233,9 +235,18 @@ def storage_stats(
 
 
 def names_of(program: GraphProgram) -> list[str]:
-    """The name of each value: that of the first node that holds it and nothing else."""
-    holders = {tree: node.name for node, tree in reversed(program.values_of.items()) if isinstance(tree, int)}
+    """The name of each value: that of the first node that holds it and nothing else; see ``_value_name``."""
+    held = ((node, tree) for node, tree in reversed(program.values_of.items()) if isinstance(tree, int))
+    holders = {tree: _value_name(node) for node, tree in held}
     return [holders.get(number, value.name) for number, value in enumerate(program.values)]
+
+
+def _value_name(node: Node) -> str:
+    """An operator's name for its result, ``native_dropout:1`` for the second of several."""
+    if not is_selection(node):
+        return node.name
+    whole, index, *_ = node.args
+    return f"{_value_name(cast(Node, whole))}:{index}"
 
 
 def choices(

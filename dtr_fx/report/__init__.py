@@ -26,7 +26,8 @@ class Event:
     """One step of the rewritten graph, in execution order.
 
     ``kind`` is ``"compute"``, ``"recompute"``, ``"drop"`` or ``"banish"``.  ``name`` is the node in
-    the rewritten graph, ``origin`` the node of the original graph that it stands for.  ``nbytes`` are
+    the rewritten graph, ``origin`` the node of the original graph that it stands for, or the storage that a
+    drop gives up: ``native_dropout:1`` is the second of an operator's outputs.  ``nbytes`` are
     the bytes that the step allocates (compute, recompute) or frees (drop, banish), ``cost`` its
     seconds, ``live`` the bytes live while it runs.  ``reason`` says why a drop or a recompute
     happened, ``score`` is the heuristic's score of the dropped storage, ``source`` the user's line.

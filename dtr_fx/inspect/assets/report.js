@@ -10,11 +10,12 @@ const report = {
 
   async select(number) {
     this.number = number;
+    const { texts } = this.plans.heads[number];
+    for (const [id, text] of Object.entries(texts)) document.getElementById(id).textContent = text;
     const plan = await this.plans.load(number);
     if (number !== this.number || plan === this.plan) return; // another was asked for in the meantime
     this.plan = plan;
     if (!plan.isConnected) connect(plan);
-    for (const [id, text] of Object.entries(plan.texts)) document.getElementById(id).textContent = text;
     for (const view of this.views) view.show(plan);
   },
 };
@@ -64,7 +65,7 @@ function sentence(event, report) {
   }
   const parts = [];
   if (drop) parts.push(`${drop.bytes} dropped (${drop.why})`);
-  if (again) parts.push(`made again ${again.why} in ${again.seconds}`);
+  if (again) parts.push(`made again ${again.why}`);
   if (drop && again) parts.push(`away for ${formatCount(Math.round(again.at - drop.at - 0.5), "operator")}`);
   const source = drop?.source || again?.source;
   return `${name}: ${parts.join(", ")}${source ? ` · ${source}` : ""}`;
