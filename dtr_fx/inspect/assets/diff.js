@@ -108,7 +108,7 @@ class Diff {
 }
 
 function cellsOf(row) {
-  const { kind, fold, label: name, bytes, why, live } = row;
+  const { kind, fold, origin: name, bytes, why, live } = row;
   const source = row.source || row.path; // PyTorch's own modules have no line of the user's
   if (fold) return { name: `${row.open ? "▾" : "…"} ${formatCount(fold.length, "operator")}`, live: `≤ ${live}` };
   if (!kind) return { name: row.title };

@@ -73,7 +73,7 @@ class Storages {
     row.dataset.storage = i;
     for (const { dataset: { key }, textContent } of this.heads) {
       const cell = row.insertCell();
-      cell.textContent = storage.texts[key] ?? storage[key === "name" ? "label" : key];
+      cell.textContent = storage.texts[key] ?? storage[key];
       cell.dataset.head = textContent;
       if (key === "name" || key === "source") cell.title = cell.textContent;
     }

@@ -57,20 +57,10 @@ class Views {
 function prepare(report) {
   if (report.series) return;
   seriesOf(report);
-  for (const event of report.events) {
-    event.path = event.module || (event.phase === "optimizer" ? "(optimizer)" : "");
-    event.label = event.kind === "drop" ? labelOf(event.origin, report.storages[event.storages[0]]) : event.origin;
-  }
+  for (const event of report.events) event.path = event.module || (event.phase === "optimizer" ? "(optimizer)" : "");
   for (const row of report.rows) row.fold?.forEach((event) => (event.inFold = row));
-  for (const storage of report.storages) storage.label = labelOf(storage.name, storage);
   report.bySize = [...report.storages].sort((a, b) => b.nbytes - a.nbytes);
   report.phases = phasesOf(report);
-}
-
-// Of one output of several the operator that makes it stands first.
-function labelOf(name, storage) {
-  const maker = storage?.events.find(({ kind }) => kind === "compute");
-  return maker && maker.origin !== name ? `${maker.origin} › ${name}` : name;
 }
 
 // The picture in words and numbers: the phases, and what is live at both peaks.
