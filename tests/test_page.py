@@ -72,15 +72,6 @@ def changes(report: Report) -> list[Event]:
     return [event for event in report.events if event.kind in ("drop", "recompute")]
 
 
-def label(report: Report, event: Event) -> str:
-    """The name of an event's row: a drop of one output of several names the operator first."""
-    if event.kind != "drop":
-        return event.origin
-    computed = (e for e in report.events if e.kind == "compute")
-    maker = next(e.origin for e in computed if event.storages[0] in e.storages)
-    return event.origin if maker == event.origin else f"{maker} › {event.origin}"
-
-
 def first_pair(report: Report) -> tuple[Event, Event]:
     """The first drop and the recompute that undoes it."""
     drop = next(event for event in report.events if event.kind == "drop")
@@ -118,7 +109,7 @@ def test_every_row_of_the_diff_says_what_its_event_says(open_page: Open, step: R
     assert shown == [
         [
             *marks[event.kind],
-            label(step, event),
+            event.origin,
             format_bytes(event.nbytes),
             why(event),
             event.source or event.module,
@@ -181,10 +172,10 @@ def test_the_table_of_storages_sorts(
     # Among equals the order stays as it was.
     at_first = sorted(step.storages, key=lambda storage: (storage.drops, storage.nbytes), reverse=True)
     ordered = sorted(at_first, key=key, reverse=not rises)
-    assert _table(page) == [_storage_row(step, storage) for storage in ordered]
+    assert _table(page) == [_storage_row(storage) for storage in ordered]
     button.click()
     turned = sorted(ordered, key=key, reverse=rises)
-    assert _table(page) == [_storage_row(step, storage) for storage in turned]
+    assert _table(page) == [_storage_row(storage) for storage in turned]
     sorted_heads = page.locator("#storages th[aria-sort]")
     assert sorted_heads.count() == 1
     assert sorted_heads.get_attribute("aria-sort") == ("descending" if rises else "ascending")
@@ -197,14 +188,10 @@ def _table(page: Any) -> list[list[str]]:
     )
 
 
-def _storage_row(report: Report, storage: StorageStats) -> list[str]:
-    at = report.storages.index(storage)
-    makers = (event.origin for event in report.events if event.kind == "compute" and at in event.storages)
-    maker = next(makers, storage.name)
-    name = storage.name if maker == storage.name else f"{maker} › {storage.name}"
+def _storage_row(storage: StorageStats) -> list[str]:
     cost = format_seconds(storage.recompute_cost) if storage.recompute_cost else "0"
     drops, recomputes = str(storage.drops), str(storage.recomputes)
-    return [name, storage.kind, format_bytes(storage.nbytes), drops, recomputes, cost]
+    return [storage.name, storage.kind, format_bytes(storage.nbytes), drops, recomputes, cost]
 
 
 # --- use ----------------------------------------------------------------------------------------------------
@@ -277,7 +264,7 @@ def test_the_folds_hold_what_has_not_changed(open_page: Open, step: Report) -> N
     folded = sum(int(cells[0].split()[1]) for cells in shown if cells[0].startswith("…"))
     events = [cells for cells in shown if len(cells) == 7]
     assert folded + len(events) == len(step.events)
-    assert [cells[2] for cells in events if cells[1]] == [label(step, event) for event in changes(step)]
+    assert [cells[2] for cells in events if cells[1]] == [event.origin for event in changes(step)]
 
 
 def test_search(open_page: Open, step: Report) -> None:
@@ -299,7 +286,7 @@ def test_pointing_at_a_storage_lights_its_life(open_page: Open, step: Report) ->
     second = sorted(step.storages, key=lambda s: (s.drops, s.nbytes), reverse=True)[1]
     page.locator("#storages tbody tr").first.focus()
     page.keyboard.press("ArrowDown")
-    assert page.locator("#storages tr:focus td").first.inner_text().endswith(second.name)
+    assert page.locator("#storages tr:focus td").first.inner_text() == second.name
     assert page.locator("#chart line.lit.drop").count() == second.drops
 
 

@@ -57,7 +57,8 @@ def blocks(report: Report) -> list[Block]:
                     newest[storage] = made
     for storage, block in newest.items():
         stats = report.storages[storage]
-        block.stays = stats.stays or stats.kind in (*_CONSTANT, "output")
+        given = block.made_at < 0 and stats.kind in _CONSTANT
+        block.stays = stats.stays or given or stats.kind == "output"
     return sorted(found, key=lambda block: block.made_at)
 
 
@@ -67,7 +68,7 @@ def _given(report: Report) -> Iterator[Block]:
     used = {storage for event in report.events for storage in event.uses}
     backward = next((at for at, event in enumerate(report.events) if event.phase == "backward"), -1)
     for storage, stats in enumerate(report.storages):
-        if stats.kind in _CONSTANT:
+        if stats.kind in _CONSTANT and storage not in made:  # an optimizer makes some of its own, too
             yield Block(storage, -1)
         elif storage in used - made:
             yield Block(storage, backward)

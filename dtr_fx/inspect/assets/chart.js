@@ -7,7 +7,7 @@ const DRAGGED = 4; // pixels from which a press is no click
 class Chart {
   // `light(events)` is told which changes the pointer is at, `goTo(event)` which operator was chosen.
   constructor(light, goTo) {
-    Object.assign(this, { light, goTo, lit: [], marked: [], at: null, seen: null, waits: false });
+    Object.assign(this, { light, goTo, lit: [], at: null, seen: null, waits: false });
     for (const id of ["chart", "plot", "tip", "readout"]) this[id] = document.getElementById(id);
     this.svg = this.chart;
     this.zoom = new Zoom();
@@ -25,12 +25,17 @@ class Chart {
   show(report) {
     const was = this.report && !this.zoom.isWhole ? this.edges() : null;
     this.report = report;
-    this.series = seriesOf(report);
-    Object.assign(this, { at: null, lit: [], marked: [], change: null });
+    this.series = report.series;
+    Object.assign(this, { at: null, lit: [], change: null });
     this.changes = report.events.filter((event) => event.kind in MARKS);
-    const hasOptimizer = report.operators.some(({ phase }) => phase === "optimizer");
-    this.lanes = [["drop", "drops"], ["recompute", "recomputes"], ...(hasOptimizer ? [["optimizer", "optimizer"]] : [])];
-    this.lanes.push(["marked", ""]);
+    const updates = report.operators.filter(({ phase }) => phase === "optimizer").map(({ at }) => at);
+    const places = (kind) => this.changes.filter((event) => event.kind === kind).map(({ at }) => at);
+    this.lanes = [
+      { kind: "drop", label: "drops", places: places("drop") },
+      { kind: "recompute", label: "recomputes", places: places("recompute") },
+      ...(updates.length ? [{ kind: "optimizer", label: "optimizer", places: updates }] : []),
+      { kind: "marked", label: "", places: [] },
+    ];
     this.zoom.count = Math.max(1, report.operators.length);
     if (was) this.zoom.set(...was.map((share) => this.placeOf(share)));
     else this.zoom.whole();
@@ -132,13 +137,7 @@ class Chart {
   }
 
   laneAt(kind) {
-    return this.base + MARGIN.lane * (this.lanes.findIndex(([lane]) => lane === kind) + 0.5) + 6;
-  }
-
-  placesIn(kind) {
-    if (kind === "marked") return this.marked;
-    if (kind in SHAPES) return this.changes.filter((event) => event.kind === kind).map(({ at }) => at);
-    return this.report.operators.filter(({ phase }) => phase === kind).map(({ at }) => at);
+    return this.base + MARGIN.lane * (this.lanes.findIndex((lane) => lane.kind === kind) + 0.5) + 6;
   }
 
   text(x, y, content, anchor, className = "") {
@@ -222,8 +221,8 @@ class Chart {
 
   // Operators that stay marked, under a name.
   setMarked(events, name) {
-    this.marked = [...new Set(events.map(({ at }) => Math.floor(at)))].sort((a, b) => a - b);
-    this.lanes.at(-1)[1] = this.marked.length ? name : "";
+    const places = [...new Set(events.map(({ at }) => Math.floor(at)))].sort((a, b) => a - b);
+    Object.assign(this.lanes.at(-1), { label: places.length ? name : "", places });
     this.redraw();
   }
 

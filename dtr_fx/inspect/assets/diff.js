@@ -19,7 +19,6 @@ class Diff {
   show(report) {
     this.report = report;
     this.folds = report.rows.filter((row) => row.fold);
-    this.foldOf = new Map(this.folds.flatMap((row) => row.fold.map((event) => [event, row])));
     this.found = null;
     this.tree.setClass("marked", []);
     this.tree.element.scrollTop = 0;
@@ -45,7 +44,7 @@ class Diff {
 
   // Marks events, and the folds that they are in, and shows the first of them.
   setMarked(events) {
-    const rows = events.flatMap((event) => [event, this.foldOf.get(event) ?? event]);
+    const rows = events.flatMap((event) => [event, event.inFold ?? event]);
     this.tree.setClass("marked", rows);
     const first = rows.find((row) => this.tree.at.has(row));
     if (first) this.tree.scrollTo(first);
@@ -75,7 +74,7 @@ class Diff {
 
   goTo(event) {
     if (this.found && !this.found.has(event)) this.unfind();
-    const fold = this.foldOf.get(event);
+    const fold = event.inFold;
     if (fold) fold.open = true;
     this.update();
     this.tree.element.scrollIntoView({ block: "nearest" });
@@ -109,8 +108,8 @@ class Diff {
 }
 
 function cellsOf(row) {
-  const { kind, fold, label: name, bytes, why, live } = row;
-  const source = row.source || row.module; // PyTorch's own modules have no line of the user's
+  const { kind, fold, origin: name, bytes, why, live } = row;
+  const source = row.source || row.path; // PyTorch's own modules have no line of the user's
   if (fold) return { name: `${row.open ? "▾" : "…"} ${formatCount(fold.length, "operator")}`, live: `≤ ${live}` };
   if (!kind) return { name: row.title };
   return { mark: MARKS[kind] ?? "", verb: kind in MARKS ? kind : "", name, bytes, why, source, live };

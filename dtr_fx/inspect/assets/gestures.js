@@ -9,7 +9,8 @@ class Gestures {
     on("pointermove", (event) => this.move(event));
     on("pointerup", (event) => this.release(event));
     on("pointercancel", () => this.stop());
-    for (const kind of ["pointerleave", "blur"]) on(kind, () => this.pressed ?? chart.leave());
+    on("pointerleave", (event) => this.leave(event));
+    on("blur", () => chart.leave());
     on("keydown", (event) => this.onKey(event));
     on("focus", () => this.onFocus());
     on("wheel", (event) => this.onWheel(event), { passive: false });
@@ -35,13 +36,18 @@ class Gestures {
     this.chart.pointAt(x, y);
   }
 
-  // A drag zooms to what it went over, a click goes to the operator.
+  // What a finger has pointed at stays: it cannot hover.
+  leave(event) {
+    if (this.pressed === undefined && event.pointerType !== "touch") this.chart.leave();
+  }
+
+  // A drag zooms to what it went over, a click goes to the operator; a finger only points.
   release(event) {
     const [x] = this.at(event);
     if (this.dragged) {
       const ends = [x, this.pressed].map((end) => this.chart.placeAt(end)).sort((a, b) => a - b);
       this.chart.zoom.set(Math.max(0, ends[0]), Math.min(this.chart.zoom.count, ends[1]));
-    } else {
+    } else if (event.pointerType !== "touch") {
       this.chart.choose();
     }
     this.stop();

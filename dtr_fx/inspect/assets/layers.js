@@ -1,14 +1,22 @@
 // What the chart is drawn of, from the back to the front; `c` is the chart, which knows the scales.
 
-// Neighbouring phases, named over their operators where there is room, and a line where one ends.
+// The name of each phase over its operators, on a line of its own where there is no room, and where one ends.
 function drawPhases(c) {
-  for (const [phase, first, last] of phasesOf(c.report)) {
+  let taken = 0;
+  for (const [phase, first, last] of c.report.phases) {
     const [start, end] = [Math.max(c.x(first - 0.5), c.left), Math.min(c.x(last - 0.5), c.right)];
     if (end - start < 1) continue;
     if (first > 0 && start > c.left) {
       add(c.svg, "line", { class: "boundary", x1: start, x2: start, y1: 4, y2: c.base });
     }
-    if (end - start > 6 * phase.length + 8) c.text(start + 4, 14, phase, "start", "phase-name");
+    const width = 7 * phase.length;
+    if (end - start > width) {
+      c.text(start + 4, 13, phase, "start", "phase-name");
+    } else if (start > taken) {
+      const x = Math.min(start + 4, c.right - width);
+      c.text(x, 27, phase, "start", "phase-name halo");
+      taken = x + width;
+    }
   }
 }
 
@@ -86,10 +94,10 @@ function drawPeak(c, which) {
 
 // Drops and recomputes, operators of the optimizer, and those that are marked, below the axis.
 function drawLanes(c, parent) {
-  for (const [kind, label] of c.lanes) {
+  for (const { kind, label, places: all } of c.lanes) {
     const y = c.laneAt(kind);
     c.text(c.left - 8, y + 4, label, "end", "small");
-    const places = c.placesIn(kind).filter((at) => at >= c.zoom.from - 1 && at <= c.zoom.to);
+    const places = all.filter((at) => at >= c.zoom.from - 1 && at <= c.zoom.to);
     const d = kind in SHAPES ? marks(c, places, y, SHAPES[kind]) : bars(c, places, y);
     add(parent, "path", { class: `lane ${kind}`, d });
   }

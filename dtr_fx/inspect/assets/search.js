@@ -49,7 +49,7 @@ function matches(event, words, report) {
 }
 
 function textOf(event, { storages }) {
-  const { name, origin, label, target, module, phase, why, source } = event;
+  const { name, origin, target, module, phase, why, source } = event;
   const made = event.storages.map((number) => storages[number].name); // what drops name
-  return [name, origin, label, target, module, phase, why, source, ...made].join("\n").toLowerCase();
+  return [name, origin, target, module, phase, why, source, ...made].join("\n").toLowerCase();
 }

@@ -45,20 +45,16 @@ class Series {
   }
 }
 
-// Both series of a report, made when it is first shown.
+// Both series of a report.
 function seriesOf(report) {
-  if (!report.series) {
-    const operators = report.events.filter((event) => event.kind !== "drop");
-    const now = new Map(operators.map((event, i) => [event.name, i]));
-    let last = -1; // each operator of the graph as it was stands where it stands now
-    const before = report.before.map(({ name }) => (last = now.get(name) ?? last + 1));
-    report.operators = operators;
-    report.series = {
-      before: new Series(report.before, before, report.kinds),
-      after: new Series(report.after, report.after.map((_, i) => i), report.kinds),
-    };
-  }
-  return report.series;
+  report.operators = report.events.filter((event) => event.kind !== "drop");
+  const now = new Map(report.operators.map((event, i) => [event.name, i]));
+  let last = -1; // each operator of the graph as it was stands where it stands now
+  const before = report.before.map(({ name }) => (last = now.get(name) ?? last + 1));
+  report.series = {
+    before: new Series(report.before, before, report.kinds),
+    after: new Series(report.after, report.after.map((_, i) => i), report.kinds),
+  };
 }
 
 // Round numbers of one binary unit, up to the top, as many as there is room for.

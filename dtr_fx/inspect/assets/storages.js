@@ -34,7 +34,7 @@ class Storages {
   // What was dropped most often comes first, and of that the largest.
   show(report) {
     this.report = report;
-    this.all = [...report.storages].sort((a, b) => b.nbytes - a.nbytes);
+    this.all = [...report.bySize];
     this.found = null;
     this.limit = PAGE;
     this.sort(this.heads.find((head) => head.dataset.key === "drops"), false);
@@ -73,7 +73,7 @@ class Storages {
     row.dataset.storage = i;
     for (const { dataset: { key }, textContent } of this.heads) {
       const cell = row.insertCell();
-      cell.textContent = storage.texts[key] ?? storage[key === "name" ? "label" : key];
+      cell.textContent = storage.texts[key] ?? storage[key];
       cell.dataset.head = textContent;
       if (key === "name" || key === "source") cell.title = cell.textContent;
     }

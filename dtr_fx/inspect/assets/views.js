@@ -17,11 +17,7 @@ class Views {
   // Shows a plan; what is searched for, zoomed to and marked stays as it is.
   show(report) {
     this.report = report;
-    for (const event of report.events) {
-      event.path = event.module || (event.phase === "optimizer" ? "(optimizer)" : "");
-      event.label = event.kind === "drop" ? labelOf(event.origin, report.storages[event.storages[0]]) : event.origin;
-    }
-    for (const storage of report.storages) storage.label = labelOf(storage.name, storage);
+    prepare(report);
     for (const view of [this.chart, this.diff, this.storages, this.modules]) view.show(report);
     this.search.of(report); // which filters anew where something is looked for
     showTable(report);
@@ -57,10 +53,14 @@ class Views {
   }
 }
 
-// Of one output of several the operator that makes it stands first.
-function labelOf(name, storage) {
-  const maker = storage?.events.find(({ kind }) => kind === "compute");
-  return maker && maker.origin !== name ? `${maker.origin} › ${name}` : name;
+// What the views want to know of events and storages; once for each plan.
+function prepare(report) {
+  if (report.series) return;
+  seriesOf(report);
+  for (const event of report.events) event.path = event.module || (event.phase === "optimizer" ? "(optimizer)" : "");
+  for (const row of report.rows) row.fold?.forEach((event) => (event.inFold = row));
+  report.bySize = [...report.storages].sort((a, b) => b.nbytes - a.nbytes);
+  report.phases = phasesOf(report);
 }
 
 // The picture in words and numbers: the phases, and what is live at both peaks.
@@ -73,7 +73,7 @@ function showTable(report) {
   rows.push(...kinds.map((kind) => [kind, ...peaks.map(({ texts }) => texts[kind])]));
   rows.push(["live", ...peaks.map(({ texts }) => texts.live)]);
   fillTable("at-peaks", rows);
-  fillTable("phases", phasesOf(report).map(([phase, first, last]) => phaseRow(report, phase, first, last)));
+  fillTable("phases", report.phases.map(([phase, first, last]) => phaseRow(report, phase, first, last)));
 }
 
 function phaseRow({ series: { after }, after: points, events }, phase, first, last) {
