@@ -25,6 +25,7 @@ from dtr_fx.cli import plans
 from dtr_fx.cli.arguments import add_outputs, seconds
 from dtr_fx.cli.output import check_outputs, progress, screen, tracked, write_text
 from dtr_fx.cli.targets import load_target
+from dtr_fx.errors import GraphError
 from dtr_fx.inspect.comparison import Comparison, Mark, curve_page, render_curve, to_csv, to_json
 from dtr_fx.inspect.table import table
 from dtr_fx.planning.options import PERCENTS, Options, parse_budget
@@ -97,7 +98,7 @@ def _beside_rivals(arguments: argparse.Namespace) -> tuple[GraphModule, list[Mar
     """The two passes as one graph, other ways to run them, and what is to be said of these."""
     import torch
 
-    from dtr_fx.cli.planned import runs
+    from dtr_fx.cli.planned import joint_of
     from dtr_fx.lab import baselines
     from dtr_fx.planning.judge import judge
     from dtr_fx.torch_private import FakeTensorMode
@@ -109,8 +110,7 @@ def _beside_rivals(arguments: argparse.Namespace) -> tuple[GraphModule, list[Mar
     notes = []
     with FakeTensorMode(allow_non_fake_inputs=True):
         model, inputs = load_target(arguments.target, **dict(arguments.arg))
-        with runs(arguments.target):
-            joint = baselines.trace(model, inputs)
+        joint = joint_of(model, inputs, arguments.target)
         eager = judge(*baselines.eager(joint))
         marks = [Mark("eager", "", eager.peak, 0.0)]
         if arguments.no_rivals:
@@ -121,7 +121,10 @@ def _beside_rivals(arguments: argparse.Namespace) -> tuple[GraphModule, list[Mar
             missing = "no ModuleList or Sequential, nor blocks_to_checkpoint()"
             notes.append(f"no checkpointing: the model has {missing}")
         else:
-            beside("checkpoint", "", baselines.checkpointed(model, inputs))
+            try:
+                beside("checkpoint", "", baselines.checkpointed(model, inputs))
+            except GraphError as error:  # a cache that the block fills, say, may not be filled twice
+                notes.append(f"no checkpointing: with it {error}")
     if not arguments.no_rivals:
         for setting in tracked("PyTorch's partitioner", [tenths / 10 for tenths in range(10, -1, -1)]):
             beside("partitioner", f"{setting:.1f}", baselines.min_cut(joint, setting))
