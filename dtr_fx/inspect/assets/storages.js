@@ -75,7 +75,8 @@ class Storages {
       const cell = row.insertCell();
       cell.textContent = storage.texts[key] ?? storage[key];
       cell.dataset.head = textContent;
-      if (key === "name" || key === "source") cell.title = cell.textContent;
+      if (key === "name") cell.title = cell.textContent;
+      if (key === "kind") cell.prepend(swatch(storage.kind));
     }
     return row;
   }
@@ -84,4 +85,11 @@ class Storages {
     const events = row ? this.storages[row.dataset.storage].events : [];
     this.light(events, events.find((event) => event.kind === "drop"));
   }
+}
+
+// The colour that a kind has in the chart; a saved state and a kept copy count as activations there.
+function swatch(kind) {
+  const element = document.createElement("i");
+  element.className = kind.includes(" ") ? "activation" : kind;
+  return element;
 }
