@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -181,6 +182,18 @@ def test_a_model_of_several_graphs_is_refused() -> None:
 
     with pytest.raises(GraphError, match="one graph"):
         baselines.trace(Broken(4, 4), (torch.ones(2, 4),))
+
+
+log = logging.getLogger(__name__)
+
+
+def test_a_line_of_a_log_ends_no_graph() -> None:
+    class Telling(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            log.warning("of some shape")
+            return super().forward(x).sin()
+
+    assert baselines.trace(Telling(4, 4), (torch.ones(2, 4),)).graph is not None
 
 
 def test_a_model_without_gradients_is_refused() -> None:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.fx import GraphModule
@@ -16,9 +16,12 @@ from torch.fx import GraphModule
 from dtr_fx.cli.arguments import read, setting
 from dtr_fx.cli.output import waiting
 from dtr_fx.cli.targets import LOGS, PROGRAM, SAVED, fails_by_itself, load_target, one_line
-from dtr_fx.errors import CommandError, did_you_mean
+from dtr_fx.errors import CommandError, GraphError, did_you_mean
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
+
+if TYPE_CHECKING:
+    from dtr_fx.compiler.joint import Joint
 
 Planner: TypeAlias = Callable[[Options], list[Report]]
 
@@ -144,10 +147,18 @@ def graph_of(arguments: argparse.Namespace) -> GraphModule:
     if target.endswith(PROGRAM):
         return _exported_graph(target, settings)
 
-    from dtr_fx.compiler.joint import trace
     from dtr_fx.torch_private import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model, inputs = load_target(target, **settings)
-        with runs(target):
-            return trace(model, inputs).planned
+        return joint_of(*load_target(target, **settings), target).planned
+
+
+def joint_of(model: Callable[..., Any], inputs: Any, target: str) -> Joint:
+    """The target's model, traced as one graph."""
+    from dtr_fx.compiler.joint import trace
+
+    with runs(target):
+        try:
+            return trace(model, inputs)
+        except GraphError as error:
+            raise GraphError(f"{error}; dtr-fx diff plans what graphs there are") from error.__cause__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -31,6 +32,17 @@ class Joint(NamedTuple):
     planned: GraphModule
 
 
+_LOGGING = {
+    getattr(logging.Logger, name) for name in "debug info warning error exception critical log".split()
+}
+
+
+# Before torch 2.13 it had another name, which is an alias since then.
+_IGNORED = next(
+    name for name in ("ignore_logging_functions", "ignore_logger_methods") if hasattr(dynamo_config, name)
+)
+
+
 class _Traced(Exception):
     """Ends a compilation that has come as far as it is wanted."""
 
@@ -47,7 +59,7 @@ def trace(
     backend = functools.partial(_backend, decompositions)
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     try:
-        with dynamo_config.patch(allow_rnn=True):
+        with dynamo_config.patch({"allow_rnn": True, _IGNORED: _logging()}):
             call(compiled, inputs)
     except _Traced as traced:
         return traced.joint
@@ -57,6 +69,11 @@ def trace(
         why = str(error).strip().partition("\n")[0]
         raise GraphError(f"the model is not traced as one graph: {why}{where}") from error
     raise GraphError("nothing in the model requires a gradient: there is no backward pass to trade against")
+
+
+def _logging() -> set[Callable[..., Any]]:
+    """What logs: nothing runs, so nothing is told, as where torch exports; else this would end the graph."""
+    return {method for method in vars(logging.Logger).values() if callable(method)}
 
 
 def _backend(

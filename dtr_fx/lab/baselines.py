@@ -63,16 +63,15 @@ def inductor(model: Callable[..., Any], inputs: Inputs) -> tuple[Pair, Pair]:
     return min_cut(joint, 1.0), eager(joint)
 
 
-def checkpointed_sqrt(graph: GraphModule) -> tuple[int, float] | None:
-    """Peak and overhead of segments of ⌈√N⌉ operators (Chen et al. 2016); None without a backward pass.
+def checkpointed_sqrt(graph: GraphModule) -> tuple[int, float]:
+    """Peak and overhead of segments of ⌈√N⌉ operators (Chen et al. 2016) of a graph with a backward pass.
 
     What a later segment reads is kept, and what may not run twice; the rest of all segments but the last runs
     again for the backward pass.
     """
     planning = Planning(graph, Options())
     program = planning.graph.program
-    if program.backward is None:
-        return None
+    assert program.backward is not None
     again = _in_segments(program, program.backward)
     order = range(sum(1 for _ in program.calls()))
     plan = execute_order(program, rerun(program, order, again), math.inf)

@@ -163,7 +163,7 @@ class Curve {
   drawNames() {
     const taken = [...this.points, ...this.marks].map((one) => this.place(one).map(Number)).map(([x, y]) => [x - 5, y - 5, x + 5, y + 5]);
     taken.push([this.x(this.bound) - 80, this.base - 34, this.x(this.bound) + 80, this.base]);
-    const single = this.marks.filter(({ kind }) => this.marks.filter((mark) => mark.kind === kind).length === 1);
+    const single = this.marks.filter(({ kind }) => kind !== "eager" && this.marks.filter((mark) => mark.kind === kind).length === 1);
     for (const mark of single) {
       const [x, y] = this.place(mark).map(Number);
       const width = 6.2 * mark.name.length;
