@@ -2,6 +2,7 @@
 
 terminal.png   what the command prints on a terminal, without colours in diff.md
 report.png     the page that it writes with ``--html``, the pointer at a drop
+decision.png   the page on which to choose a budget, in budget.md
 gallery-*.png  the pages of the commands of gallery.md, which have their verdicts below them
 
 ``pictures.sha256`` holds a digest of what each was drawn from. The tests of the documentation run the
@@ -25,6 +26,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 COMMAND = "dtr-fx diff zoo:gpt --budget 60%"
+DECISION = "dtr-fx sweep zoo:gpt --arg layers=3 --plan-seconds 0.2 --html gpt.html"
 # By picture; each writes the page that is drawn.
 GALLERY = {
     f"gallery-{name}.png": f"dtr-fx diff zoo:{target} --plan-seconds 0.2 --html {name}.html"
@@ -57,17 +59,20 @@ def main() -> None:
     os.environ.update(ENVIRONMENT)
     lines, page = run()
     gallery = run_gallery()
+    _, decision = run_page(DECISION)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         draw_terminal(browser, lines)
         draw_page(browser, page, "report.png")
         for name, (_, drawn) in gallery.items():
             draw_page(browser, drawn, name)
+        draw_page(browser, decision, "decision.png", height=720)
         browser.close()
     _write_block(HERE / "diff.md", COMMAND, plain(lines))
     for name, (verdict, _) in gallery.items():
         _write_block(HERE / "gallery.md", GALLERY[name], [verdict, LEFT_OUT])
-    found = digests(lines, page, gallery)
+    pages = {"report.png": page, "decision.png": decision}
+    found = digests(lines, pages | {name: drawn for name, (_, drawn) in gallery.items()})
     _write(DIGESTS, "".join(f"{digest}  {name}\n" for name, digest in found.items()))
 
 
@@ -82,17 +87,17 @@ def run() -> tuple[list[str], str]:
     SystemExit
         The command fails, or does not drop and recompute ``SHOWN_VALUE``.
     """
-    lines, page = _run(f"{COMMAND} --html report.html")
+    lines, page = run_page(f"{COMMAND} --html report.html")
     return list(_excerpt(lines)), page
 
 
 def run_gallery() -> dict[str, tuple[str, str]]:
     """By picture of the gallery, the verdict and the page; run it in ``ENVIRONMENT``."""
-    ran = {name: _run(command) for name, command in GALLERY.items()}
+    ran = {name: run_page(command) for name, command in GALLERY.items()}
     return {name: (plain(lines)[0], page) for name, (lines, page) in ran.items()}
 
 
-def _run(command: str) -> tuple[list[str], str]:
+def run_page(command: str) -> tuple[list[str], str]:
     """The lines that a command prints on a terminal, and the page that it writes."""
     import torch
 
@@ -142,11 +147,11 @@ def plain(lines: list[str]) -> list[str]:
     return [ESCAPES.sub("", line).rstrip() for line in lines]
 
 
-def digests(lines: list[str], page: str, gallery: dict[str, tuple[str, str]]) -> dict[str, str]:
+def digests(lines: list[str], pages: dict[str, str]) -> dict[str, str]:
     """By picture, a digest of what it is drawn from."""
     words = TIMES.sub("time", "\n".join(plain(lines))).split()
-    texts = {"terminal.png": " ".join(words), "report.png": NUMBERS.sub("number", page)}
-    texts |= {name: NUMBERS.sub("number", drawn) for name, (_, drawn) in gallery.items()}
+    texts = {"terminal.png": " ".join(words)}
+    texts |= {name: NUMBERS.sub("number", page) for name, page in pages.items()}
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
@@ -160,11 +165,13 @@ def draw_terminal(browser: Any, lines: list[str]) -> None:
     _save(shown.locator("pre"), "terminal.png")
 
 
-def draw_page(browser: Any, page: str, name: str) -> None:
-    """The top of the page, with the pointer at a drop."""
-    shown = browser.new_page(viewport={"width": 1100, "height": 1010}, color_scheme="light")
+def draw_page(browser: Any, page: str, name: str, height: int = 0) -> None:
+    """The top of the page, of a height in pixels, or else with the pointer at a drop."""
+    shown = browser.new_page(viewport={"width": 1100, "height": height or 1010}, color_scheme="light")
     shown.set_content(page)
-    shown.locator("#diff .drop").first.hover()
+    shown.locator("#status:not(:empty)").wait_for()
+    if not height:
+        shown.locator("#diff .drop").first.hover()
     _save(shown, name)
 
 

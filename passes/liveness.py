@@ -42,7 +42,7 @@ def liveness(gm: GraphModule, workspace: Mapping[str, int], device: torch.device
         """The storages of a node that are not there yet."""
         for held in held_by(node):
             if held.storage not in allocated:
-                kind = _kind(node, is_output=held.storage in kept)
+                kind = kind_of(node, is_output=held.storage in kept)
                 allocated[held.storage] = kind, held.nbytes if held.device == device.type else 0
                 parts[kind] += allocated[held.storage][1]
 
@@ -73,7 +73,7 @@ def liveness(gm: GraphModule, workspace: Mapping[str, int], device: torch.device
     return points
 
 
-def _kind(node: Node, *, is_output: bool) -> str:
+def kind_of(node: Node, *, is_output: bool) -> str:
     """The kind, among ``KINDS``, of a storage that a node makes."""
     if node.op in ("placeholder", "get_attr"):
         return constant_kind(node)

@@ -11,7 +11,10 @@ import gc
 import importlib
 import logging
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -37,6 +40,51 @@ def pytest_configure() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install '.[test]'")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    chromium = next(filter(None, map(shutil.which, names)), None)
+    if chromium is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    with sync_api.sync_playwright() as playwright:
+        # Root, as in a container, has no sandbox; and the page loads nothing that would need one.
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_html(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Opens a page of reports as a file; what the console or the network then hears of fails the test."""
+    complaints: list[str] = []
+    contexts = []
+
+    def open_html(html: str, **options: Any) -> Any:
+        path = tmp_path / "report.html"
+        path.write_text(html, encoding="utf-8")
+        contexts.append(browser.new_context(**options))
+        contexts[-1].set_default_timeout(10_000)
+        page = contexts[-1].new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: complaints.extend(_network(request.url)))
+        page.goto(path.as_uri())
+        if options.get("java_script_enabled", True):
+            page.locator("#status:not(:empty)").wait_for()  # the plan is shown
+        return page
+
+    yield open_html
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def _network(url: str) -> list[str]:
+    return [] if url.startswith(("file:", "data:")) else [f"loads {url}"]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -281,7 +281,7 @@ def test_json_is_the_reports(
     planned_by(lambda *_: [plan("a"), plan("b")])
     assert main(["diff", f"{model_file}:factory", "--budget", "60%", "--json"]) == 0
     reports = [Report.from_json(json.dumps(entry)) for entry in json.loads(capsys.readouterr().out)]
-    assert reports == [plan("a"), plan("b")]
+    assert reports == [replace(plan(name), model=f"{model_file}:factory") for name in "ab"]
 
 
 def test_an_output_file_is_overwritten_only_when_forced(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from dtr_fx import OptionError
 from dtr_fx.cli import main
 from dtr_fx.cli.targets import load_target
 from dtr_fx.compiler.backend import plan_step
-from dtr_fx.inspect.comparison import Comparison, Mark, curve_page, render_curve
+from dtr_fx.inspect.comparison import Comparison, Mark, render_curve
 from dtr_fx.lab import baselines, zoo
 from dtr_fx.planning.options import Options
 from dtr_fx.report import Curve, CurvePoint
@@ -205,20 +204,6 @@ def test_colour_only_where_it_is_asked_for() -> None:
     assert "\033[33mP" in render_curve(EXAMPLE, color=True)
 
 
-def test_the_page_is_complete_in_itself() -> None:
-    page = curve_page(EXAMPLE)
-    assert "://" not in page
-    assert "a&lt;b" in page
-    picture = ET.fromstring(page[page.index("<svg") : page.index("</svg>") + len("</svg>")])
-    points = [(float(dot.attrib["cx"]), float(dot.attrib["cy"])) for dot in picture.iter("circle")]
-    assert len(points) == len(EXAMPLE.curve.points)
-    assert points == sorted(points, key=lambda point: (-point[0], -point[1]))  # to the left, upwards
-    titles = [title.text for title in picture.iter("title")]
-    assert "PyTorch's partitioner 0.5: 600 B = 60.0%, extra compute 25.0%" in titles
-    rows = ET.fromstring(page[page.index("<table>") : page.index("</table>") + len("</table>")])
-    assert len(list(rows)) == 1 + len(EXAMPLE.curve.points) + len(EXAMPLE.marks)
-
-
 # The command
 
 
@@ -301,7 +286,7 @@ def test_the_command_writes_every_kind_of_file(
     assert [float(row["overhead"]) for row in rows if row["kind"] == "dtr"] == [
         point["overhead"] for point in found["curve"]["points"]
     ]
-    assert files[2].read_text().count("<circle") == len(found["curve"]["points"])
+    assert files[2].read_text().count("<tr><td>") == len(rows)
 
 
 def test_what_cannot_be_shown_is_said(model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

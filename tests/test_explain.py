@@ -7,6 +7,7 @@ import json
 import logging
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import networkx as nx
@@ -171,7 +172,7 @@ def test_artifacts_for_torch_trace(torch_trace: io.StringIO) -> None:
     plans = [line for line in written.splitlines() if '"dtr_plan"' in line]
     assert plans
     assert all('"frame_compile_id"' in line for line in plans)  # tlparse lists them under the compilation
-    assert report.to_json() in written
+    assert replace(report, model="").to_json() in written  # only explain knows the model
 
 
 # Other tools' forms

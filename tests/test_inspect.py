@@ -19,6 +19,7 @@ from dtr_fx.compiler.backend import plan_step
 from dtr_fx.errors import CommandError, InfeasibleBudgetError
 from dtr_fx.inspect.diff import Difference, difference, render_difference
 from dtr_fx.inspect.life import life_of, render_life
+from dtr_fx.inspect.modules import module_tree, path_of
 from dtr_fx.inspect.overview import overview, render_overview
 from dtr_fx.inspect.views import Report
 from dtr_fx.lab import networks
@@ -65,10 +66,22 @@ def live_by_blocks(report: Report) -> Iterator[tuple[int, Point]]:
         yield sum(report.storages[block.storage].nbytes for block in there), point
 
 
-@pytest.mark.parametrize("name", ["searched", "online"])
+@pytest.fixture(scope="module")
+def whole_step() -> Report:
+    torch.manual_seed(0)
+    model, reports = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)), nn.GELU()), []
+    options = {"plan_seconds": 0.02, "on_report": reports.append}
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = dtr_fx.train_step(model, lambda model, x: model(x).square().mean(), optimizer, "90%", **options)
+    step(torch.randn(256, 32))
+    (report,) = reports
+    return report
+
+
+@pytest.mark.parametrize("name", ["searched", "online", "whole_step"])
 def test_blocks_add_up_to_the_live_bytes_at_every_operator(name: str, request: pytest.FixtureRequest) -> None:
     report = request.getfixturevalue(name)
-    assert report.drops > 5
+    assert report.drops > 5 or name == "whole_step"
     for nbytes, point in live_by_blocks(report):
         assert nbytes + point.parts[-1] == point.live  # the last part is temporary
 
@@ -174,23 +187,57 @@ def test_who_decided(online: Report) -> None:
 def test_the_tables_add_up(searched: Report) -> None:
     found = overview(searched, top=1000)
     extra = math.fsum(event.cost for event in changes(searched))
-    for groups in (found.operators, found.modules):
-        assert math.isclose(sum(group.recompute_cost for group in groups), extra)
-        assert sum(group.drops for group in groups) == searched.drops
-        assert sum(group.recomputes for group in groups) == searched.recomputes
-        costs = [group.recompute_cost for group in groups]
-        assert costs == sorted(costs, reverse=True)
+    assert math.isclose(sum(group.recompute_cost for group in found.operators), extra)
+    assert sum(group.drops for group in found.operators) == searched.drops
+    assert sum(group.recomputes for group in found.operators) == searched.recomputes
+    costs = [group.recompute_cost for group in found.operators]
+    assert costs == sorted(costs, reverse=True)
     assert sum(storage.drops for storage in found.by_drops) == searched.drops
     assert found.by_bytes[0].nbytes == max(storage.nbytes for storage in searched.storages)
 
 
+@pytest.mark.parametrize("name", ["searched", "online", "whole_step"])
+def test_the_tree_of_modules_adds_up(name: str, request: pytest.FixtureRequest) -> None:
+    report = request.getfixturevalue(name)
+    tree = module_tree(report)
+    assert tree.figures.at_peak == report.planned_peak
+    assert tree.figures.drops == report.drops
+    assert tree.figures.recomputes == report.recomputes
+    assert tree.figures.operators == len(report.before)
+    assert math.isclose(tree.figures.cost, report.base_cost)
+    assert math.isclose(tree.figures.extra, report.total_cost - report.base_cost)
+    for _, module in tree.walk():
+        own = [event for event in report.events if _is_in(event, module.path)]
+        assert module.figures.dropped == sum(event.nbytes for event in own if event.kind == "drop")
+        assert module.figures.recomputed == sum(event.nbytes for event in own if event.kind == "recompute")
+        assert sum(inner.figures.at_peak for inner in module.modules) <= module.figures.at_peak
+
+
+def _is_in(event: Event, path: str) -> bool:
+    return not path or f"{path_of(event)}.".startswith(f"{path}.")
+
+
 def test_modules_are_those_of_the_model(searched: Report) -> None:
-    names = {group.name for group in overview(searched, depth=2).modules}
-    assert {"blocks.0", "head", "norm", "token"} <= names
-    deeper = {group.name for group in overview(searched, depth=4).modules}
-    assert "blocks.0.mlp.0" in deeper
+    modules = {module.path: module for _, module in module_tree(searched).walk()}
+    assert {"", "blocks.0", "blocks.0.mlp.0", "head", "norm", "token"} <= modules.keys()
+    # What holds nothing but one module is shown with it.
+    assert modules["blocks.0"].name == "blocks.0"
+    assert "blocks" not in modules
     backward = {event.module for event in searched.events if event.phase == "backward"}
     assert "blocks.0.mlp.0" in backward
+
+
+def test_the_tree_is_folded(searched: Report) -> None:
+    found = overview(searched)
+
+    def names(depth: int) -> list[str]:
+        text = render_overview(searched, found, depth=depth).partition("by module\n")[2]
+        return [line.split("  ")[0] for line in text.splitlines()[2:]]
+
+    assert names(1) == ["whole graph", "├ token", "├ dropout", "├ blocks.0", "├ norm", "├ head"]
+    assert [name for name in names(2) if name.startswith("│ ├ ")] == [
+        f"│ ├ {module.name}" for module in found.modules.modules[2].modules
+    ]
 
 
 def test_the_text_fits_a_narrow_terminal(searched: Report) -> None:

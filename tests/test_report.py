@@ -2,7 +2,10 @@
 
 import json
 from collections import Counter
+from dataclasses import fields
 from html import escape
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,11 +13,12 @@ from chains import chain
 from torch import Tensor, nn
 
 import dtr_fx
+from dtr_fx.cli import main
 from dtr_fx.compiler.backend import plan_step
 from dtr_fx.inspect.html import render
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options
-from dtr_fx.report import KINDS, Event, Point
+from dtr_fx.report import KINDS, SCHEMA, Choice, Event, HintStats, Point, Relied, StorageStats
 
 pytestmark = pytest.mark.little_effort
 
@@ -110,17 +114,77 @@ def test_storages_of_one_operator_have_names_of_their_own(step: Report) -> None:
     assert len(names) == len(set(names)) > 1
 
 
+def test_kinds_of_storages_are_those_of_the_picture(step: Report) -> None:
+    kinds = {kind: [one for one in step.storages if one.kind == kind] for kind in KINDS}
+    assert kinds["gradient"]
+    assert kinds["activation"]
+    last = parts(step.before[-1])
+    assert sum(one.nbytes for one in kinds["parameter"]) == last["parameter"]
+    assert sum(one.nbytes for one in kinds["output"]) == last["output"]
+    assert 0 < sum(one.nbytes for one in kinds["gradient"] if one.stays) <= last["gradient"]
+    made = {event.name: event for event in step.events if event.kind == "compute"}
+    for before, point in pairwise(step.before):
+        fresh = [step.storages[at] for at in made[point.name].storages]
+        for kind in ("gradient", "output"):
+            grown = parts(point)[kind] - parts(before)[kind]
+            assert grown <= sum(one.nbytes for one in fresh if one.kind == kind)
+
+
+def test_an_optimizers_storages_are_the_optimizers() -> None:
+    model = nn.Linear(8, 8)
+    step = dtr_fx.train_step(model, lambda model, x: model(x).sum(), torch.optim.AdamW(model.parameters()))
+    _, report = dtr_fx.transform(step.graph(torch.randn(4, 8)))
+    kinds = {one.kind for one in report.storages if not one.drops}
+    assert {"parameter", "optimizer", "gradient", "input"} <= kinds
+
+
+def test_json_names_its_schema_and_the_kinds_of_bytes(step: Report) -> None:
+    data = json.loads(step.to_json())
+    assert data["schema"] == SCHEMA
+    assert len(data["after"][0]["parts"]) == len(data["kinds"])
+    assert data["torch"] == torch.__version__
+
+
+def test_every_field_of_the_json_is_explained() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "json.md").read_text(encoding="utf-8")
+    for part in (Report, Event, Point, StorageStats, Choice, Relied, HintStats):
+        for name in (field.name for field in fields(part)):
+            assert f"`{name}`" in page, f"docs/json.md has no {part.__name__}.{name}"
+    assert f"schema {SCHEMA}" in page
+    assert all(kind in page for kind in KINDS)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"schema": SCHEMA + 1}, f"schema {SCHEMA + 1} is from a newer dtr_fx"),
+        ({"schema": 0, "events": [{}]}, "schema 0 is from an older dtr_fx: make it anew"),
+        ({"budget_bytes": 1}, "is damaged"),
+    ],
+)
+def test_json_of_another_schema_is_named_in_one_line(
+    step: Report, change: dict[str, object], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps([json.loads(step.to_json()) | change]))
+    assert main(["diff", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert says in told
+    assert told.count("\n") == 1
+
+
 def test_a_report_survives_json(step: Report) -> None:
     assert Report.from_json(step.to_json()) == step
 
 
 def test_a_report_of_an_earlier_version_can_be_read(step: Report) -> None:
-    fields = json.loads(step.to_json())
-    del fields["trigger"]
-    for key, name in (("events", "storages"), ("before", "parts"), ("after", "parts")):
-        for entry in fields[key]:
+    data = json.loads(step.to_json())
+    for name in ("trigger", "schema", "kinds", "model"):
+        del data[name]
+    for key, name in (("events", "storages"), ("before", "parts"), ("after", "parts"), ("storages", "stays")):
+        for entry in data[key]:
             del entry[name]
-    read = Report.from_json(json.dumps(fields))
+    read = Report.from_json(json.dumps(data))
     assert read.summary() == step.summary()
     assert f'<h1 id="verdict">{escape(step.summary())}</h1>' in render([read])
 

@@ -436,6 +436,24 @@ def test_a_loss_returns_what_it_likes_behind_the_loss() -> None:
     assert torch.equal(found["first"][0], expected["first"][0])
 
 
+def test_operators_know_their_module_and_line() -> None:
+    model, reports = Words(), []
+    options = {**QUICK, "on_report": reports.append}
+    dtr_fx.train_step(model, loss_of_words, AdamW(model.parameters()), "90%", **options)(*batch_of())
+    events = reports[0].events
+    paths = {path for path, _ in model.named_modules()}
+    for event in events:
+        assert event.module in paths
+        assert not event.module or event.phase in ("forward", "backward")
+    for phase in ("forward", "backward"):
+        found = {event.module for event in events if event.phase == phase}
+        assert {"embedding", "inner.0", "inner.1", "inner.6", "head"} <= found
+    lines = {event.target: event.source for event in events if event.phase == "forward"}
+    assert "return self.head(self.inner(" in lines["aten.embedding.default"]
+    assert "return cross_entropy(logits, labels), logits" in lines["aten._log_softmax.default"]
+    assert {event.phase for event in events} == {"forward", "backward", "optimizer"}
+
+
 def test_a_loss_may_change_its_own_numbers() -> None:
     class Weighted:
         weight = 1.0

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     given = sys.argv[1:] if argv is None else list(argv)
-    arguments = make_parser(given[:2]).parse_args(given)
+    arguments = make_parser(given[:2]).parse_args(given, argparse.Namespace(words=given))
     try:
         arguments.run(arguments)
     except DTRError as error:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -99,7 +101,8 @@ def reports_of(arguments: argparse.Namespace, **more: Any) -> list[Report]:
         return saved_reports(arguments.target, arguments)
     from dtr_fx.cli.planned import planner
 
-    return planner(arguments)(options_of(arguments, **more))
+    found = planner(arguments)(options_of(arguments, **more))
+    return [replace(report, model=arguments.target) for report in found]
 
 
 def options_of(arguments: argparse.Namespace, **more: Any) -> Options:
@@ -136,7 +139,7 @@ def saved_reports(path: str, arguments: argparse.Namespace | None = None) -> lis
     try:
         found = json.loads(text)
         entries = found if isinstance(found, list) else [found]
-        reports = [Report.from_json(json.dumps(entry)) for entry in entries]
+        reports = [Report.from_data(entry) for entry in entries]
     except ValueError as error:
         raise CommandError(f"{path} holds no reports: {' '.join(str(error).split())}") from None
     if not reports:
@@ -191,6 +194,11 @@ def write(arguments: argparse.Namespace, data: Callable[[], object], text: Calla
         sys.stdout.flush()
 
 
+def command_of(arguments: argparse.Namespace, page: Path) -> str:
+    """The command line that was typed, the page without its folder."""
+    return shlex.join(["dtr-fx", *(page.name if word == str(page) else word for word in arguments.words)])
+
+
 def write_page(arguments: argparse.Namespace, reports: Sequence[Report]) -> None:
     """Write the page of all plans, if it is asked for."""
     if arguments.html is None:
@@ -199,4 +207,5 @@ def write_page(arguments: argparse.Namespace, reports: Sequence[Report]) -> None
 
     data_on_stdout = arguments.json and arguments.output is None
     with contextlib.redirect_stdout(sys.stderr if data_on_stdout else sys.stdout):
-        write_text(arguments.html, render(reports), force=arguments.force)
+        page = render(reports, command=command_of(arguments, arguments.html))
+        write_text(arguments.html, page, force=arguments.force)

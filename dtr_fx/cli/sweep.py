@@ -4,40 +4,45 @@ TARGET is a factory as in dtr-fx diff, or zoo:NAME. It is built on fake tensors 
 nothing is executed, so it can have any size:
 
   dtr-fx sweep zoo:gpt
-  dtr-fx sweep train.py:make_gpt --budgets 80% 60% 8GiB -o curve.html -o curve.csv
+  dtr-fx sweep zoo:gpt --html page.html
+  dtr-fx sweep train.py:make_gpt --budgets 80% 60% 8GiB -o curve.csv
   dtr-fx sweep train.py:make_small --optimum 30
 
+The page is for choosing a budget: the curve, and for about ten of its points all that dtr-fx diff shows.
+
 Beside our plans it shows other ways to run the step, judged by one rule at the peaks that they really reach:
-eager, torch.utils.checkpoint around every block, PyTorch's partitioner at activation_memory_budget 1.0, 0.9,
-... 0.0 and, with --optimum, the optimum of an integer program where a solver proves it. We plan for each of
-their peaks, too.
+eager, torch.utils.checkpoint around every block, checkpoints at every √n-th operator, PyTorch's partitioner
+at activation_memory_budget 1.0, 0.9, ... 0.0, Inductor's own split and, with --optimum, the optimum of an
+integer program where a solver proves it. We plan for each of their peaks, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtr_fx.cli import plans
 from dtr_fx.cli.arguments import add_outputs, seconds
 from dtr_fx.cli.output import check_outputs, progress, screen, tracked, write_text
-from dtr_fx.cli.targets import load_target
-from dtr_fx.errors import GraphError
-from dtr_fx.inspect.comparison import Comparison, Mark, curve_page, render_curve, to_csv, to_json
+from dtr_fx.inspect.comparison import Comparison, Mark, decision_page, render_curve, to_csv, to_json
 from dtr_fx.inspect.table import table
 from dtr_fx.planning.options import PERCENTS, Options, parse_budget
-from dtr_fx.report import Curve
+from dtr_fx.report import Curve, Report
 from dtr_fx.units import format_bytes, format_percent
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from dtr_fx.lab.planners import OperatorGraph
+    from dtr_fx.planning.curve import Sweep
 
-_FILES: dict[str, Callable[[Comparison], str]] = {".csv": to_csv, ".json": to_json, ".html": curve_page}
+_FILES: dict[str, Callable[[Comparison], str]] = {".csv": to_csv, ".json": to_json}
+_PAGE = ".html"
+_MOST_PLANS = 12  # on the page
 # A solver that is given more proves nothing in minutes.
 _MOST_OPERATORS = 120
 # Of the program's cost, added to what must not be repeated: solvers round costs to 1e-7 of them all.
@@ -55,7 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = f"solve for the optimum, S seconds a budget (default: 20), up to {_MOST_OPERATORS} operators"
     add("--optimum", nargs="?", type=seconds, const=20.0, metavar="S", help=about)
     add("--json", action="store_true", help="print one JSON object")
-    add_outputs(parser, ".csv, .json, or a picture and a table (.html)")
+    add_outputs(parser, ".csv, .json, or a page (.html)")
+    about = "write the page on which to choose a budget to FILE"
+    html = add("--html", dest="output", action="append", type=Path, metavar="FILE", help=about)
+    html.default = argparse.SUPPRESS  # that of --output
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -63,72 +71,58 @@ def run(arguments: argparse.Namespace) -> None:
     for budget in arguments.budgets:
         parse_budget(budget)
     plans.check_target(arguments.target)
-    check_outputs(arguments, _FILES)
+    check_outputs(arguments, (*_FILES, _PAGE))
     if arguments.optimum is not None:
         from dtr_fx.lab.planners.moccasin import require_ortools
 
         require_ortools()
-    found = _compare(arguments)
+    made, found = _compare(arguments)
     sys.stdout.write(to_json(found) if arguments.json else _as_text(found))
     for path in arguments.output:
-        write_text(path, _FILES[path.suffix](found), force=arguments.force)
+        if path.suffix == _PAGE:
+            reports = [replace(report, model=arguments.target) for report in _reports(made, found)]
+            text = decision_page(found, reports, plans.command_of(arguments, path))
+        else:
+            text = _FILES[path.suffix](found)
+        write_text(path, text, force=arguments.force)
 
 
-def _compare(arguments: argparse.Namespace) -> Comparison:
+def _reports(made: Sweep, found: Comparison) -> Iterator[Report]:
+    """Those of the plans on the page."""
+    chosen = list(_chosen(found.curve, [mark.peak for mark in found.marks]))
+    return (made.report(budget) for budget in tracked("reports", chosen))
+
+
+def _chosen(curve: Curve, peaks: Collection[int]) -> Iterator[int]:
+    """The budgets of the page: the ends of the curve, and between them not those of others' peaks."""
+    budgets = [point.budget for point in curve.points]
+    between = [budget for budget in budgets[1:-1] if budget not in peaks]
+    while len(between) > _MOST_PLANS - 2:
+        between = between[1::2]
+    yield from dict.fromkeys((budgets[0], *between, budgets[-1]))
+
+
+def _compare(arguments: argparse.Namespace) -> tuple[Sweep, Comparison]:
     """Plan the target's training step for every budget, and judge other ways to run it."""
     from dtr_fx.cli.planned import graph_of
-    from dtr_fx.planning.curve import sweep
+    from dtr_fx.cli.rivals import beside_rivals
+    from dtr_fx.planning.curve import Sweep
 
     if arguments.optimizer is None:
-        graph, marks, notes = _beside_rivals(arguments)
+        graph, marks, notes = beside_rivals(arguments)
     else:
         graph, marks = graph_of(arguments), []
         notes = ["a whole step: no rivals, which have a budget for two passes only"]
     budgets = [*arguments.budgets, *(mark.peak for mark in marks)]
-    effort = {"plan_seconds": arguments.plan_seconds}
+    options = Options(plan_seconds=arguments.plan_seconds)
     with progress("plans", len(budgets) + 1) as advance:
-        curve = sweep(graph, budgets, options=effort, watch=lambda done, of: advance(done))
+        made = Sweep(graph, budgets, options, watch=lambda done, of: advance(done))
+    curve = made.curve
     if arguments.optimum is not None:
         notes += _optimum(graph, curve, arguments.optimum, marks)
     operators = sum(node.op.startswith("call") for node in graph.graph.nodes)
-    return Comparison(arguments.target.rpartition(":")[2], operators, curve, tuple(marks), tuple(notes))
-
-
-def _beside_rivals(arguments: argparse.Namespace) -> tuple[GraphModule, list[Mark], list[str]]:
-    """The two passes as one graph, other ways to run them, and what is to be said of these."""
-    import torch
-
-    from dtr_fx.cli.planned import joint_of
-    from dtr_fx.lab import baselines
-    from dtr_fx.planning.judge import judge
-    from dtr_fx.torch_private import FakeTensorMode
-
-    def beside(kind: str, setting: str, pair: baselines.Pair) -> None:
-        found = judge(*pair)
-        marks.append(Mark(kind, setting, found.peak, found.overhead(eager)))
-
-    notes = []
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        model, inputs = load_target(arguments.target, **dict(arguments.arg))
-        joint = joint_of(model, inputs, arguments.target)
-        eager = judge(*baselines.eager(joint))
-        marks = [Mark("eager", "", eager.peak, 0.0)]
-        if arguments.no_rivals:
-            pass
-        elif not isinstance(model, torch.nn.Module):
-            notes.append("no checkpointing: a function has no blocks")
-        elif not baselines.blocks_of(model):
-            missing = "no ModuleList or Sequential, nor blocks_to_checkpoint()"
-            notes.append(f"no checkpointing: the model has {missing}")
-        else:
-            try:
-                beside("checkpoint", "", baselines.checkpointed(model, inputs))
-            except GraphError as error:  # a cache that the block fills, say, may not be filled twice
-                notes.append(f"no checkpointing: with it {error}")
-    if not arguments.no_rivals:
-        for setting in tracked("PyTorch's partitioner", [tenths / 10 for tenths in range(10, -1, -1)]):
-            beside("partitioner", f"{setting:.1f}", baselines.min_cut(joint, setting))
-    return joint.planned, marks, notes
+    name = arguments.target.rpartition(":")[2]
+    return made, Comparison(name, operators, curve, tuple(marks), tuple(notes))
 
 
 def _optimum(graph: GraphModule, curve: Curve, limit: float, marks: list[Mark]) -> Iterator[str]:
@@ -188,7 +182,7 @@ def _as_text(found: Comparison) -> str:
             "peak": format_bytes(mark.peak),
             "share": format_percent(found.share(mark.peak)),
             "extra compute": format_percent(mark.overhead),
-            "dtr in that peak": _ours(found.curve, mark.peak),
+            "dtr in that peak": found.ours(mark.peak),
         }
         for mark in found.marks
     ]
@@ -196,9 +190,3 @@ def _as_text(found: Comparison) -> str:
     parts = [found.title, table(points, starts_with="numbers"), picture]
     parts += [table(marks)] if len(marks) > 1 else []
     return "\n\n".join((*parts, *found.notes)) + "\n"
-
-
-def _ours(curve: Curve, peak: int) -> str:
-    """The least overhead of the curve's plans that need no more than a peak."""
-    fitting = [point.overhead for point in curve.points if point.peak <= peak]
-    return format_percent(min(fitting)) if fitting else "no plan"

@@ -25,6 +25,7 @@ from torch.fx.traceback import annotate, preserve_node_meta
 from torch.nn.utils import get_total_norm
 
 from dtr_fx.compiler.dynamo import recurrence_as_in_eager
+from dtr_fx.compiler.provenance import tell_backward, told
 from dtr_fx.errors import GraphError, OptionError
 from dtr_fx.passes.contract import VALUES, Pipeline
 from dtr_fx.passes.hints import mark_hints
@@ -283,6 +284,7 @@ class _Capture:
             stack.enter_context(checkpoints_left_out())
             stack.enter_context(recurrence_as_in_eager())
             gm = aot_export_joint(stack, Passes(), tuple(fakes)).graph_module
+        tell_backward(gm)
         Pipeline(ExecutionOrder(), MergeDuplicates(), given=(VALUES,))(gm)
         return _Joint(gm, len(names), self._parameters)
 
@@ -291,7 +293,8 @@ class _Capture:
         batch_leaves = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
         args, kwargs = pytree.tree_unflatten(batch_leaves, self._nesting)
         after = dict(state)
-        output = torch.func.functional_call(self._model, after, args, kwargs)
+        with told(self._model.model):
+            output = torch.func.functional_call(self._model, after, args, kwargs)
         for name, value in after.items():
             if value is not state[name]:  # the forward pass has put another tensor there
                 _put(name, state[name], value)

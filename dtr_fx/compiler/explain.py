@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from dtr_fx.inspect.views import Report, in_notebook
 from dtr_fx.planning.options import Options
@@ -49,4 +52,6 @@ def explain(
     # Compilation machinery takes seconds to import.
     from dtr_fx.compiler.backend import plan_step
 
-    return Reports(plan_step(model, inputs, Options.from_mapping({"budget": budget, **options})))
+    reports = plan_step(model, inputs, Options.from_mapping({"budget": budget, **options}))
+    name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "")
+    return Reports(replace(report, model=name) for report in reports)

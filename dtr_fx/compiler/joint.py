@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -50,10 +51,13 @@ class _Traced(Exception):
         self.joint = joint
 
 
-def trace(model: Callable[..., Any], inputs: Inputs) -> Joint:
+def trace(
+    model: Callable[..., Any], inputs: Inputs, decompositions: Mapping[Any, Any] | None = None
+) -> Joint:
     """Trace a step as one graph; GraphError where it is several, or has no backward pass."""
     torch.compiler.reset()
-    compiled = torch.compile(model, backend=_backend, fullgraph=True)
+    backend = functools.partial(_backend, decompositions)
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
     try:
         with dynamo_config.patch({"allow_rnn": True, _IGNORED: _logging()}):
             call(compiled, inputs)
@@ -72,11 +76,16 @@ def _logging() -> set[Callable[..., Any]]:
     return {method for method in vars(logging.Logger).values() if callable(method)}
 
 
-def _backend(gm: GraphModule, inputs: Sequence[Any]) -> Dispatcher:
-    return Dispatcher(Retracer(gm, Options(), _stop, takes_symbols=False), 1, None, None)
+def _backend(
+    decompositions: Mapping[Any, Any] | None, gm: GraphModule, inputs: Sequence[Any]
+) -> Dispatcher:
+    compile_step = functools.partial(_stop, decompositions)
+    return Dispatcher(Retracer(gm, Options(), compile_step, takes_symbols=False), 1, None, None)
 
 
-def _stop(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+def _stop(
+    decompositions: Mapping[Any, Any] | None, gm: GraphModule, inputs: Sequence[Any], options: Options
+) -> Callable[..., Any]:
     """Trace as the backend does, up to where it plans."""
     parameters = [isinstance(value, torch.nn.Parameter) for value in inputs]
 
@@ -91,6 +100,7 @@ def _stop(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[
         fw_compiler=boxed_compiler,
         bw_compiler=boxed_compiler,
         partition_fn=stop,
+        decompositions=decompositions,
         keep_inference_input_mutations=True,
     )
     compiled: Callable[..., Any] = compiler(gm, inputs)

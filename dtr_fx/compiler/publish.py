@@ -7,7 +7,6 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 from dtr_fx.errors import ask
@@ -55,7 +54,7 @@ def _write(path: Path, reports: list[Report]) -> None:
 
         text = render(reports)
     else:
-        text = json.dumps(list(map(asdict, reports))) + "\n"
+        text = json.dumps([report.to_data() for report in reports]) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -6,21 +6,24 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from itertools import groupby, pairwise
-from typing import NamedTuple
+from string import Template
+from typing import Any
 
-from dtr_fx.inspect.html import document, row
+from dtr_fx.inspect.html import Choice, asset, render, row
 from dtr_fx.inspect.text import BLOCKS, BOLD, DIM, YELLOW, Ink
-from dtr_fx.report import Curve
+from dtr_fx.report import Curve, CurvePoint, Report
 from dtr_fx.units import format_bytes, format_percent, format_seconds
 
 NAMES = {
     "eager": "eager",
     "checkpoint": "checkpoint per block",
+    "sqrt": "checkpoint √n",
     "partitioner": "PyTorch's partitioner",
+    "inductor": "Inductor before fusion",
     "optimum": "optimum",
 }
 
@@ -72,6 +75,11 @@ class Comparison:
         """Of the step's own peak, inputs and parameters in both."""
         return nbytes / self.curve.baseline_peak
 
+    def ours(self, peak: int) -> str:
+        """The least overhead of our plans that need no more than a peak."""
+        fitting = [point.overhead for point in self.curve.points if point.peak <= peak]
+        return format_percent(min(fitting)) if fitting else "no plan"
+
     @property
     def top(self) -> float:
         """The highest overhead to draw: the smallest budgets can cost several times what the others do."""
@@ -103,7 +111,7 @@ def to_csv(comparison: Comparison) -> str:
 
 # As text
 
-_LETTERS = {"eager": "E", "checkpoint": "C", "partitioner": "P", "optimum": "o"}
+_LETTERS = {"eager": "E", "checkpoint": "C", "sqrt": "S", "partitioner": "P", "inductor": "I", "optimum": "o"}
 _ABOVE = "▲"
 _OVER = frozenset((*_LETTERS.values(), _ABOVE))  # what is drawn over the bars
 _ROWS = 12
@@ -182,133 +190,75 @@ def _key(comparison: Comparison) -> str:
     return "   ".join((f"budget, of {whole}; no plan below {smallest}\n█ dtr", *letters, *beyond))
 
 
-# As a page: the curve as SVG, and a table
-
-# Colours of Okabe and Ito, which colour-blind people can tell apart; each mark has a shape of its own.
-_LOOKS = {
-    "eager": ("#777777", "M-5,-5H5V5H-5Z"),
-    "checkpoint": ("#D55E00", "M0,-7L6,4.5H-6Z"),
-    "partitioner": ("#009E73", "M0,-6.5L6.5,0L0,6.5L-6.5,0Z"),
-    "optimum": ("#CC79A7", "M-5,0H5M0,-5V5M-4,-4L4,4M-4,4L4,-4"),
-}
-_OURS = "#0072B2"
-_WIDTH, _HEIGHT = 860, 460
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 30, 20, 60
-_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 5.0)
+# As a page on which to decide: the curve, a slider over some of its plans, and all that is to be seen of each
 
 
-def curve_page(comparison: Comparison) -> str:
-    """The page, complete in itself."""
-    title = f"{comparison.name}: budget and extra compute"
-    heading = f"<h1>{escape(title)}</h1>\n<p>{escape(comparison.title)}</p>"
-    notes = (f"<p>{escape(note)}</p>" for note in comparison.notes)
-    table = ('<div class="wide">', *_table(comparison), "</div>")
-    return document(title, "\n".join((heading, *_picture(comparison), *notes, *table)))
+_RIVAL = (
+    '<li><svg viewBox="-7 -7 14 14" aria-hidden="true"><path class="rival {kind}"/></svg>{name}</li>'
+)
 
 
-class _Scale(NamedTuple):
-    """From shares of the peak and overheads to the picture's units."""
-
-    bottom: float
-    top: float
-
-    def x(self, share: float) -> float:
-        return round(_LEFT + share * (_WIDTH - _LEFT - _RIGHT), 1)
-
-    def y(self, overhead: float) -> float:
-        part = (min(overhead, self.top) - self.bottom) / (self.top - self.bottom)
-        return round(_HEIGHT - _BOTTOM - part * (_HEIGHT - _TOP - _BOTTOM), 1)
-
-
-def _picture(comparison: Comparison) -> Iterator[str]:
-    """Whole ticks at both ends, with some room above the highest mark."""
-    step = next((step for step in _STEPS if comparison.top / step <= 6), _STEPS[-1])
-    # Below 0: a partitioner that merges operators can save compute.
-    lowest = min([0.0, *(mark.overhead for mark in comparison.marks)])
-    bottom = step * math.floor(lowest / step + 1e-9)
-    scale = _Scale(bottom, step * math.ceil(comparison.top / step + 0.1))
-    yield f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="extra compute over the budget">'
-    yield from _grid(comparison, scale, step)
-    yield from _curve(comparison, scale)
-    for mark in comparison.marks:
-        yield _mark(comparison, mark, scale)
-    yield from _legend(comparison)
-    yield "</svg>"
+def decision_page(comparison: Comparison, reports: Sequence[Report], command: str = "") -> str:
+    """The page of plans at some budgets of the curve, from the largest to the smallest."""
+    plan_at = {report.budget: number for number, report in enumerate(reports)}
+    # At first the least memory that costs no more than a tenth.
+    first = max(at for at, report in enumerate(reports) if report.overhead <= 0.1 or not at)
+    html = Template(asset("curve.html")).substitute(
+        subject=escape(comparison.title),
+        rivals="\n".join(_RIVAL.format(kind=kind, name=NAMES[kind]) for kind in comparison.kinds),
+        points="\n".join(_table(comparison, plan_at)),
+        notes="\n".join(f"<p>{escape(note)}</p>" for note in comparison.notes),
+    )
+    return render(reports, command=command, choice=Choice(html, _data(comparison, plan_at), first))
 
 
-def _grid(comparison: Comparison, scale: _Scale, step: float) -> Iterator[str]:
-    left, right, low, high = scale.x(0), scale.x(1), scale.y(scale.bottom), scale.y(scale.top)
-    for number in range(round((scale.top - scale.bottom) / step) + 1):
-        overhead = scale.bottom + number * step
-        y = scale.y(overhead)
-        yield f'<line class="grid" x1="{left}" x2="{right}" y1="{y}" y2="{y}"/>'
-        yield _text(left - 8, y + 4, f"{100 * overhead:.0f}%", "end")
-    for tenths in range(0, 11, 2):
-        x = scale.x(tenths / 10)
-        yield f'<line class="grid" x1="{x}" x2="{x}" y1="{low}" y2="{high}"/>'
-        yield _text(x, low + 18, f"{10 * tenths}%", "middle")
-    peak = format_bytes(comparison.curve.baseline_peak)
-    yield _text((left + right) / 2, low + 40, f"budget, or peak reached, of the step's own {peak}", "middle")
-    place = f'transform="translate(16 {(low + high) / 2}) rotate(-90)" text-anchor="middle"'
-    yield f"<text {place}>extra compute</text>"
-    x = scale.x(comparison.share(comparison.curve.lower_bound))
-    title = f"lower bound of any plan: {format_bytes(comparison.curve.lower_bound)}"
-    line = f'x1="{x}" x2="{x}" y1="{low}" y2="{high}" stroke="currentColor" stroke-dasharray="3 4"'
-    yield f"<line {line}><title>{title}</title></line>"
-    yield _text(x - 6, high + 12, "lower bound", "end")
+def _data(comparison: Comparison, plan_at: Mapping[int, int]) -> dict[str, Any]:
+    """What ``assets/curve.js`` draws; a point that the slider has names its plan."""
+    curve = comparison.curve
+    points = (
+        {"budget": point.budget, "plan": plan_at.get(point.budget), **_texts(comparison, point, point.budget)}
+        for point in curve.points
+    )
+    marks = (
+        {
+            "kind": mark.kind,
+            "name": _name(mark.kind, mark.setting),
+            "ours": comparison.ours(mark.peak),
+            **_texts(comparison, mark),
+        }
+        for mark in comparison.marks
+    )
+    return {
+        "whole": curve.baseline_peak,
+        "bound": curve.lower_bound,
+        "boundText": format_bytes(curve.lower_bound),
+        "top": comparison.top,
+        "points": list(points),
+        "marks": list(marks),
+    }
 
 
-def _curve(comparison: Comparison, scale: _Scale) -> Iterator[str]:
-    """Level from each budget up to the next larger one: between them the smaller plan serves."""
-    path = [f"M{scale.x(1)},{scale.y(0)}"]
-    for low, high, overhead in _legs(comparison.curve):
-        path += [f"L{scale.x(comparison.share(nbytes))},{scale.y(overhead)}" for nbytes in (high, low)]
-    yield f'<path d="{" ".join(path)}" fill="none" stroke="{_OURS}" stroke-width="2.5"/>'
-    for point in comparison.curve.points:
-        title = _title("dtr", comparison, point.budget, point.overhead)
-        x, y = scale.x(comparison.share(point.budget)), scale.y(point.overhead)
-        yield f'<circle cx="{x}" cy="{y}" r="3.5" fill="{_OURS}"><title>{title}</title></circle>'
-        if point.overhead > scale.top:
-            yield _text(x, y - 6, f"▲ {format_percent(point.overhead)}", "middle")
+def _texts(comparison: Comparison, at: CurvePoint | Mark, budget: int | None = None) -> dict[str, Any]:
+    texts = {
+        "peak": format_bytes(at.peak),
+        "share": format_percent(comparison.share(at.peak)),
+        "overhead": format_percent(at.overhead),
+    }
+    if budget is not None:
+        texts["budget"] = f"{format_percent(comparison.share(budget))} = {format_bytes(budget)}"
+    return {"peak": at.peak, "overhead": at.overhead, "texts": texts}
 
 
-def _mark(comparison: Comparison, mark: Mark, scale: _Scale) -> str:
-    color, shape = _LOOKS[mark.kind]
-    title = _title(_name(mark.kind, mark.setting), comparison, mark.peak, mark.overhead)
-    x, y = scale.x(comparison.share(mark.peak)), scale.y(mark.overhead)
-    place = f'transform="translate({x} {y})" fill="{color}" stroke="{color}" fill-opacity="0.75"'
-    return f'<path d="{shape}" {place}><title>{title}</title></path>'
-
-
-def _title(name: str, comparison: Comparison, nbytes: int, overhead: float) -> str:
-    share = format_percent(comparison.share(nbytes))
-    return escape(f"{name}: {format_bytes(nbytes)} = {share}, extra compute {format_percent(overhead)}")
-
-
-def _legend(comparison: Comparison) -> Iterator[str]:
-    """At the upper right, where no plan for much memory costs much."""
-    x, y = _WIDTH - 200, _TOP + 20
-    yield f'<path d="M{x - 12},{y}H{x + 12}" stroke="{_OURS}" stroke-width="2.5"/>'
-    yield _text(x + 20, y + 4, "dtr", "start")
-    for number, kind in enumerate(comparison.kinds, 1):
-        color, shape = _LOOKS[kind]
-        at = y + 20 * number
-        yield f'<path d="{shape}" transform="translate({x} {at})" fill="{color}" stroke="{color}"/>'
-        yield _text(x + 20, at + 4, NAMES[kind], "start")
-
-
-def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x}" y="{y}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def _table(comparison: Comparison) -> Iterator[str]:
-    yield "<table>"
-    yield row("th", ("", "budget", "peak", "of the own peak", "extra compute"))
+def _table(comparison: Comparison, plan_at: Mapping[int, int]) -> Iterator[str]:
+    """The points in words, with a button for each that the slider has."""
+    yield "<thead>" + row("th", ("", "budget", "peak", "of the own peak", "extra compute")) + "</thead>"
     for kind, setting, budget, peak, overhead in comparison.rows:
         asked = "" if budget is None else format_bytes(budget)
         percents = format_percent(comparison.share(peak)), format_percent(overhead)
-        yield row("td", (_name(kind, setting), asked, format_bytes(peak), *percents))
-    yield "</table>"
+        name = escape(_name(kind, setting))
+        if budget is not None and budget in plan_at:
+            name = f'<button type="button" value="{plan_at[budget]}">dtr</button>'
+        yield f"<tr><td>{name}</td>{row('td', (asked, format_bytes(peak), *percents)).removeprefix('<tr>')}"
 
 
 def _name(kind: str, setting: str) -> str:

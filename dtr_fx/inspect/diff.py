@@ -53,8 +53,15 @@ def sections(events: Sequence[Event]) -> Iterator[tuple[str, list[Event | list[E
     """The title of each phase, empty where a graph has none, and its rows: steps, and folds of operators."""
     # A banished storage is freed where the original graph frees it too: nothing changed there.
     steps = [event for event in events if event.kind != "banish"]
-    for phase, group in groupby(steps, key=lambda event: event.phase):
-        members = list(group)
+    backward = [number for number, event in enumerate(steps) if event.phase == "backward"]
+
+    def section(number: int) -> str:
+        """The phase of a step; updates that run among the backward pass belong to it."""
+        return "backward" if backward and backward[0] <= number <= backward[-1] else steps[number].phase
+
+    for _, group in groupby(range(len(steps)), key=section):
+        members = [steps[number] for number in group]
+        phase = " and ".join(dict.fromkeys(event.phase for event in members))
         kinds = [event.kind for event in members]
         nouns = {"compute": "operator", "drop": "drop", "recompute": "recompute"}
         counts = ", ".join(format_count(kinds.count(kind), noun) for kind, noun in nouns.items())

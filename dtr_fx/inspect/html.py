@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import time
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from html import escape
 from importlib import resources
 from string import Template
 from typing import Any
 
-from dtr_fx.inspect.diff import circumstances, sections, why
+from dtr_fx.inspect.diff import circumstances
+from dtr_fx.inspect.packed import Packed
 from dtr_fx.inspect.timeline import peak_lines
-from dtr_fx.report import KINDS, Event, Point, Report, StorageStats
-from dtr_fx.units import format_bytes, format_percent, format_seconds
+from dtr_fx.report import KINDS, Report
+from dtr_fx.units import format_bytes, format_percent
 
 # The policy holds the browser to it that nothing is loaded.
 _PAGE = """<!DOCTYPE html>
@@ -35,22 +39,19 @@ script-src 'unsafe-inline'; img-src data:">
 </head>
 <body>
 {body}
-{script}</body>
+<script>
+"use strict";
+{script}</script>
+{rest}
+</body>
 </html>
 """
-_SCRIPTS = ("list.js", "diff.js", "chart.js", "storages.js", "report.js")
+_SCRIPTS = (
+    *("units.js", "plans.js", "series.js", "zoom.js", "layers.js", "gestures.js", "chart.js", "list.js"),
+    *("diff.js", "tree.js", "storages.js", "search.js", "views.js", "curve.js", "report.js"),
+)
+_STYLES = ("base.css", "report.css", "views.css", "curve.css")
 _TRACE_HEADS = ("", "why", "peak", "budget", "drops", "recomputes", "overhead")
-
-
-def document(title: str, body: str, *, styles: Iterable[str] = (), scripts: Sequence[str] = ()) -> str:
-    """A page complete in itself; ``styles`` and ``scripts`` name files in ``assets``."""
-    script = "".join(map(_asset, scripts))
-    return _PAGE.format(
-        title=escape(title),
-        style="".join(map(_asset, ("base.css", *styles))),
-        body=body,
-        script=f'<script>\n"use strict";\n{script}</script>\n' if scripts else "",
-    )
 
 
 def row(cell: str, texts: Iterable[str]) -> str:
@@ -58,24 +59,82 @@ def row(cell: str, texts: Iterable[str]) -> str:
     return "<tr>" + "".join(f"<{cell}>{escape(text)}</{cell}>" for text in texts) + "</tr>"
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
     return (resources.files("dtr_fx.inspect") / "assets" / name).read_text(encoding="utf-8")
 
 
-def render(reports: Sequence[Report]) -> str:
-    """The page of one report or more."""
+@dataclass(frozen=True)
+class Choice:
+    """Plans of one graph to choose among: ``html`` is shown above them, ``data`` is for ``assets/curve.js``.
+
+    ``first`` is the number of the plan that is shown at first.
+    """
+
+    html: str
+    data: Mapping[str, Any]
+    first: int
+
+
+def render(reports: Sequence[Report], *, command: str = "", choice: Choice | None = None) -> str:
+    """The page of one report or more: of graphs, or with a ``choice`` of plans for one graph.
+
+    ``command`` is how the page was asked for, and empty if not on a command line.  ``SOURCE_DATE_EPOCH`` sets
+    its date.
+    """
     if not reports:
         raise ValueError("no reports, so there is nothing to show")
-    text = json.dumps([_data(report) for report in reports])
-    body = Template(_asset("report.html")).substitute(
-        verdict=escape(reports[0].summary()),
-        circumstances=escape(circumstances(reports[0])),
-        traces="\n".join(_traces(reports)) if len(reports) > 1 else "",
+    first = 0 if choice is None else choice.first
+    packed = Packed(reports)
+    shared = {
+        **packed.shared,
+        "plans": list(map(_head, reports)),
+        "first": first,
+        "curve": None if choice is None else choice.data,
+    }
+    body = Template(asset("report.html")).substitute(
+        about="".join(_about(reports[first], command)),
+        verdict=escape(reports[first].summary()),
+        circumstances=escape(circumstances(reports[first])),
+        traces="\n".join(_traces(reports)) if choice is None and len(reports) > 1 else "",
+        choice="" if choice is None else choice.html,
         legend="\n".join(f'<li class="{kind}"><i></i>{kind} <output></output></li>' for kind in KINDS),
-        # In letters that end no script.
-        data=b64encode(gzip.compress(text.encode(), compresslevel=5, mtime=0)).decode(),
+        shared=_data("shared", shared),
+        plan=_data(f"plan-{first}", packed.plans[first]),
     )
-    return document("dtr_fx report", body, styles=("report.css",), scripts=_SCRIPTS)
+    # Behind the scripts, which show the first plan while the others come in.
+    rest = (_data(f"plan-{number}", plan) for number, plan in enumerate(packed.plans) if number != first)
+    model = reports[first].model
+    title = f"{model}: dtr_fx report" if model else "dtr_fx report"
+    return _PAGE.format(
+        title=escape(title),
+        style="".join(map(asset, _STYLES)),
+        body=body,
+        script="".join(map(asset, _SCRIPTS)),
+        rest="\n".join(rest),
+    )
+
+
+def _about(report: Report, command: str) -> Iterator[str]:
+    """The title block, without what is not known."""
+    made = datetime.fromtimestamp(float(os.environ.get("SOURCE_DATE_EPOCH", time.time())), timezone.utc)
+    facts = {
+        "model": report.model,
+        "command": command,
+        "options": "" if command else f"budget={report.asked} {report.options}".strip(),
+        "torch": report.torch,
+        "device": report.device,
+        "date": f"{made:%Y-%m-%d}",
+    }
+    for name, text in facts.items():
+        if text:
+            yield f'<div class="{name}"><dt>{name}</dt><dd>{escape(text)}</dd></div>\n'
+
+
+def _data(name: str, data: object) -> str:
+    """Data in letters that end no script."""
+    text = json.dumps(data, separators=(",", ":"))
+    packed = b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
+    return f'<script type="text/plain" id="{name}">{packed}</script>'
 
 
 def _traces(reports: Sequence[Report]) -> Iterator[str]:
@@ -90,10 +149,10 @@ def _traces(reports: Sequence[Report]) -> Iterator[str]:
     yield "</table></section>"
 
 
-def _data(report: Report) -> dict[str, Any]:
+def _head(report: Report) -> dict[str, Any]:
+    """Of a plan what is shown before its columns are read."""
     before, after = peak_lines(report)
     return {
-        "kinds": KINDS,
         "texts": {
             "verdict": report.summary(),
             "circumstances": circumstances(report),
@@ -102,51 +161,4 @@ def _data(report: Report) -> dict[str, Any]:
         },
         "budget": report.budget,
         "budgetText": format_bytes(report.budget),
-        "rows": list(_rows(report)),
-        "before": list(map(_point, report.before)),
-        "after": list(map(_point, report.after)),
-        "storages": list(map(_storage, report.storages)),
     }
-
-
-def _rows(report: Report) -> Iterator[dict[str, Any]]:
-    """The diff: titles of phases, steps, and folds of steps."""
-    for title, rows in sections(report.events):
-        if title:
-            yield {"title": title}
-        for item in rows:
-            if isinstance(item, Event):
-                yield _step(item)
-            else:
-                live = format_bytes(max(event.live for event in item))
-                yield {"fold": list(map(_step, item)), "live": live, "open": False}
-
-
-def _step(event: Event) -> dict[str, Any]:
-    return {
-        "kind": event.kind,
-        "name": event.name,
-        "origin": event.origin,
-        "phase": event.phase,
-        "bytes": format_bytes(event.nbytes),
-        "seconds": format_seconds(event.cost),
-        "live": format_bytes(event.live),
-        "why": why(event),
-        "source": event.source,
-        "storages": event.storages,
-    }
-
-
-_as_text = lru_cache(format_bytes)  # from one operator to the next most kinds stay as they are
-
-
-def _point(point: Point) -> dict[str, Any]:
-    # A report without parts shows its live bytes as activations.
-    parts = point.parts or [point.live * (kind == "activation") for kind in KINDS]
-    texts = dict(zip((*KINDS, "live"), map(_as_text, (*parts, sum(parts)))))
-    return {"name": point.name, "live": sum(parts), "parts": parts, "texts": texts}
-
-
-def _storage(storage: StorageStats) -> dict[str, Any]:
-    cost = format_seconds(storage.recompute_cost) if storage.recompute_cost else "0"
-    return {**vars(storage), "texts": {"nbytes": format_bytes(storage.nbytes), "recompute_cost": cost}}

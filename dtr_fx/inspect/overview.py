@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from dtr_fx.inspect.modules import Figures, Module, module_tree, sum_of
 from dtr_fx.inspect.table import table
 from dtr_fx.inspect.text import BOLD, Ink, clip
 from dtr_fx.report import Event, Report, StorageStats
@@ -16,7 +17,7 @@ _MOST = 12  # groups in a table
 
 @dataclass(frozen=True)
 class Group:
-    """The operators of one kind, or of one module: bytes allocated and dropped, seconds planned for.
+    """The operators of one kind: bytes allocated and dropped, seconds planned for.
 
     ``runs`` counts them in the graph as it was, ``recomputes`` how often one is computed again, ``cost`` and
     ``recompute_cost`` what that takes.
@@ -34,23 +35,23 @@ class Group:
 
 @dataclass(frozen=True)
 class Overview:
-    """The first storages by bytes, by the cost of their recomputes and by drops; groups by extra compute."""
+    """The first storages by bytes, by cost and by drops; operators by extra compute; the modules."""
 
     by_bytes: tuple[StorageStats, ...]
     by_cost: tuple[StorageStats, ...]
     by_drops: tuple[StorageStats, ...]
     operators: tuple[Group, ...]
-    modules: tuple[Group, ...]
+    modules: Module
 
 
-def overview(report: Report, *, top: int = 5, depth: int = 2) -> Overview:
-    """A report's first ``top`` storages and its operators, modules cut to ``depth`` names."""
+def overview(report: Report, *, top: int = 5) -> Overview:
+    """A report's first ``top`` storages, its kinds of operators, and its modules as a tree."""
     return Overview(
         by_bytes=_first(report.storages, top, "nbytes"),
         by_cost=_first(report.storages, top, "recompute_cost"),
         by_drops=_first(report.storages, top, "drops"),
         operators=_groups(report.events, lambda event: event.target),
-        modules=_groups(report.events, lambda event: ".".join(event.module.split(".")[:depth])),
+        modules=module_tree(report),
     )
 
 
@@ -77,8 +78,10 @@ def _group(name: str, kinds: Mapping[str, Sequence[Event]]) -> Group:
 # As text
 
 
-def render_overview(report: Report, found: Overview, *, width: int = 100, color: bool = False) -> str:
-    """The verdict and the tables, for people to read."""
+def render_overview(
+    report: Report, found: Overview, *, depth: int = 2, width: int = 100, color: bool = False
+) -> str:
+    """The verdict and the tables, for people to read; modules ``depth`` levels deep."""
     ink = Ink(color)
     parts = ["\n".join([ink(BOLD, report.summary()), *map(str, report.hints)])]
     for title, storages in (
@@ -88,9 +91,10 @@ def render_overview(report: Report, found: Overview, *, width: int = 100, color:
     ):
         if storages:
             parts.append(f"{ink(BOLD, title)}\n{_storage_table(storages, report)}")
-    for title, groups in (("by operator", found.operators), ("by module", found.modules)):
-        if any(group.name for group in groups):  # a log names no modules
-            parts.append(f"{ink(BOLD, title)}\n{_group_table(groups, report)}")
+    if any(group.name for group in found.operators):
+        parts.append(f"{ink(BOLD, 'by operator')}\n{_group_table(found.operators, report)}")
+    if found.modules.modules:  # a log names none
+        parts.append(f"{ink(BOLD, 'by module')}\n{_module_table(found.modules, depth, report)}")
     lines = "\n\n".join(parts).splitlines()
     return "\n".join(clip(line, width) if "\033" not in line else line for line in lines) + "\n"
 
@@ -137,3 +141,34 @@ def _group_table(groups: Sequence[Group], report: Report) -> str:
     rest = len(groups) - _MOST
     more = f"\n… and {rest} more with less extra compute or none (--json has all)" if rest > 0 else ""
     return table(rows) + more
+
+
+def _module_table(tree: Module, depth: int, report: Report) -> str:
+    """The tree, folded below ``depth``; of many modules in one those that cost the most."""
+    return table([_module_row(level, name, figures, report) for level, name, figures in _folded(tree, depth)])
+
+
+def _folded(module: Module, depth: int, level: int = 0) -> Iterator[tuple[int, str, Figures]]:
+    yield level, module.name or "whole graph", module.figures
+    if level == depth:
+        return
+    by_cost = sorted(module.modules, key=lambda one: (-one.figures.extra, -one.figures.at_peak))
+    rest = {one.path for one in by_cost[_MOST:]}
+    for one in module.modules:
+        if one.path not in rest:
+            yield from _folded(one, depth, level + 1)
+    if rest:
+        yield level + 1, f"… {len(rest)} more", sum_of(one.figures for one in by_cost[_MOST:])
+
+
+def _module_row(level: int, name: str, figures: Figures, report: Report) -> dict[str, object]:
+    share = figures.extra / report.base_cost if report.base_cost else 0.0
+    return {
+        "": "│ " * (level - 1) + "├ " * (level > 0) + name,
+        "compute": format_seconds(figures.cost),
+        "at the peak": format_bytes(figures.at_peak),
+        "dropped": format_bytes(figures.dropped) if figures.drops else "",
+        "recomputed": format_bytes(figures.recomputed) if figures.recomputes else "",
+        "extra": format_seconds(figures.extra) if figures.recomputes else "",
+        "of all": format_percent(share),
+    }

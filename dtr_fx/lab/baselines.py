@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from functorch.compile import default_partition, min_cut_rematerialization_partition
@@ -23,8 +24,12 @@ from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.split import has_effects, split
 from dtr_fx.planning.options import Options
+from dtr_fx.planning.planning import Planning
 from dtr_fx.planning.step import Inputs
 from dtr_fx.planning.transform import copy_of, rewrite
+from dtr_fx.runtime import Program
+from dtr_fx.runtime.program import Keep
+from dtr_fx.search import execute_order, rerun
 from dtr_fx.torch_private import functorch_config
 
 
@@ -44,6 +49,50 @@ def min_cut(joint: Joint, budget: float) -> Pair:
     """PyTorch's partitioner at ``activation_memory_budget``, in [0, 1]; it merges common subexpressions."""
     with activation_memory_budget(budget), _mode(joint):
         return _pair(min_cut_rematerialization_partition(copy_of(joint.graph), joint.inputs, **joint.facts))
+
+
+def inductor(model: Callable[..., Any], inputs: Inputs) -> tuple[Pair, Pair]:
+    """The step in Inductor's operators, as Inductor splits it by default, and as autograd would.
+
+    It is what Inductor has before it fuses operators: fused, what one hands to the next is never in memory.
+    """
+    # Importing Inductor takes seconds.
+    from torch._inductor.decomposition import select_decomp_table
+
+    joint = trace(model, inputs, select_decomp_table())
+    return min_cut(joint, 1.0), eager(joint)
+
+
+def checkpointed_sqrt(graph: GraphModule) -> tuple[int, float]:
+    """Peak and overhead of segments of ⌈√N⌉ operators (Chen et al. 2016) of a graph with a backward pass.
+
+    What a later segment reads is kept, and what may not run twice; the rest of all segments but the last runs
+    again for the backward pass.
+    """
+    planning = Planning(graph, Options())
+    program = planning.graph.program
+    assert program.backward is not None
+    again = _in_segments(program, program.backward)
+    order = range(sum(1 for _ in program.calls()))
+    plan = execute_order(program, rerun(program, order, again), math.inf)
+    return plan.peak, planning.overhead(plan)
+
+
+def _in_segments(program: Program, operators: int) -> set[int]:
+    """Of so many operators those whose results only their own segment reads, but those of the last."""
+    length = math.isqrt(max(operators - 1, 0)) + 1
+    calls = list(program.calls())[:operators]
+    kept = {program.storages[step.tensor] for step in program.instructions if isinstance(step, Keep)}
+    maker = {output.tensor: op for op, call in enumerate(calls) for output in call.outputs}
+    crossing = {
+        maker[tensor]
+        for op, call in enumerate(calls)
+        for tensor in call.inputs
+        if tensor in maker and maker[tensor] // length != op // length
+    }
+    results = {op for tensor, op in maker.items() if program.storages[tensor] in kept}
+    last = (operators - 1) // length * length
+    return set(range(last)) - crossing - results
 
 
 def activation_memory_budget(budget: float) -> contextlib.AbstractContextManager[Any]:

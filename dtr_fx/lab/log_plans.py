@@ -56,6 +56,7 @@ class LogPlanning:
             events=found.events,
             storages=found.storages(),
         )
+        report = replace(report, model=program.name, options=self._options.others)
         if self._options.watch is None or plan is None:
             return report
         origins = dict(enumerate(found.origins))
@@ -105,6 +106,7 @@ class _Steps:
         self.names = self._names()
         self._parts = dict.fromkeys(KINDS, 0) | {"parameter": program.constants}
         self._resident: dict[int, str] = {}
+        self._kinds: dict[int, str] = {}  # when first made
         self._maker = {tensor: self.names[tensor] for tensor in self._constants}
         self._recomputes: Counter[str] = Counter()
         self._done = 0
@@ -114,7 +116,7 @@ class _Steps:
 
     def storages(self) -> tuple[StorageStats, ...]:
         described = (
-            (self.names[tensor], self._lasting(tensor) if tensor in self._made_by else "parameter", size)
+            (self.names[tensor], self._kinds.get(tensor, "parameter"), size, tensor in self._kept)
             for tensor, size in self._program.sizes.items()
         )
         return storage_stats(described, self.events)
@@ -154,6 +156,7 @@ class _Steps:
             if output.tensor not in self._resident:
                 kind = self._kind(output.tensor) if is_first else "recomputed"
                 self._resident[output.tensor] = kind
+                self._kinds.setdefault(output.tensor, kind)
                 self._parts[kind] += self._program.sizes[output.tensor]
         self._parts["temporary"] = step.live - sum(self._parts.values())
         self.points.append(Point(step.live, name, tuple(self._parts.values())))

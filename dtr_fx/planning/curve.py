@@ -14,7 +14,7 @@ from dtr_fx.planning.options import PERCENTS, Options, parse_budget
 from dtr_fx.planning.planning import Planning
 from dtr_fx.planning.transform import Laps, carry_out, readable_copy, without_guards
 from dtr_fx.report import Curve, CurvePoint
-from dtr_fx.runtime import collector_paused
+from dtr_fx.runtime import Plan, collector_paused
 
 
 def sweep(
@@ -44,26 +44,50 @@ def sweep(
     >>> dtr_fx.sweep(gm, example_inputs=[torch.ones(1024)]).points[0].overhead
     0.0
     """
-    specs = [parse_budget(budget) for budget in (PERCENTS if budgets is None else budgets)]
-    graph, chosen = readable_copy(gm, example_inputs), _options(options)
-    with collector_paused(), without_guards(graph):
-        planning = Planning(graph, chosen)
-        least, whole = planning.planner.smallest.peak, planning.baseline_peak
-        wanted = sorted({least, *map(planning.in_bytes, specs)}, reverse=True)
-        points = [CurvePoint(whole, whole, 0.0)]
-        for number, budget in enumerate(wanted, 1):
-            if least <= budget < whole:
-                plan = planning.planner.plan(budget)
-                points.append(CurvePoint(budget, plan.peak, planning.overhead(plan)))
-            if watch is not None:
-                watch(number, len(wanted))
-    return Curve(
-        points=tuple(points),
-        baseline_peak=whole,
-        constants=planning.graph.constant_bytes,
-        lower_bound=planning.planner.need.nbytes,
-        base_cost=planning.graph.base_cost,
-    )
+    return Sweep(gm, budgets, _options(options), example_inputs, watch).curve
+
+
+class Sweep:
+    """The plans of one graph for many budgets; the arguments are those of ``sweep``."""
+
+    def __init__(
+        self,
+        gm: GraphModule,
+        budgets: Iterable[float | int | str] | None,
+        options: Options,
+        example_inputs: Sequence[Any] | None = None,
+        watch: Callable[[int, int], None] | None = None,
+    ) -> None:
+        specs = [parse_budget(budget) for budget in (PERCENTS if budgets is None else budgets)]
+        self._graph, self._options = readable_copy(gm, example_inputs), options
+        self._plans: dict[int, Plan | None] = {}
+        with collector_paused(), without_guards(self._graph):
+            planning = Planning(self._graph, options)
+            least, whole = planning.planner.smallest.peak, planning.baseline_peak
+            self._specs = {planning.in_bytes(spec): spec for spec in reversed(specs)}
+            wanted = sorted({least, *self._specs}, reverse=True)
+            points = [CurvePoint(whole, whole, 0.0)]
+            for number, budget in enumerate(wanted, 1):
+                if least <= budget < whole:
+                    plan = self._plans[budget] = planning.planner.plan(budget)
+                    points.append(CurvePoint(budget, plan.peak, planning.overhead(plan)))
+                if watch is not None:
+                    watch(number, len(wanted))
+        self.curve = Curve(
+            points=tuple(points),
+            baseline_peak=whole,
+            constants=planning.graph.constant_bytes,
+            lower_bound=planning.planner.need.nbytes,
+            base_cost=planning.graph.base_cost,
+        )
+
+    def report(self, budget: int) -> Report:
+        """What ``transform`` reports of the plan at the budget of a point."""
+        spec = self._specs.get(budget, parse_budget(budget))
+        graph = readable_copy(self._graph, None)
+        with collector_paused(), without_guards(graph):
+            planning = Planning(graph, replace(self._options, budget=spec))
+            return carry_out(graph, planning, budget, self._plans.get(budget), Laps())
 
 
 def smallest_budget(

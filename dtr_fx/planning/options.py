@@ -31,6 +31,7 @@ _FORMS = (
 )
 # The caching allocator takes memory in blocks of 2 MiB and more, and what lies between them is lost.
 _USABLE = 0.95
+_SHAPING = ("heuristic", "costs", "planner", "plan_seconds", "executor")  # a plan, beside its limit and hints
 _NAMES = {"planner": ("search", "online"), "executor": ("eager", "inductor", None)}
 
 _Parsed = TypeVar("_Parsed")
@@ -326,6 +327,18 @@ class Options:
         if budget.kind == "bytes" or budget.others == Others():
             return budget.asked
         return f"{budget.asked} of the step less {format_bytes(budget.others.held)} that other graphs hold"
+
+    @property
+    def others(self) -> str:
+        """What else shapes the plan and is not the default: ``heuristic=lru planner=online``."""
+        usual = Options()
+        given = ((name, getattr(self, name)) for name in _SHAPING)
+        told = (
+            f"{name}={value if isinstance(value, (str, float, int)) else getattr(value, '__name__', 'given')}"
+            for name, value in given
+            if value != getattr(usual, name) and value != "eager"
+        )
+        return " ".join(told)
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any] | None) -> Options:

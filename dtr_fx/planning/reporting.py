@@ -9,10 +9,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
+import torch
 from torch.fx import GraphModule, Node
 
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.hints import Hint, hint_of, module_stack, plain_path
+from dtr_fx.passes.liveness import kind_of
 from dtr_fx.passes.roles import KEEP, SAVE_RNG, facts, origin_name, role
 from dtr_fx.passes.storages import GraphProgram
 from dtr_fx.passes.tensors import is_selection, is_update
@@ -59,6 +61,7 @@ def make_report(
         seconds={},
         asked=asked,
         refused=0 if plan is None else plan.refused,
+        torch=str(torch.__version__),
     )
 
 
@@ -105,10 +108,11 @@ def events_of(gm: GraphModule, program: GraphProgram, after: Sequence[Point]) ->
         step = step_of.get((kind if is_save else COMPUTE, origin))
         values = [value_of[origin]] if is_drop else step.outputs if step is not None else ()
         nbytes = sum([program.values[value].nbytes for value in values])
-        called = node if is_save else _maker(nodes.get(origin, node))
+        maker = _maker(nodes.get(origin, node))
+        called = node if is_save else maker
         if is_drop:
             live -= nbytes
-        tag = "backward" if is_update(node) else str(node.meta.get("partitioner_tag", ""))
+        tag = "optimizer" if is_update(node) else str(node.meta.get("partitioner_tag", ""))
         read = [source(used) for used in node.all_input_nodes]
         events.append(
             Event(
@@ -124,7 +128,7 @@ def events_of(gm: GraphModule, program: GraphProgram, after: Sequence[Point]) ->
                 score=known.get("score"),
                 again=known.get("again"),
                 away=known.get("away"),
-                source=source_line(node) or source_line(called if not is_save else nodes.get(origin, node)),
+                source=source_line(node) or source_line(maker),
                 storages=tuple([position_of[value] for value in values if value in position_of]),
                 uses=tuple(dict.fromkeys([at for _, positions in read for at in positions])),
                 reads=tuple(dict.fromkeys([name for name, _ in read])),
@@ -200,21 +204,24 @@ def stats_of(program: GraphProgram, events: Sequence[Event]) -> tuple[StorageSta
     constants = set(program.constants)
     results = {program.storage(value) for step in program.calls for value in step.pins} - constants
     names = names_of(program)
+    makers = {value: call.node for call in program.calls if call.role == COMPUTE for value in call.outputs}
 
     def kind(number: int) -> str:
         own = program.values[number].kind
-        if number in results:
-            return "output"
+        if number in makers and number not in constants:
+            return kind_of(makers[number], is_output=number in results)
         return "unused" if own in ("input", "parameter", "optimizer") and number not in constants else own
 
-    described = ((names[at], kind(at), program.values[at].nbytes) for at in _storages(program))
+    described = (
+        (names[at], kind(at), program.values[at].nbytes, at in results) for at in _storages(program)
+    )
     return storage_stats(described, events)
 
 
 def storage_stats(
-    described: Iterable[tuple[str, str, int]], events: Sequence[Event]
+    described: Iterable[tuple[str, str, int, bool]], events: Sequence[Event]
 ) -> tuple[StorageStats, ...]:
-    """Drops and recomputes of storages, given by name, kind and bytes as events number them."""
+    """Drops and recomputes of storages, given as events number them: name, kind, bytes, and if each stays."""
     drops = Counter(at for event in events if event.kind == DROP for at in event.storages)
     again = [(at, event.cost) for event in events if event.kind == RECOMPUTE for at in event.storages]
     recomputes = Counter(at for at, _ in again)
@@ -222,8 +229,8 @@ def storage_stats(
     for at, cost in again:
         costs[at] += cost
     return tuple(
-        StorageStats(name, kind, nbytes, drops[at], recomputes[at], costs[at])
-        for at, (name, kind, nbytes) in enumerate(described)
+        StorageStats(name, kind, nbytes, drops[at], recomputes[at], costs[at], stays)
+        for at, (name, kind, nbytes, stays) in enumerate(described)
     )
 
 

@@ -220,6 +220,7 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
         unconstrained_saved=planning.saved,
         hints=hints_of(graph, options.policy, events, report.storages),
         sane_from=planning.sane_from(plan),
+        options=options.others,
     )
     if plan is not None and options.watch is not None:
         origins = {number: call.node.name for number, call in enumerate(graph.calls) if call.role == COMPUTE}

@@ -11,9 +11,13 @@ from dtr_fx.units import format_bytes, format_count, format_percent, format_seco
 
 _Self = TypeVar("_Self", bound="Report")
 
+# Of the JSON form, docs/json.md: raised when a field goes, or means something else than before.
+SCHEMA = 1
+
 # What live bytes are.  Activations are made by the forward pass, gradients by the backward pass, if they are
 # not recomputed; outputs are what the forward pass returns; what an operator takes for itself is temporary.
 # The optimizer has its state, and in a whole step what it computes of it.
+# A storage is of one of them, too, or a saved rng state, a kept copy (both are activations), or unused.
 KINDS = ("parameter", "optimizer", "input", "activation", "recomputed", "gradient", "output", "temporary")
 
 
@@ -68,8 +72,9 @@ class Point:
 class StorageStats:
     """The drops and recomputes of one storage, named after the node that its drops name.
 
-    ``kind`` is input, parameter, unused (an input that nothing reads, and that is not counted), activation,
-    output, rng state or kept copy.
+    ``kind`` is that of its bytes when they are first made, one of ``KINDS``; or rng state or kept copy, which
+    are activations; or unused, an input that nothing reads, and that is not counted.  What ``stays`` is there
+    at the end of the step.
     """
 
     name: str
@@ -78,6 +83,7 @@ class StorageStats:
     drops: int
     recomputes: int
     recompute_cost: float
+    stays: bool = False
 
 
 @dataclass(frozen=True)
@@ -158,7 +164,8 @@ class Report:
     the parameters.  ``unconstrained_peak`` is what a share is of, the peak of the graph as it was or as the
     user's checkpoints have it, and ``unconstrained_saved`` what it then saves for its backward pass.
     ``hints`` are those of the option ``policy``, and those in the code.  Of a plan that computes more than
-    five forward passes again, ``sane_from`` is a budget from which none does.
+    five forward passes again, ``sane_from`` is a budget from which none does.  ``model`` is what was planned
+    as the caller names it, ``options`` are those that are not the defaults, and ``torch`` is its version.
     """
 
     budget: int
@@ -185,6 +192,9 @@ class Report:
     unconstrained_saved: int = 0
     hints: tuple[HintStats, ...] = ()
     sane_from: int | None = None
+    model: str = ""
+    options: str = ""
+    torch: str = ""
 
     @property
     def verdict(self) -> str:
@@ -236,8 +246,8 @@ class Report:
         return f"; more than 5 forward passes again, at most 5 from {format_bytes(self.sane_from)} on"
 
     def to_data(self) -> dict[str, Any]:
-        """All fields and the verdict, for ``json.dumps``."""
-        return {**asdict(self), "verdict": self.verdict}
+        """All fields, the verdict, the number of the schema and the kinds of bytes, for ``json.dumps``."""
+        return {"schema": SCHEMA, **asdict(self), "verdict": self.verdict, "kinds": list(KINDS)}
 
     def to_json(self) -> str:
         return json.dumps(self.to_data())
@@ -245,16 +255,29 @@ class Report:
     @classmethod
     def from_json(cls: type[_Self], text: str) -> _Self:
         """The report that ``to_json`` wrote; ValueError for any other text."""
-        fields: dict[str, Any] = json.loads(text)
+        return cls.from_data(json.loads(text))
+
+    @classmethod
+    def from_data(cls: type[_Self], data: Any) -> _Self:
+        """The report of ``to_data``, or of what an earlier version wrote, where that has all we need."""
+        if not isinstance(data, dict) or "events" not in data:
+            raise ValueError("no report of dtr_fx")
+        schema = data.get("schema", 0)  # there was none before it was numbered
+        if not isinstance(schema, int) or schema > SCHEMA:
+            raise ValueError(
+                f"a report of schema {schema} is from a newer dtr_fx; this one reads schemas up to {SCHEMA}"
+            )
+        fields = {key: value for key, value in data.items() if key not in _FOLLOWS}
         try:
             for key, item in _PARTS.items():
                 fields[key] = tuple(item(**_with_tuples(entry)) for entry in fields[key])
-            fields.pop("verdict", None)  # follows from the others
             return cls(**fields)
         except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"no report of this version of dtr_fx: {error}") from None
+            what = "is from an older dtr_fx: make it anew" if schema < SCHEMA else "is damaged"
+            raise ValueError(f"a report of schema {schema} {what} ({error})") from None
 
 
+_FOLLOWS = ("schema", "verdict", "kinds")  # from the other fields, or from the version
 _PARTS = {
     "events": Event,
     "before": Point,

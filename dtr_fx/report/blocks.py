@@ -56,7 +56,9 @@ def blocks(report: Report) -> list[Block]:
                         newest[storage].again_at = at
                     newest[storage] = made
     for storage, block in newest.items():
-        block.stays = report.storages[storage].kind in (*_CONSTANT, "output")
+        stats = report.storages[storage]
+        given = block.made_at < 0 and stats.kind in _CONSTANT
+        block.stays = stats.stays or given or stats.kind == "output"
     return sorted(found, key=lambda block: block.made_at)
 
 
@@ -66,7 +68,7 @@ def _given(report: Report) -> Iterator[Block]:
     used = {storage for event in report.events for storage in event.uses}
     backward = next((at for at, event in enumerate(report.events) if event.phase == "backward"), -1)
     for storage, stats in enumerate(report.storages):
-        if stats.kind in _CONSTANT:
+        if stats.kind in _CONSTANT and storage not in made:  # an optimizer makes some of its own, too
             yield Block(storage, -1)
         elif storage in used - made:
             yield Block(storage, backward)

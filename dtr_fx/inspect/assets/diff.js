@@ -3,15 +3,12 @@
 const MARKS = { drop: "−", recompute: "+" };
 
 class Diff {
-  // `light(events)` is told which events the pointer or the keyboard is at.
-  constructor(light) {
-    this.light = light;
+  // `light(events)` is told which events the pointer or the keyboard is at, `see([from, to])` what is in view;
+  // `unfind()` ends a search that hides where it is to go.
+  constructor(light, see, unfind) {
+    Object.assign(this, { light, see, unfind, found: null });
     this.tree = new VirtualTree(document.getElementById("diff"), this);
-    for (const id of ["search", "overview", "found", "unfold"]) this[id] = document.getElementById(id);
-    this.search.addEventListener("input", () => this.update());
-    this.search.addEventListener("keydown", (event) => {
-      if (event.key === "ArrowDown") this.tree.element.focus();
-    });
+    for (const id of ["overview", "unfold"]) this[id] = document.getElementById(id);
     this.unfold.addEventListener("click", () => {
       const open = this.folds.some((fold) => !fold.open);
       for (const fold of this.folds) fold.open = open;
@@ -22,26 +19,42 @@ class Diff {
   show(report) {
     this.report = report;
     this.folds = report.rows.filter((row) => row.fold);
-    // Where an operator makes several things, drops name these.
-    const made = (event) => event.storages.map((number) => report.storages[number].name);
-    this.texts = report.events.map((event) =>
-      [event.kind, event.name, event.origin, event.why, event.source, ...made(event)].join("\n").toLowerCase(),
-    );
-    this.search.value = "";
+    this.found = null;
+    this.tree.setClass("marked", []);
     this.tree.element.scrollTop = 0;
+    this.update();
+  }
+
+  // Only the events that a search found, or all, folded.
+  filter(found) {
+    this.found = found;
     this.update();
   }
 
   update() {
     const { events, rows } = this.report;
-    const wanted = this.search.value.trim().toLowerCase();
-    const visible = wanted
-      ? events.filter((_, i) => this.texts[i].includes(wanted))
+    const { found } = this;
+    const visible = found
+      ? events.filter((event) => found.has(event))
       : rows.flatMap((row) => (row.open ? [row, ...row.fold] : [row]));
-    this.found.textContent = wanted ? `${visible.length} of ${formatCount(events.length, "step")}` : "";
-    this.unfold.disabled = Boolean(wanted) || !this.folds.length;
+    this.unfold.disabled = Boolean(found) || !this.folds.length;
     this.unfold.textContent = this.folds.every((fold) => fold.open) && this.folds.length ? "Fold all" : "Unfold all";
     this.tree.show(visible);
+  }
+
+  // Marks events, and the folds that they are in, and shows the first of them.
+  setMarked(events) {
+    const rows = events.flatMap((event) => [event, event.inFold ?? event]);
+    this.tree.setClass("marked", rows);
+    const first = rows.find((row) => this.tree.at.has(row));
+    if (first) this.tree.scrollTo(first);
+  }
+
+  // From the first operator in view to the last.
+  onSeen(first, last) {
+    const rows = this.tree.rows.slice(first, last).filter((row) => row.fold || row.kind);
+    const events = rows.flatMap((row) => (row.fold ? [row.fold[0], row.fold.at(-1)] : [row]));
+    this.see(events.length ? [events[0].at, events.at(-1).at] : null);
   }
 
   onActive(row) {
@@ -60,24 +73,25 @@ class Diff {
   }
 
   goTo(event) {
-    if (this.search.value && !this.tree.rows.includes(event)) this.search.value = "";
-    const fold = this.folds.find((candidate) => candidate.fold.includes(event));
+    if (this.found && !this.found.has(event)) this.unfind();
+    const fold = event.inFold;
     if (fold) fold.open = true;
     this.update();
+    this.tree.element.scrollIntoView({ block: "nearest" });
     this.tree.reveal(event);
   }
 
   setLit(events) {
-    this.tree.setLit(events);
-    this.overview.replaceChildren(...Array.from(this.tree.lit, (event) => this.place(event)));
+    this.tree.setClass("lit", events);
+    this.overview.replaceChildren(...events.slice(0, 200).map((event) => this.place(event)));
   }
 
   // Beside the list, where in it a lit event is.
   place(event) {
     const mark = document.createElement("i");
-    const at = this.tree.rows.indexOf(event);
+    const at = this.tree.at.get(event);
     mark.style.top = `${(100 * (at + 0.5)) / this.tree.rows.length}%`;
-    mark.hidden = at < 0;
+    mark.hidden = at === undefined;
     return mark;
   }
 
@@ -88,13 +102,14 @@ class Diff {
       const cell = element.appendChild(document.createElement("span"));
       cell.className = key;
       cell.textContent = text;
-      if (key === "source" || key === "name") cell.title = text;
+      if (["source", "name", "why"].includes(key)) cell.title = text;
     }
   }
 }
 
 function cellsOf(row) {
-  const { kind, fold, origin: name, bytes, why, source, live } = row;
+  const { kind, fold, origin: name, bytes, why, live } = row;
+  const source = row.source || row.path; // PyTorch's own modules have no line of the user's
   if (fold) return { name: `${row.open ? "▾" : "…"} ${formatCount(fold.length, "operator")}`, live: `≤ ${live}` };
   if (!kind) return { name: row.title };
   return { mark: MARKS[kind] ?? "", verb: kind in MARKS ? kind : "", name, bytes, why, source, live };

@@ -1,9 +1,13 @@
 // A tree of rows of one height, of which only those in view are in the document; moved through by keyboard.
 
+const PRINTED = 150; // rows on paper
+
 class VirtualTree {
-  // The view's `fill(element, row)` writes a row; its `onActive(row)` and `onOpen(row)` hear of pointer and keyboard.
+  // The view's `fill(element, row)` writes a row; its `onActive(row)` and `onOpen(row, expanded, event)` hear of
+  // pointer and keyboard, and `onSeen(first, last)` which rows are in view.
   constructor(element, view) {
-    Object.assign(this, { element, view, rows: [], shown: new Map(), active: null, lit: new Set() });
+    const classes = { lit: new Set(), marked: new Set() };
+    Object.assign(this, { element, view, rows: [], at: new Map(), shown: new Map(), active: null, classes });
     this.spacer = element.appendChild(document.createElement("div"));
     this.spacer.className = "spacer";
     this.spacer.setAttribute("role", "presentation");
@@ -15,17 +19,22 @@ class VirtualTree {
       if (place !== this.place) this.onPointer(event, (row) => this.pointAt(row));
       this.place = place;
     });
-    element.addEventListener("pointerleave", () => this.pointAt(this.active));
+    element.addEventListener("pointerleave", () => {
+      this.place = null;
+      this.pointAt(this.active);
+    });
     element.addEventListener("click", (event) => this.onPointer(event, (row) => {
       this.activate(row);
-      this.view.onOpen(row);
+      this.view.onOpen(row, undefined, event);
     }));
     new ResizeObserver(() => this.layout()).observe(element);
+    matchMedia("print").addEventListener("change", () => this.layout());
   }
 
   show(rows) {
     this.rows = rows;
-    if (!rows.includes(this.active)) this.active = null;
+    this.at = new Map(rows.map((row, i) => [row, i]));
+    if (!this.at.has(this.active)) this.active = null;
     this.layout();
   }
 
@@ -39,10 +48,10 @@ class VirtualTree {
   }
 
   draw() {
-    const margin = 8;
-    const first = Math.max(0, Math.floor(this.element.scrollTop / this.height) - margin);
-    const inView = Math.ceil(this.element.clientHeight / this.height) + 2 * margin;
-    const last = Math.min(this.rows.length, first + inView);
+    const left = this.rows.length - PRINTED;
+    const [first, last] = matchMedia("print").matches ? [0, PRINTED + Math.min(0, left)] : this.range(8);
+    if (left > 0) this.spacer.dataset.more = `… ${left} more rows`;
+    else delete this.spacer.dataset.more;
     for (const [i, row] of this.shown) {
       if (i < first || i >= last) {
         row.remove();
@@ -53,6 +62,14 @@ class VirtualTree {
       if (!this.shown.has(i)) this.shown.set(i, this.spacer.appendChild(this.make(i)));
     }
     this.markActive();
+    this.view.onSeen?.(...this.range(0));
+  }
+
+  // The rows in view, and some around them.
+  range(margin) {
+    const first = Math.max(0, Math.floor(this.element.scrollTop / this.height) - margin);
+    const inView = Math.ceil(this.element.clientHeight / this.height) + 2 * margin;
+    return [first, Math.min(this.rows.length, first + inView)];
   }
 
   make(i) {
@@ -63,13 +80,13 @@ class VirtualTree {
     const attributes = { role: "treeitem", "aria-setsize": this.rows.length, "aria-posinset": i + 1 };
     for (const [key, value] of Object.entries(attributes)) row.setAttribute(key, value);
     this.view.fill(row, this.rows[i]);
-    row.classList.toggle("lit", this.lit.has(this.rows[i]));
+    for (const [name, rows] of Object.entries(this.classes)) row.classList.toggle(name, rows.has(this.rows[i]));
     return row;
   }
 
-  setLit(rows) {
-    this.lit = new Set(rows);
-    for (const [i, row] of this.shown) row.classList.toggle("lit", this.lit.has(this.rows[i]));
+  setClass(name, rows) {
+    this.classes[name] = new Set(rows);
+    for (const [i, row] of this.shown) row.classList.toggle(name, this.classes[name].has(this.rows[i]));
   }
 
   activate(row) {
@@ -84,20 +101,24 @@ class VirtualTree {
   }
 
   markActive() {
-    const at = this.rows.indexOf(this.active);
+    const at = this.at.get(this.active);
     for (const [i, row] of this.shown) row.setAttribute("aria-selected", i === at);
     if (this.shown.has(at)) this.element.setAttribute("aria-activedescendant", this.shown.get(at).id);
     else this.element.removeAttribute("aria-activedescendant");
   }
 
   reveal(row) {
-    const top = this.rows.indexOf(row) * this.height;
+    this.scrollTo(row);
+    this.activate(row);
+  }
+
+  scrollTo(row) {
+    const top = this.at.get(row) * this.height;
     const { scrollTop, clientHeight } = this.element;
     if (top < scrollTop || top + this.height > scrollTop + clientHeight) {
       this.element.scrollTop = top - clientHeight / 3;
     }
     this.draw();
-    this.activate(row);
   }
 
   onPointer(event, then) {
@@ -107,12 +128,12 @@ class VirtualTree {
 
   onKey(event) {
     const page = Math.floor(this.element.clientHeight / this.height) - 1;
-    const at = this.rows.indexOf(this.active);
+    const at = this.at.get(this.active) ?? -1;
     const last = this.rows.length - 1;
     const moves = {
       ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + page, PageUp: at - page, Home: 0, End: last,
     };
-    if (event.key in moves) {
+    if (event.key in moves && last >= 0) {
       this.reveal(this.rows[Math.min(Math.max(moves[event.key], 0), last)]);
     } else if (this.active && ["Enter", " ", "ArrowLeft", "ArrowRight"].includes(event.key)) {
       this.view.onOpen(this.active, { ArrowLeft: false, ArrowRight: true }[event.key]);

@@ -1,49 +1,47 @@
-// The page: the reports that dtr_fx/inspect/html.py packs, which of them is shown, and what is lit in all views of it.
+// The page: which plan is shown, and what is lit in all views of it.
 
 const HINT = "Point at a drop, here or in the picture, to light up where it is computed again; Enter or a click goes there.";
 
+// `select(number)` shows a plan: each of `views` has a `show(plan)`, which is called anew for every plan.
+const report = {
+  views: [],
+  plan: null, // that is shown
+  number: -1, // of the plan that is asked for, and shown as soon as it is read
+
+  async select(number) {
+    this.number = number;
+    const { texts } = this.plans.heads[number];
+    for (const [id, text] of Object.entries(texts)) document.getElementById(id).textContent = text;
+    const plan = await this.plans.load(number);
+    if (number !== this.number || plan === this.plan) return; // another was asked for in the meantime
+    this.plan = plan;
+    if (!plan.isConnected) connect(plan);
+    for (const view of this.views) view.show(plan);
+  },
+};
+
 async function start() {
-  const packed = document.getElementById("data").textContent;
-  const bytes = Uint8Array.from(atob(packed), (character) => character.charCodeAt(0));
-  const json = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const reports = await new Response(json).json();
-  reports.forEach(connect);
-  const status = document.getElementById("status");
-  let shown;
-
-  const light = (events, event = events[0]) => {
-    chart.setLit(events);
-    diff.setLit(events);
-    status.textContent = event ? sentence(event, shown) : HINT;
-  };
-  const diff = new Diff(light);
-  const chart = new Chart(light, (event) => diff.goTo(event));
-  const storages = new Storages(light);
+  const shared = await unpacked(await element("shared"));
+  report.plans = new Plans(shared);
   const traces = [...document.querySelectorAll("#traces button")];
-
-  const show = (number) => {
-    shown = reports[number];
-    for (const [id, text] of Object.entries(shown.texts)) document.getElementById(id).textContent = text;
-    traces.forEach((button, i) => button.setAttribute("aria-pressed", i === number));
-    for (const view of [chart, diff, storages]) view.show(shown);
-    light([]);
-  };
-  traces.forEach((button, i) => button.addEventListener("click", () => show(i)));
-  show(0);
+  traces.forEach((button, i) => button.addEventListener("click", () => report.select(i)));
+  report.views.push({ show: () => traces.forEach((button, i) => button.setAttribute("aria-pressed", i === report.number)) });
+  if (shared.curve) report.views.push(new Curve(shared.curve, (number) => report.select(number)));
+  report.views.push(new Views());
+  await report.select(shared.first);
 }
 
 // Tells steps where they are, and ties each drop to the recompute that undoes it.
-function connect(report) {
-  report.events = report.rows.flatMap((row) => row.fold ?? (row.kind ? [row] : []));
-  for (const storage of report.storages) storage.events = [];
+function connect(plan) {
+  for (const storage of plan.storages) storage.events = [];
   const dropped = new Map();
   let operators = 0;
-  for (const event of report.events) {
+  for (const event of plan.events) {
     // A drop stands between two operators, right after the last that ran.
     event.at = event.kind === "drop" ? operators - 0.5 : operators++;
     event.pairs = [];
     for (const number of event.storages) {
-      report.storages[number].events.push(event);
+      plan.storages[number].events.push(event);
       const drop = dropped.get(number);
       if (event.kind === "drop") {
         dropped.set(number, event);
@@ -54,6 +52,7 @@ function connect(report) {
       }
     }
   }
+  plan.isConnected = true;
 }
 
 // What happened to a value that was dropped or made again.
@@ -66,14 +65,10 @@ function sentence(event, report) {
   }
   const parts = [];
   if (drop) parts.push(`${drop.bytes} dropped (${drop.why})`);
-  if (again) parts.push(`made again ${again.why} in ${again.seconds}`);
+  if (again) parts.push(`made again ${again.why}`);
   if (drop && again) parts.push(`away for ${formatCount(Math.round(again.at - drop.at - 0.5), "operator")}`);
   const source = drop?.source || again?.source;
   return `${name}: ${parts.join(", ")}${source ? ` · ${source}` : ""}`;
-}
-
-function formatCount(number, noun) {
-  return `${number} ${noun}${number === 1 ? "" : "s"}`;
 }
 
 start();

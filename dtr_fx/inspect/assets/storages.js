@@ -31,10 +31,19 @@ class Storages {
     }
   }
 
+  // What was dropped most often comes first, and of that the largest.
   show(report) {
-    this.storages = [...report.storages];
+    this.report = report;
+    this.all = [...report.bySize];
+    this.found = null;
     this.limit = PAGE;
-    this.sort(this.heads.find((head) => head.dataset.key === "nbytes"), false);
+    this.sort(this.heads.find((head) => head.dataset.key === "drops"), false);
+  }
+
+  // Only storages that events of a search make, drop or make again; or all.
+  filter(found) {
+    this.found = found && new Set([...found].flatMap(({ storages }) => storages).map((at) => this.report.storages[at]));
+    this.draw();
   }
 
   // Numbers fall, names rise, and the same head again turns the order round.
@@ -46,11 +55,12 @@ class Storages {
     for (const other of this.heads) other.removeAttribute("aria-sort");
     head.setAttribute("aria-sort", rises ? "ascending" : "descending");
     const compare = isText ? (a, b) => a[key].localeCompare(b[key], "en", { numeric: true }) : (a, b) => a[key] - b[key];
-    this.storages.sort(rises ? compare : (a, b) => compare(b, a));
+    this.all.sort(rises ? compare : (a, b) => compare(b, a));
     this.draw();
   }
 
   draw() {
+    this.storages = this.found ? this.all.filter((storage) => this.found.has(storage)) : this.all;
     const left = Math.max(0, this.storages.length - this.limit);
     this.body.replaceChildren(...this.storages.slice(0, this.limit).map((storage, i) => this.row(storage, i)));
     this.more.hidden = !left;
@@ -61,7 +71,12 @@ class Storages {
     const row = document.createElement("tr");
     row.tabIndex = i ? -1 : 0;
     row.dataset.storage = i;
-    for (const { dataset: { key } } of this.heads) row.insertCell().textContent = storage.texts[key] ?? storage[key];
+    for (const { dataset: { key }, textContent } of this.heads) {
+      const cell = row.insertCell();
+      cell.textContent = storage.texts[key] ?? storage[key];
+      cell.dataset.head = textContent;
+      if (key === "name" || key === "source") cell.title = cell.textContent;
+    }
     return row;
   }
 
