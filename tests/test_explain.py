@@ -67,6 +67,10 @@ def test_explain_plans_and_leaves_everything_as_it_was() -> None:
 def test_one_model_can_be_explained_as_often_as_one_likes() -> None:
     model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU()), torch.randn(4, 8)
     assert [len(dtr_fx.explain(model, x)) for _ in range(10)] == [1] * 10
+    reports: list[Report] = []
+    options = {"budget": "100%", "strict": True, "on_report": reports.append}
+    torch.compile(model, backend="dtr", options=options)(x)  # as Dynamo compiles it, which counts
+    assert len(reports) == 1
 
 
 @pytest.mark.parametrize("inputs", [torch.ones(4, 8), (torch.ones(4, 8),), {"input": torch.ones(4, 8)}])

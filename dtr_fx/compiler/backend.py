@@ -14,6 +14,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -226,8 +227,11 @@ def plan_step(model: Callable[..., Any], inputs: Inputs, options: Options) -> li
     finally:
         # Here, too: plans that are only looked at must not count.
         function = type(model).forward if isinstance(model, torch.nn.Module) else model
-        if hasattr(function, "__code__"):
-            reset_code(function.__code__)
+        # Of a module of torch.nn Dynamo compiles a function that calls it.
+        around = getattr(getattr(compiled, "forward", None), "_torchdynamo_orig_callable", None)
+        for each in (function, around if isinstance(around, FunctionType) else None):
+            if hasattr(each, "__code__"):
+                reset_code(each.__code__)
     return reports
 
 
