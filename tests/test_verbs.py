@@ -296,7 +296,8 @@ def test_html_beside_text_and_beside_data(
     first = page.read_text(encoding="utf-8")
     assert first.startswith("<!DOCTYPE html>")
     data(capsys, "show", folder / "a.json", "--html", page, "-f")  # stdout is JSON and nothing else
-    assert page.read_text(encoding="utf-8") == first
+    own = re.compile(r'<div class="command">.*')  # what a page was asked for with
+    assert own.sub("", page.read_text(encoding="utf-8")) == own.sub("", first)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
