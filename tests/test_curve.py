@@ -73,7 +73,7 @@ def test_a_point_is_what_transform_does(make: Any) -> None:
     for point in points:
         rewritten, report = dtr_fx.transform(graph, point.budget, **QUICK)
         assert point.budget == report.budget
-        assert report.planned_peak <= point.peak <= point.budget
+        assert report.planned_peak == point.peak <= point.budget
         assert point.overhead == pytest.approx(report.overhead)
         # And what the one judge of all says of the graph that comes out.
         found = dtr_fx.judge(rewritten)

@@ -379,6 +379,38 @@ def test_a_marked_module_stays_marked_in_another_plan(open_page: Open, report: R
     assert page.locator("#chart .lane.marked").get_attribute("d")
 
 
+def test_another_plan_keeps_search_and_order(open_page: Open, report: Report) -> None:
+    other = plan("80%")
+    page = open_page(report, other)
+    page.get_by_label("Search").fill("blocks.1")
+    page.locator("#storages").get_by_role("button", name="storage").click()
+    page.get_by_role("button", name="graph 2").click()
+    settle(page)
+    found = [event for event in other.events if event.module.startswith("blocks.1")]
+    assert page.locator("#found").inner_text() == f"{len(found)} of {len(other.events)} steps"
+    assert page.locator("#storages th[aria-sort]").inner_text().startswith("storage")
+    names = {other.storages[number].name for event in found for number in event.storages}
+    assert set(page.locator("#storages tbody td:first-child").all_inner_texts()) == names
+
+
+def test_going_to_an_operator_brings_it_into_view(open_page: Open, report: Report) -> None:
+    page = open_page(report)
+    page.locator("#chart").focus()
+    page.keyboard.press("Home")
+    for _ in range(4):
+        page.keyboard.press("+")
+    settle(page)
+    page.get_by_label("Search").fill("recompute")
+    page.locator("#diff").focus()
+    page.keyboard.press("End")
+    page.keyboard.press("Enter")  # to its drop, and back
+    page.keyboard.press("Enter")
+    settle(page)
+    again = [number for number, event in enumerate(operators(report), 1) if event.kind == "recompute"]
+    first, last = in_view(page)
+    assert first <= again[-1] <= last
+
+
 # --- the search ---------------------------------------------------------------------------------------------
 
 

@@ -201,8 +201,9 @@ _RIVAL = (
 def decision_page(comparison: Comparison, reports: Sequence[Report], command: str = "") -> str:
     """The page of plans at some budgets of the curve, from the largest to the smallest."""
     plan_at = {report.budget: number for number, report in enumerate(reports)}
-    # At first the least memory that costs no more than a tenth.
-    first = max(at for at, report in enumerate(reports) if report.overhead <= 0.1 or not at)
+    # At first the least memory that costs no more than a tenth, or the first plan that takes less at all.
+    cheap = (at for at, report in enumerate(reports) if report.overhead <= 0.1)
+    first = min(max([1, *cheap]), len(reports) - 1)
     html = Template(asset("curve.html")).substitute(
         subject=escape(comparison.title),
         rivals="\n".join(_RIVAL.format(kind=kind, name=NAMES[kind]) for kind in comparison.kinds),

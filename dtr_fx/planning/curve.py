@@ -15,6 +15,7 @@ from dtr_fx.planning.planning import Planning
 from dtr_fx.planning.transform import Laps, carry_out, readable_copy, without_guards
 from dtr_fx.report import Curve, CurvePoint
 from dtr_fx.runtime import Plan, collector_paused
+from dtr_fx.search import execute_order
 
 
 def sweep(
@@ -70,7 +71,7 @@ class Sweep:
             for number, budget in enumerate(wanted, 1):
                 if least <= budget < whole:
                     plan = self._plans[budget] = planning.planner.plan(budget)
-                    points.append(CurvePoint(budget, plan.peak, planning.overhead(plan)))
+                    points.append(CurvePoint(budget, _peak(planning, plan), planning.overhead(plan)))
                 if watch is not None:
                     watch(number, len(wanted))
         self.curve = Curve(
@@ -88,6 +89,11 @@ class Sweep:
         with collector_paused(), without_guards(graph):
             planning = Planning(graph, replace(self._options, budget=spec))
             return carry_out(graph, planning, budget, self._plans.get(budget), Laps())
+
+
+def _peak(planning: Planning, plan: Plan) -> int:
+    """The peak of the graph that a plan is written into: it frees what a pass of a heuristic still holds."""
+    return min(plan.peak, execute_order(planning.graph.program, plan.order).peak)
 
 
 def smallest_budget(

@@ -155,8 +155,10 @@ class Curve {
     for (const point of this.points) {
       const [cx, cy] = this.place(point);
       this.add("circle", { class: point.plan === null ? "point between" : "point", cx, cy, r: point.plan === null ? 2 : 4 });
-      if (point.overhead > this.most) this.text(cx, Number(cy) - 7, `▲ ${point.texts.overhead}`, "middle", "small halo");
     }
+    const least = this.points.at(-1);
+    const [x, y] = this.place(least);
+    if (least.overhead > this.most) this.text(x - 4, y - 8, `▲ ${least.texts.overhead}`, "start", "small halo");
   }
 
   // Beside the marks that are alone of their kind, where nothing is in the way.

@@ -4,9 +4,9 @@ const MARKS = { drop: "−", recompute: "+" };
 
 class Diff {
   // `light(events)` is told which events the pointer or the keyboard is at, `see([from, to])` what is in view;
-  // `unfind()` ends a search that hides where it is to go.
-  constructor(light, see, unfind) {
-    Object.assign(this, { light, see, unfind, found: null });
+  // `unfind()` ends a search that hides where it is to go, and `go(event)` hears that it is there.
+  constructor({ light, see, unfind, go }) {
+    Object.assign(this, { light, see, unfind, go, found: null });
     this.tree = new VirtualTree(document.getElementById("diff"), this);
     for (const id of ["overview", "unfold"]) this[id] = document.getElementById(id);
     this.unfold.addEventListener("click", () => {
@@ -79,6 +79,7 @@ class Diff {
     this.update();
     this.tree.element.scrollIntoView({ block: "nearest" });
     this.tree.reveal(event);
+    this.go(event);
   }
 
   setLit(events) {

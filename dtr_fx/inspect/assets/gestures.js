@@ -134,7 +134,7 @@ function fillTip(tip, report, series, at, change) {
   tip.replaceChildren(
     line("tip-head", head),
     line("dim", `operator ${at + 1} · ${place}`),
-    ...(change || !operator.source ? [] : [line("dim", operator.source)]),
+    ...(change || !operator.source ? [] : [line("tip-source", operator.source)]),
     line("", `${after.texts.live} live${before ? `, ${before.texts.live} before` : ""}`),
     ...kinds,
   );

@@ -1,6 +1,7 @@
 // A tree of rows of one height, of which only those in view are in the document; moved through by keyboard.
 
 const PRINTED = 150; // rows on paper
+const PAPER = matchMedia("print");
 
 class VirtualTree {
   // The view's `fill(element, row)` writes a row; its `onActive(row)` and `onOpen(row, expanded, event)` hear of
@@ -28,7 +29,7 @@ class VirtualTree {
       this.view.onOpen(row, undefined, event);
     }));
     new ResizeObserver(() => this.layout()).observe(element);
-    matchMedia("print").addEventListener("change", () => this.layout());
+    PAPER.addEventListener("change", () => this.layout());
   }
 
   show(rows) {
@@ -49,7 +50,7 @@ class VirtualTree {
 
   draw() {
     const left = this.rows.length - PRINTED;
-    const [first, last] = matchMedia("print").matches ? [0, PRINTED + Math.min(0, left)] : this.range(8);
+    const [first, last] = PAPER.matches ? [0, PRINTED + Math.min(0, left)] : this.range(8);
     if (left > 0) this.spacer.dataset.more = `… ${left} more rows`;
     else delete this.spacer.dataset.more;
     for (const [i, row] of this.shown) {

@@ -31,13 +31,15 @@ class Storages {
     }
   }
 
-  // What was dropped most often comes first, and of that the largest.
+  // What was dropped most often comes first, and of that the largest; in another plan the order stays that of the head.
   show(report) {
     this.report = report;
     this.all = [...report.bySize];
     this.found = null;
     this.limit = PAGE;
-    this.sort(this.heads.find((head) => head.dataset.key === "drops"), false);
+    const sorted = this.heads.find((head) => head.hasAttribute("aria-sort"));
+    if (sorted) this.order(sorted, sorted.getAttribute("aria-sort") === "ascending");
+    else this.order(this.heads.find((head) => head.dataset.key === "drops"), false);
   }
 
   // Only storages that events of a search make, drop or make again; or all.
@@ -47,14 +49,21 @@ class Storages {
   }
 
   // Numbers fall, names rise, and the same head again turns the order round.
-  sort(head, turn = true) {
+  sort(head) {
+    const was = head.getAttribute("aria-sort");
+    this.order(head, was ? was === "descending" : this.isText(head));
+  }
+
+  isText(head) {
+    return ["name", "kind"].includes(head.dataset.key);
+  }
+
+  order(head, rises) {
     const { key } = head.dataset;
-    const isText = key === "name" || key === "kind";
-    const was = turn ? head.getAttribute("aria-sort") : null;
-    const rises = was ? was === "descending" : isText;
     for (const other of this.heads) other.removeAttribute("aria-sort");
     head.setAttribute("aria-sort", rises ? "ascending" : "descending");
-    const compare = isText ? (a, b) => a[key].localeCompare(b[key], "en", { numeric: true }) : (a, b) => a[key] - b[key];
+    const byText = (a, b) => a[key].localeCompare(b[key], "en", { numeric: true });
+    const compare = this.isText(head) ? byText : (a, b) => a[key] - b[key];
     this.all.sort(rises ? compare : (a, b) => compare(b, a));
     this.draw();
   }
@@ -75,7 +84,8 @@ class Storages {
       const cell = row.insertCell();
       cell.textContent = storage.texts[key] ?? storage[key];
       cell.dataset.head = textContent;
-      if (key === "name" || key === "source") cell.title = cell.textContent;
+      if (key === "name") cell.title = cell.textContent;
+      if (key === "kind") cell.prepend(swatch(storage.kind));
     }
     return row;
   }
@@ -84,4 +94,11 @@ class Storages {
     const events = row ? this.storages[row.dataset.storage].events : [];
     this.light(events, events.find((event) => event.kind === "drop"));
   }
+}
+
+// The colour that a kind has in the chart; a saved state and a kept copy count as activations there.
+function swatch(kind) {
+  const element = document.createElement("i");
+  element.className = kind.includes(" ") ? "activation" : kind;
+  return element;
 }

@@ -5,8 +5,13 @@ class Views {
     this.status = document.getElementById("status");
     const light = (events, event) => this.light(events, event);
     this.search = new Search((found) => this.filter(found));
-    this.diff = new Diff(light, (seen) => this.chart?.setSeen(seen), () => this.search.clear());
-    this.chart = new Chart(light, (event) => this.goTo(event));
+    this.diff = new Diff({
+      light,
+      see: (seen) => this.chart?.setSeen(seen),
+      unfind: () => this.search.clear(),
+      go: (event) => this.chart.zoom.center(event.at),
+    });
+    this.chart = new Chart(light, (event) => this.diff.goTo(event));
     this.modules = new Modules((events, name) => this.mark(events, name));
     this.storages = new Storages(light);
     const lens = document.getElementById("lens");
@@ -45,11 +50,6 @@ class Views {
   mark(events, name) {
     this.chart.setMarked(events, name);
     this.diff.setMarked(events);
-  }
-
-  goTo(event) {
-    this.diff.goTo(event);
-    this.chart.zoom.follow(Math.floor(event.at));
   }
 }
 

@@ -41,6 +41,11 @@ class Zoom {
     if (place < this.from) this.pan(place - this.from);
     else if (place + 1 > this.to) this.pan(place + 1 - this.to);
   }
+
+  // A place that is not in view comes to its middle.
+  center(place) {
+    if (place < this.from || place + 1 > this.to) this.pan(place - (this.from + this.to) / 2);
+  }
 }
 
 class Brush {
