@@ -19,7 +19,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dtr_fx import GraphError, OptionError, transform
 from dtr_fx.lab import baselines, zoo
 from dtr_fx.lab.zoo.layers import Model
-from dtr_fx.passes.split import prepare
 from dtr_fx.planning.judge import Judgement, judge
 from dtr_fx.planning.options import Options
 
@@ -217,9 +216,7 @@ def sweep(*names: str) -> list[Any]:
 
 @pytest.mark.parametrize("name", sweep("mlp", "resnet", "gpt", "unet", "lstm"))
 def test_the_judge_sees_of_a_plan_what_its_report_says(name: str) -> None:
-    graph = joint(name).copy()
-    prepare(graph, ())
-    asis, eager = judge(graph), judge(*baselines.eager(joint(name)))
+    asis, eager = judge(joint(name).planned), judge(*baselines.eager(joint(name)))
     for budget in (1.0, 0.75):
         pair, report = baselines.planned(joint(name), Options(budget=budget))
         found = judge(*pair)

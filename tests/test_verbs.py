@@ -457,6 +457,9 @@ def test_options_that_do_not_go_together(
     assert "leave --budget out" in refused(capsys, "show", plan, "--budget", "60%")
     assert "leave --arg out" in refused(capsys, "show", plan, "--arg", "x=1")
     assert "not --vs" in refused(capsys, "diff", plan, "--vs", "heuristic=lru")
+    step = ["diff", "zoo:gpt", "--budget", "60%", "--optimizer"]
+    assert "torch.optim has no 'adamx'; did you mean 'adam" in refused(capsys, *step, "adamx")
+    assert "'momentum' is not NAME=VALUE" in refused(capsys, *step, "sgd momentum")
     vs = ["diff", "zoo:gpt", "--budget", "60%", "--vs"]
     assert "did you mean 'heuristic'" in refused(capsys, *vs, "heurstic=lru")
     assert "unknown heuristic" in refused(capsys, *vs, "heuristic=best")

@@ -7,13 +7,12 @@
 
 Of each graph this prints the verdict, memory over time before and after, and the difference in execution
 order: "-" marks a value that is dropped, with the time to make it again and for how long it is away, "+" one
-that is computed again. Unchanged operators are folded:
+that is computed again, with what for and its time. Unchanged operators are folded:
 
-      … 17 operators                                                                  ≤ 17.7 MiB
-               view_61                   0 B                               gpt.py:27…   17.7 MiB
-  + recompute  where                16.0 KiB  for add_13                   gpt.py:27…   17.8 MiB
-               add_13                512 KiB                               gpt.py:27…   18.3 MiB
-  - drop       bmm_8                 512 KiB  25.3 µs again, away 24.1 ms               17.8 MiB
+               native_dropout_1     640 KiB                               gpt.py:29…   12.4 MiB
+  - drop       native_dropout_1:1   128 KiB  41.3 µs again, away 53.7 ms  gpt.py:29…   11.8 MiB
+      … 18 operators                                                                 ≤ 42.8 MiB
+  + recompute  native_dropout_1     640 KiB  for mm_96, 41.3 µs           gpt.py:29…   21.5 MiB
 
 With --vs, or of two files, it prints exactly the drops and recomputes that only one of the plans has, A or B.
 """

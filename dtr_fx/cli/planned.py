@@ -105,7 +105,10 @@ def _optimizer(text: str) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     kind = known.get(name.lower())
     if kind is None or not issubclass(kind, torch.optim.Optimizer):
         raise CommandError(f"--optimizer: torch.optim has no {name!r}{did_you_mean(name.lower(), known)}")
-    return kind, dict(map(setting, settings))
+    try:
+        return kind, dict(map(setting, settings))
+    except argparse.ArgumentTypeError as error:
+        raise CommandError(f"--optimizer: {error}, as in 'sgd lr=0.1'") from None
 
 
 def _whole_step(target: str, settings: Mapping[str, Any], optimizer: str) -> GraphModule:

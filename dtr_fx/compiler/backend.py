@@ -229,7 +229,7 @@ def plan_step(model: Callable[..., Any], inputs: Inputs, options: Options) -> li
         function = type(model).forward if isinstance(model, torch.nn.Module) else model
         # Of a module of torch.nn Dynamo compiles a function that calls it.
         around = getattr(getattr(compiled, "forward", None), "_torchdynamo_orig_callable", None)
-        for each in (function, around if isinstance(around, FunctionType) else None):
+        for each in (function, *([around] if isinstance(around, FunctionType) else [])):
             if hasattr(each, "__code__"):
                 reset_code(each.__code__)
     return reports
