@@ -28,7 +28,11 @@ _FORMS = (
 # The caching allocator takes memory in blocks of 2 MiB and more, and what lies between them is lost.
 _USABLE = 0.95
 _CPU = torch.device("cpu")
-_NAMES = {"planner": ("search", "online"), "executor": ("eager", "inductor", None)}
+_NAMES = {
+    "planner": ("search", "online"),
+    "executor": ("eager", "inductor", None),
+    "slices": ("exact", "summed", "off"),
+}
 
 _Parsed = TypeVar("_Parsed")
 
@@ -234,6 +238,8 @@ class Options:
     - ``executor``: who runs the two graphs of a step: ``"eager"``, operator by operator, bit for bit as
       unrewritten, or ``"inductor"``, which compiles them.  None: on a GPU that Triton compiles for, Inductor
       where sizes are fixed and its kernels fit; else eager.
+    - ``slices``: operators may run slice by slice where the budget is tight: ``"exact"`` if results stay the
+      same, bit for bit, ``"summed"`` also if sums are added up in another order, ``"off"`` not at all.
     - ``policy``: what is kept or recomputed, by path of a module or region; see ``passes.hints``.
     - ``watch``: a value, named as in ``dtr-fx diff``; ``Report.choices`` has each time that it was weighed.
     - ``report``: a file, ``.html`` or ``.json``, for the reports of all graphs planned in this process,
@@ -255,6 +261,7 @@ class Options:
     planner: Literal["search", "online"] = "search"
     plan_seconds: float | None = None
     executor: Literal["eager", "inductor"] | None = None
+    slices: Literal["exact", "summed", "off"] = "exact"
     policy: _Option[tuple[Hint, ...]] = _Option(parse_policy, None)
     watch: str | None = None
     report: _Option[Path | None] = _Option(_parse_report, None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import warnings
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
@@ -68,6 +70,7 @@ class Planning:
             cost = of_kernels(cost, device)
         as_it_is = workspaces(calls)
         workspace = {node: own + node.meta.get("dtr_extra_workspace", 0) for node, own in as_it_is.items()}
+        self.gm = gm
         self.options = options
         self._trusts_caller = trusts_caller
         replays_randomness = options.executor != "inductor"
@@ -85,12 +88,20 @@ class Planning:
         self.planner = Planner(self.graph.program, options, marks)
         marked = self.planner.checkpointed
         self._peak_unmarked = max(point.live for point in self.before)
+        self.base_cost = self.graph.base_cost
         self.baseline_peak = self._peak_unmarked
         self.saved = 0 if self.graph.boundary is None else self.graph.saved_bytes
         if marked is not None and (self.planner.must or marked.peak < self.baseline_peak):
             self.baseline_peak = marked.peak
             start = next(step for step in marked.steps if step.op == self.graph.boundary)
             self.saved = start.live - self.graph.held_between_passes
+
+    def of_variant(self, gm: GraphModule) -> Planning:
+        """The analysis of a graph that computes the same; shares are of this one's peak and seconds."""
+        variant = Planning(gm, self.options, trusts_caller=self._trusts_caller)
+        variant.before, variant.base_cost = self.before, self.base_cost
+        variant.baseline_peak, variant.saved = self.baseline_peak, self.saved
+        return variant
 
     @cached_property
     def budget(self) -> int:
@@ -225,24 +236,26 @@ class Planning:
                 best, high = (budget, plan), budget
         return best
 
-    def overhead(self, plan: Plan) -> float:
+    def overhead(self, plan: Plan | None) -> float:
         """What a plan adds, as a share of the graph's own compute."""
-        return self.extra(plan) / self.graph.base_cost if self.graph.base_cost else 0.0
+        return self.extra(plan) / self.base_cost if self.base_cost else 0.0
 
-    def extra(self, plan: Plan) -> float:
-        """Seconds that a plan adds: what is recomputed, and the copies of changed inputs that this reads."""
-        calls = self.graph.calls
+    def extra(self, plan: Plan | None) -> float:
+        """Seconds that a plan adds: recomputes, copies of changed inputs that these read, and slices."""
+        calls, slices = self.graph.calls, self.graph.base_cost - self.base_cost
+        if plan is None:
+            return slices
         again = {step.op for step in plan.steps if step.kind == RECOMPUTE}
         read = {value for number in again for value in calls[number].inputs}
         kept = (call for call in calls if call.role == KEEP and call.outputs[0] in read)
-        return plan.cost + sum(call.cost for call in kept)
+        return slices + plan.cost + sum(call.cost for call in kept)
 
     def sane_from(self, plan: Plan | None) -> int | None:
         """Of a plan that computes more than five forward passes again, a budget from which none does."""
         forward = sum(call.cost for call in self.graph.calls[: self.graph.boundary])
         if self.graph.boundary is None or plan is None or self.extra(plan) <= _SANE * forward:
             return None
-        return self._passes_within(_SANE * forward / self.graph.base_cost)
+        return self._passes_within(_SANE * forward / self.base_cost)
 
     def error(self, budget: int, smallest: int) -> InfeasibleBudgetError:
         graph, need = self.graph, self.planner.need
@@ -266,3 +279,11 @@ class Planning:
             kept=tuple(dict.fromkeys(hint[0] for hint in kept if hint is not None)),
             sane=self.sane_from(self.planner.smallest) if smallest == self.planner.smallest.peak else None,
         )
+
+
+def copy_of(gm: GraphModule) -> GraphModule:
+    """The graph anew, with the same modules and tensors."""
+    with warnings.catch_warnings():
+        # What torch itself deprecates is in the copy.
+        warnings.simplefilter("ignore", FutureWarning)
+        return GraphModule(gm, copy.deepcopy(gm.graph))

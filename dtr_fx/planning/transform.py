@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import time
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -24,7 +22,7 @@ from dtr_fx.passes.reach import Reached, reached_by_caller, relied_on
 from dtr_fx.passes.verify import Verify, check_budget
 from dtr_fx.passes.write import Write
 from dtr_fx.planning.options import Options
-from dtr_fx.planning.planning import Carried, Planning
+from dtr_fx.planning.planning import Carried, Planning, copy_of
 from dtr_fx.planning.reporting import (
     choices,
     events_of,
@@ -34,6 +32,7 @@ from dtr_fx.planning.reporting import (
     source_line,
     stats_of,
 )
+from dtr_fx.planning.slices import plan_graph
 from dtr_fx.report import Relied
 from dtr_fx.runtime import Heuristic, Plan, collector_paused
 from dtr_fx.runtime.heuristics import Score
@@ -106,14 +105,6 @@ def rewritten_copy(
     return rewritten, report
 
 
-def copy_of(gm: GraphModule) -> GraphModule:
-    """The graph anew, with the same modules and tensors."""
-    with warnings.catch_warnings():
-        # What torch itself deprecates is in the copy.
-        warnings.simplefilter("ignore", FutureWarning)
-        return GraphModule(gm, copy.deepcopy(gm.graph))
-
-
 def readable_copy(gm: GraphModule, example_inputs: Sequence[Any] | None) -> GraphModule:
     """A copy to plan for: with the shapes of the example inputs, and without an earlier plan."""
     copied = copy_of(gm)
@@ -139,11 +130,13 @@ def rewrite_for_all(
         planning = Planning(gm, options)
         laps.take("analysis")
         try:
-            budget, plan = planning.plan(saves_nothing=saves_nothing)
+            planning, budget, plan = plan_graph(planning, saves_nothing=saves_nothing)
         except InfeasibleBudgetError as error:
             if saves_nothing or not planning.graph.reached:
                 raise
             return _trusting_the_caller(gm, options, error.smallest, laps), None
+        if planning.gm is not gm:
+            gm.graph = planning.gm.graph
         carried = Carried(planning.graph.program.structure, None if plan is None else plan.order)
         return carry_out(gm, planning, budget, plan, laps), carried
 
@@ -202,7 +195,7 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
         plan=plan,
         budget=budget,
         asked=options.asked,
-        base_cost=graph.base_cost,
+        base_cost=planning.base_cost,
         constants=graph.constant_bytes,
         device=str(graph.device),
         before=planning.before,
