@@ -1,17 +1,18 @@
-"""The table behind ``cuts``: what an operator reads and makes, dimension by dimension, in labels.
+"""The dimensions of what an operator reads and makes, in labels: the words of the table behind ``cuts``.
 
 A label names what a dimension ranges over, as a letter does in ``einsum``.  Along a label that no slice of a
-result needs another slice for, the operator may be cut; along one that only inputs have, its results add up if
-the rule says so.  A dimension without a label (None) stays whole.  What a rule takes for exact by construction
-computes every element of its results by the same sequence of operations, however long the tensors are; of all
-else a measurement decides.  On a CPU that is nearly every operator that calculates: a BLAS blocks a smaller
-product otherwise, and vectorized loops compute the last few elements by other functions than the rest.
+result needs another slice for, the operator may be cut; along one that only inputs have, its results add up
+if the rule says so.  A dimension without a label (None) stays whole.
+
+Exact by construction is what computes every element of its results by the same operations, however long the
+tensors are.  Of all else a measurement decides.  On a CPU that is nearly all that calculates: a BLAS blocks a
+smaller product otherwise, and vectorized loops have other functions for the last few elements.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from torch.fx import Node
 
 from dtr_fx.torch_private import OpOverload, TorchPrivateError, schema_of
 
-Label = Hashable
+Label = int | str
 Labels = Sequence[Label | None]
 
 
@@ -31,12 +32,18 @@ class Made(NamedTuple):
 
 
 class Form(NamedTuple):
-    """An operator's tensors in labels; ``shapes`` are arguments that hold sizes, with labels and sizes."""
+    """An operator's tensors in labels.
+
+    ``measured`` are the labels along which a measurement has to say that a cut leaves the bits as they are,
+    ``shapes`` arguments that hold sizes, with labels and sizes.  ``leading``: the kernel takes its operands
+    for contiguous, so that only cuts of the first dimensions leave slices that it can read.
+    """
 
     reads: Sequence[tuple[Node, Labels]]
     makes: Sequence[Made | None]
     measured: frozenset[Label] = frozenset()
     shapes: Mapping[str, tuple[Labels, Sequence[int]]] = {}
+    leading: bool = False
 
 
 class Call:
@@ -46,7 +53,9 @@ class Call:
         arguments = schema_of(node.target).arguments  # type: ignore[arg-type]
         self.name = str(node.target.overloadpacket.__name__)  # type: ignore[union-attr]
         self._node = node
-        self.given = {argument.name: argument.default_value for argument in arguments if not argument.kwarg_only}
+        self.given = {
+            argument.name: argument.default_value for argument in arguments if not argument.kwarg_only
+        }
         self.given.update(zip(self.given, node.args))
         defaults = {argument.name: argument.default_value for argument in arguments if argument.kwarg_only}
         self.given.update({**defaults, **node.kwargs})
@@ -80,14 +89,22 @@ class Call:
 
     def reads(self, labels: Mapping[str, Labels | None]) -> list[tuple[Node, Labels]]:
         """Those of these arguments that are tensors, with their labels."""
-        return [(self.given[name], of or ()) for name, of in labels.items() if isinstance(self.given.get(name), Node)]
+        return [
+            (self.given[name], of or ())
+            for name, of in labels.items()
+            if isinstance(self.given.get(name), Node)
+        ]
 
 
 Rule = Callable[[Call], Form | None]
+
+
 class Rules(dict[OpOverload, Rule]):
     """A part of the table."""
 
-    def of(self, names: str, **facts: Any) -> Callable[[Callable[..., Form | None]], Callable[..., Form | None]]:
+    def of(
+        self, names: str, **facts: Any
+    ) -> Callable[[Callable[..., Form | None]], Callable[..., Form | None]]:
         """Enter a rule for these operators; ``TorchPrivateError`` for one that this torch does not have."""
 
         def enter(rule: Callable[..., Form | None]) -> Callable[..., Form | None]:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch.fx import Node
 
-from dtr_fx.passes.cut_forms import Call, Form, Label, Made, Rules, broadcast, named, numbers
+from dtr_fx.passes.cut_forms import Call, Form, Label, Labels, Made, Rules, broadcast, named, numbers
 
 RULES = Rules()
 
 # --- element by element ------------------------------------------------------------------------------------
 
 
-@RULES.of("where.ScalarOther where.ScalarSelf where.Scalar masked_fill.Tensor elu_backward leaky_relu_backward")
-@RULES.of("hardtanh_backward hardsigmoid_backward hardswish hardswish_backward softplus_backward mish_backward")
+@RULES.of(
+    "where.ScalarOther where.ScalarSelf where.Scalar masked_fill.Tensor elu_backward leaky_relu_backward"
+)
+@RULES.of(
+    "hardtanh_backward hardsigmoid_backward hardswish hardswish_backward softplus_backward mish_backward"
+)
 @RULES.of("softshrink_backward hardshrink_backward log_sigmoid_backward _prelu_kernel _prelu_kernel_backward")
 @RULES.of("huber_loss_backward", reduces=True)
 @RULES.of("mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss", reduces=True)
@@ -30,20 +33,27 @@ def pointwise(call: Call, *, moves: bool = False, reduces: bool = False) -> Form
         return None
     shapes = [tuple(node.meta["val"].shape) for node in nodes]
     whole = tuple(torch.broadcast_shapes(*shapes))
-    made = Made(named(len(whole)))
-    if reduces and call["reduction"] == _SUM and call.made() == ():
-        made = Made((), numbers(len(whole)))
-    elif (reduces and call["reduction"] != _NONE) or any(result.shape != whole for result in call.results):
-        if not (reduces and call["reduction"] == _SUM and call.made() == whole):
-            return None
-    reads = [(node, broadcast(shape, whole)) for node, shape in zip(nodes, shapes)]
+    labels, made = named(len(whole)), {tuple(result.shape) for result in call.results}
+    if (reduces and call["reduction"] == _MEAN) or len(_devices(call, nodes)) > 1:
+        return None
+    if made == {whole}:
+        makes = [Made(labels)] * len(call.results)
+    elif reduces and made == {()}:
+        makes = [Made((), numbers(len(whole)))]
+    else:
+        return None
     calculates = any(result.is_floating_point() or result.is_complex() for result in call.results)
     measured = numbers(len(whole)) if calculates and not moves else frozenset()
-    devices = {value.device for value in (*call.results, *(node.meta["val"] for node in nodes if node.meta["val"].dim()))}
-    return Form(reads, [made] * len(call.results), measured) if len(devices) == 1 else None
+    return Form([(node, broadcast(shape, whole)) for node, shape in zip(nodes, shapes)], makes, measured)
 
 
-_NONE, _MEAN, _SUM = range(3)  # reductions of losses
+def _devices(call: Call, nodes: Iterable[Node]) -> set[torch.device]:
+    """Those of the operands, except numbers, and of the results."""
+    values = [node.meta["val"] for node in nodes if node.meta["val"].dim()]
+    return {value.device for value in (*values, *call.results)}
+
+
+_MEAN = 1  # of the reductions of losses: none, mean, sum
 
 
 @RULES.of("full zeros ones new_zeros new_ones new_full")
@@ -65,22 +75,22 @@ def _view(call: Call) -> Form | None:
 
 def _segments(one: Sequence[int], other: Sequence[int]) -> tuple[list[Label | None], list[Label | None]]:
     """Labels for two shapes of the same elements: the shortest runs of dimensions that hold as many."""
-    labels: tuple[list[Label | None], ...] = [None] * len(one), [None] * len(other)
+    labels: tuple[list[Label | None], list[Label | None]] = [None] * len(one), [None] * len(other)
     if 0 in one:
         return labels
     left, right = ([(at, size) for at, size in enumerate(shape) if size != 1] for shape in (one, other))
-    place, index, counts = [0, 0], 0, [1, 1]
-    for segment in itertools.count():
-        if place[0] == len(left):
-            return labels
+    place = [0, 0]
+    segment = 0
+    while place[0] < len(left):
         counts = [1, 1]
         while counts[0] != counts[1] or counts[0] == 1:
             side = int(counts[0] > counts[1])
-            index, size = (left, right)[side][place[side]]
-            labels[side][index] = segment
+            at, size = (left, right)[side][place[side]]
+            labels[side][at] = segment
             counts[side] *= size
             place[side] += 1
-    raise AssertionError
+        segment += 1
+    return labels
 
 
 @RULES.of("squeeze.dim squeeze.dims unsqueeze")
@@ -94,7 +104,9 @@ def _squeeze(call: Call) -> Form | None:
     longer = [size for dim, size in enumerate(shape) if dim in taken and size != 1]
     if longer:
         return None
-    return Form(call.reads({"self": read}), [Made([None if size == 1 else next(kept) for size in call.made()])])
+    return Form(
+        call.reads({"self": read}), [Made([None if size == 1 else next(kept) for size in call.made()])]
+    )
 
 
 @RULES.of("expand")
@@ -206,9 +218,7 @@ def _scatter(call: Call) -> Form:
     shape, index = call.shape("self"), call.shape("index")
     source = call.shape("src") if "src" in call.given else index
     dim = call.dim("dim", len(shape))
-    labels = [
-        at if at != dim and size == index[at] == source[at] else None for at, size in enumerate(shape)
-    ]
+    labels = [at if at != dim and size == index[at] == source[at] else None for at, size in enumerate(shape)]
     reads = {name: labels for name in ("self", "index", "src") if name in call.given}
     return Form(call.reads(reads), [Made(labels)], numbers(len(shape)))
 
@@ -230,16 +240,20 @@ def _index(call: Call) -> Form | None:
         return None
     picked = tuple(torch.broadcast_shapes(*(tensor.shape for tensor in tensors)))
     kept = named(len(shape), at)
+    before, after = kept[: at[0]], kept[at[-1] + 1 :]
     if "values" in call.given:
-        part = [*kept[: at[0]], *[None] * len(picked), *kept[at[-1] + 1 :]]
         sizes = [*shape[: at[0]], *picked, *shape[at[-1] + 1 :]]
-        values = broadcast(call.shape("values"), sizes)
-        values = [None if label is None else part[label] for label in values]  # type: ignore[call-overload]
+        values = _relabelled([*before, *[None] * len(picked), *after], call.shape("values"), sizes)
         return Form(call.reads({"self": kept, "values": values}), [Made(kept)], numbers(len(shape)))
-    names: list[Label | None] = [("index", dim) for dim in range(len(picked))]
-    cut = [[names[label] if label is not None else None for label in broadcast(t.shape, picked)] for t in tensors]  # type: ignore[call-overload]
-    reads = [*call.reads({"self": kept}), *((indices[dim], labels) for dim, labels in zip(at, cut))]
-    return Form(reads, [Made([*kept[: at[0]], *names, *kept[at[-1] + 1 :]])])
+    names: list[Label | None] = [f"index {dim}" for dim in range(len(picked))]
+    picks = [(indices[dim], _relabelled(names, tensor.shape, picked)) for dim, tensor in zip(at, tensors)]
+    return Form([*call.reads({"self": kept}), *picks], [Made([*before, *names, *after])])
+
+
+def _relabelled(labels: Labels, shape: Sequence[int], sizes: Sequence[int]) -> Labels:
+    """The labels of an operand that is broadcast to dimensions of these labels and sizes."""
+    offset = len(sizes) - len(shape)
+    return [labels[offset + dim] if size == sizes[offset + dim] else None for dim, size in enumerate(shape)]
 
 
 @RULES.of("embedding")

@@ -1,4 +1,4 @@
-"""The part of the table of ``cuts`` that adds up: products, convolutions, norms, attention, losses, reductions."""
+"""The part of the table of ``cuts`` that adds up: products, images, norms, attention, losses, reductions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def _product(call: Call, *, operands: str, batch: str) -> Form:
     reads = call.reads({left: [*batch, "i", "k"], right: [*batch, "k", "j"]})
     if left == "self":
         return Form(reads, [Made(made, _over("k"))], _over("b", "i", "j"))
-    added = [made[label] if isinstance(label, int) else None for label in broadcast(call.shape("self"), call.made())]
+    added = [
+        made[label] if isinstance(label, int) else None
+        for label in broadcast(call.shape("self"), call.made())
+    ]
     return Form([*reads, *call.reads({"self": added})], [Made(made)], _over("b", "i", "j"))
 
 
@@ -71,7 +74,9 @@ def _convolution_backward(call: Call) -> Form:
 @RULES.of("upsample_bilinear2d.vec upsample_bicubic2d upsample_bicubic2d.vec", measured="nc")
 @RULES.of("upsample_nearest1d_backward upsample_nearest2d_backward", measured="nc")
 @RULES.of("upsample_bilinear2d_backward upsample_bicubic2d_backward", measured="nc")
-@RULES.of("reflection_pad2d replication_pad2d reflection_pad2d_backward replication_pad2d_backward", measured="nc")
+@RULES.of(
+    "reflection_pad2d replication_pad2d reflection_pad2d_backward replication_pad2d_backward", measured="nc"
+)
 def _of_images(call: Call, *, measured: str) -> Form | None:
     rank = 3 if call.name.startswith("upsample_nearest1d") else 4
     if len(call.made()) != rank:
@@ -82,7 +87,9 @@ def _of_images(call: Call, *, measured: str) -> Form | None:
     return Form(operands, [Made(labels)] * len(call.results), frozenset(measured), shapes)
 
 
-@RULES.of("_native_batch_norm_legit_functional native_batch_norm_backward _native_batch_norm_legit_no_training")
+@RULES.of(
+    "_native_batch_norm_legit_functional native_batch_norm_backward _native_batch_norm_legit_no_training"
+)
 def _batch_norm(call: Call) -> Form:
     """Along the channels."""
     operands = [value for value in call.given.values() if isinstance(value, Node)]
@@ -137,7 +144,8 @@ def _layer_norm(call: Call) -> Form:
     else:
         makes = [Made(labels)] * len(call.results)
     measured = numbers(rows) if "rms" in call.name else frozenset()
-    return Form(call.reads({**operands, "weight": None, "bias": None}), makes, measured)
+    reads = call.reads({**operands, "weight": None, "bias": None})
+    return Form(reads, makes, measured, leading="output_mask" in call.given)
 
 
 @RULES.of("_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward")
@@ -149,7 +157,10 @@ def _attention(call: Call) -> Form | None:
     mask: Labels = ()
     if call["attn_mask"] is not None:
         sizes = (*shape[:2], *call.shape("attn_mask")[-2:])
-        mask = [query[label] if isinstance(label, int) else None for label in broadcast(call.shape("attn_mask"), sizes)]
+        mask = [
+            query[label] if isinstance(label, int) else None
+            for label in broadcast(call.shape("attn_mask"), sizes)
+        ]
     operands = dict.fromkeys(("query", "key", "value", "out", "grad_out"), query)
     reads = call.reads({**operands, "logsumexp": query[:3], "attn_mask": mask})
     makes = [Made(query[: len(result.shape)]) for result in call.results]

@@ -1,8 +1,8 @@
 """Which operator may run slice by slice, along which dimensions, and what becomes of its results.
 
-Requires: concrete sizes in ``meta["val"]``.  The table itself, operator by operator, is in ``cut_moves`` and ``cut_sums``: each rule
-labels the dimensions of what an operator reads and makes, as in ``einsum``, and this module finds the runs of
-labels along which all of it can be cut.
+Requires: concrete sizes in ``meta["val"]``.  The table itself is in ``cut_moves`` and ``cut_sums``: its rules
+label the dimensions of what an operator reads and makes, and here the runs of labels are found along which
+all of it can be cut.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.fx import Node
@@ -26,11 +26,10 @@ from dtr_fx.torch_private import OpOverload, schema_of
 class Axis(NamedTuple):
     """One way to run an operator slice by slice: what is cut of its inputs and its results.
 
-    Inputs that are not named are read whole by every slice.  ``results`` has one entry per result, None for one
-    that is no tensor, or not defined.  ``extent`` is the number of rows: the product of the sizes of the cut
-    dimensions, the same for every cut tensor.  Where a ``Cut`` has several dimensions, the rows of a slice divide
-    the size of the last one.  ``measured``: bit for bit only if a measurement says so, not by construction;
-    see ``dtr_fx.costs.slices``.  ``shapes`` are arguments that hold sizes and so are cut, too.
+    Inputs that are not named are read whole by every slice.  ``results`` has one entry per result, None for
+    one that is no tensor, or not defined.  ``extent`` is the number of rows: the product of the sizes of the
+    cut dimensions, the same for every cut tensor.  ``measured``: bit for bit only if a measurement says so,
+    not by construction; see ``dtr_fx.costs.slices``.  ``shapes`` are arguments that hold sizes, cut as well.
     """
 
     node: Node
@@ -48,15 +47,18 @@ class Axis(NamedTuple):
     def arguments(self, rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The node's arguments for a slice of so many rows; nodes stay, and stand for their slices."""
         args, kwargs = list(self.node.args), dict(self.node.kwargs)
-        for position, argument in enumerate(schema_of(self.node.target).arguments):
+        for position, argument in enumerate(schema_of(cast(OpOverload, self.node.target)).arguments):
             if argument.name in self.shapes:
-                given = args if position < len(args) else kwargs
+                given: Any = args if position < len(args) else kwargs
                 at: Any = position if position < len(args) else argument.name
-                given[at] = _cut(given[at], self.shapes[argument.name], rows)  # type: ignore[index]
+                given[at] = _cut(given[at], self.shapes[argument.name], rows)
         return tuple(args), kwargs
 
     def fits(self, rows: int) -> bool:
-        """True if slices of so many rows, and a last one of what is left, can be told from the whole."""
+        """True if the whole can be cut into slices of so many rows and one of what is left.
+
+        The rows of a slice have to divide the last of several dimensions that are cut together.
+        """
         tensors = [(node.meta["val"].shape, cut) for node, cut in self.inputs.items()]
         values = _results(self.node)
         tensors += [(value.shape, cut) for value, cut in zip(values, self.results) if isinstance(cut, Cut)]
@@ -71,7 +73,7 @@ _RULES = {**cut_moves.RULES, **cut_sums.RULES}
 
 
 def axes(node: Node) -> tuple[Axis, ...]:
-    """All ways to run the node's operator slice by slice; none for what draws, writes or is not in the table."""
+    """All ways to run the node's operator slice by slice; none if it draws, writes, or has no rule."""
     if not isinstance(node.target, OpOverload):
         return ()
     rule = _RULES.get(node.target)
@@ -79,7 +81,9 @@ def axes(node: Node) -> tuple[Axis, ...]:
         rule = cut_moves.pointwise
     if rule is None or rng.is_random(node) or not may_run_twice(node) or mutated_tensors(node):
         return ()
-    tensors = [tensor for each in (node, *node.all_input_nodes) for tensor in tensors_of(each.meta.get("val"))]
+    tensors = [
+        tensor for each in (node, *node.all_input_nodes) for tensor in tensors_of(each.meta.get("val"))
+    ]
     if not all(map(_is_plain, tensors)):
         return ()
     form = rule(Call(node))
@@ -128,7 +132,7 @@ def _axis(node: Node, form: Form, chosen: tuple[Any, ...]) -> Axis | None:
     """The axis along these labels, if all that the operator reads and makes can be cut there, or is whole."""
     try:
         reads = [(read, _place(labels, read.meta["val"].shape, chosen)) for read, labels in form.reads]
-        results = []
+        results: list[Cut | Sum | None] = []
         for made, value in zip(form.makes, _results(node)):
             if made is None or not _is_defined(value):
                 results.append(None)
@@ -141,13 +145,15 @@ def _axis(node: Node, form: Form, chosen: tuple[Any, ...]) -> Axis | None:
     except _NoCut:
         return None
     inputs = {read: place for read, place in reads if place is not None}
+    if form.leading and any(
+        math.prod(read.meta["val"].shape[: at.first]) != 1 for read, at in inputs.items()
+    ):
+        return None
     if any(inputs.get(read) != place for read, place in reads) or not any(results):
         return None
     extents = {_extent(read.meta["val"].shape, place) for read, place in inputs.items()}
     extents |= {
-        _extent(value.shape, place)
-        for value, place in zip(_results(node), results)
-        if isinstance(place, Cut)
+        _extent(value.shape, place) for value, place in zip(_results(node), results) if isinstance(place, Cut)
     }
     if len(extents) != 1 or extents <= {0, 1}:
         return None

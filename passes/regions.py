@@ -7,6 +7,7 @@ region of the backward pass makes anew in its slices, so that it need not be kep
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, replace
@@ -23,12 +24,11 @@ from dtr_fx.passes.marks import mark_of
 from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.reach import reached_by_caller, written_after_forward
 from dtr_fx.passes.slices import SUM, Cut, Given, Result, Sliced, Sum, rows_of, together
-from dtr_fx.passes.tensors import empty_like, held_by, is_backward, is_selection, storage_keys
+from dtr_fx.passes.tensors import held_by, is_backward, is_selection, storage_keys
 from dtr_fx.torch_private import rename
 
-# Growth ends at so many operators, or after so many that do not help.  A region is taken as soon as what it reads and makes whole is so near to the least
-# that growing finds, or so small a part of what its first operator has whole.
-_MOST_MEMBERS, _PATIENCE, _NEAR, _SMALL = 300, 24, 1.1, 0.2
+# Growth ends at so many operators, or after so many that do not help.
+_MOST_MEMBERS, _PATIENCE = 300, 24
 
 Allowed = Callable[[Node, Axis], bool]
 
@@ -150,8 +150,8 @@ class Region:
         )
 
 
-def find_region(gm: GraphModule, seed: Node, allowed: Allowed) -> Region | None:
-    """The region around an operator of which the least is read and made whole; None if there is none.
+def find_regions(gm: GraphModule, seed: Node, allowed: Allowed) -> list[Region]:
+    """Regions around an operator, from small to large; each reads and makes less whole than smaller ones.
 
     ``allowed`` tells which cuts may be used.
     """
@@ -165,20 +165,14 @@ def find_region(gm: GraphModule, seed: Node, allowed: Allowed) -> Region | None:
         barred = written | reached if runs_again else written
         return _is_plain(node, barred) and allowed(node, axis)
 
-    found = [
-        region
-        for axis in axes(seed)
-        if axis.extent > 1 and may(seed, axis)
-        for region in _grow(Region(seed, {seed: axis}, resident), may)
-        if _can_run(gm.graph, region)
-    ]
-    if not found:
-        return None
-    at_once = sum(held.nbytes for used in (seed, *seed.all_input_nodes) for held in held_by(used))
-    least = min(region.whole_bytes() for region in found)
-    enough = max(_NEAR * least, _SMALL * at_once)
-    fitting = (region for region in found if region.whole_bytes() <= enough)
-    return min(fitting, key=lambda region: (len(region.members), region.whole_bytes()))
+    found: list[Region] = []
+    for axis in axes(seed):
+        least = math.inf
+        for region in _grow(Region(seed, {seed: axis}, resident), may) if may(seed, axis) else ():
+            if region.whole_bytes() < least and _can_run(gm.graph, region):
+                least = region.whole_bytes()
+                found.append(region)
+    return sorted(found, key=lambda region: len(region.members))
 
 
 def _grow(region: Region, allowed: Allowed) -> Iterator[Region]:
@@ -212,7 +206,7 @@ def put_in_slices(gm: GraphModule, region: Region, target: Sliced) -> Node:
     with gm.graph.inserting_after(place):
         read = tuple(value for value, _ in region.read())
         node = gm.graph.call_function(cast(Callable[..., Any], target), read)
-    node.meta = _described(seed, tuple(empty_like(value.meta["val"]) for value in results))
+    node.meta = _described(seed, tuple(value.meta["val"] for value in results))
     rename(node, f"{seed.name}_in_{target.slices}")
     last = node
     for position, value in enumerate(results):
@@ -314,8 +308,9 @@ def _can_run(graph: Graph, region: Region) -> bool:
         return False
     tensors = [value.meta["val"] for value in region.results()]
     dense = (torch.empty_like(tensor).stride() == tensor.stride() for tensor in tensors)
-    is_read_once = len(dict(region.read())) == len(region.read())
-    return all(dense) and is_read_once and bool(region.results()) and _order(graph, region) is not None
+    keys = [key for value in region.results() for key in storage_keys(value)]
+    is_apart = len(dict(region.read())) == len(region.read()) and len({*keys}) == len(keys) > 0
+    return all(dense) and is_apart and _order(graph, region) is not None
 
 
 def _is_plain(node: Node, barred: Set[int]) -> bool:

@@ -12,6 +12,7 @@ from dtr_fx.errors import OptionError
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options, parse_budget
 from dtr_fx.planning.planning import Planning
+from dtr_fx.planning.slices import Alternatives
 from dtr_fx.planning.transform import Laps, carry_out, readable_copy, without_guards
 from dtr_fx.report import Curve, CurvePoint
 from dtr_fx.runtime import collector_paused
@@ -50,20 +51,21 @@ def sweep(
     graph, chosen = readable_copy(gm, example_inputs), _options(options)
     with collector_paused(), without_guards(graph):
         planning = Planning(graph, chosen)
-        least, whole = planning.planner.smallest.peak, planning.baseline_peak
+        alternatives = Alternatives(planning)
+        least, whole = alternatives.least_memory()[1], planning.baseline_peak
         wanted = sorted({least, *map(planning.in_bytes, specs)}, reverse=True)
         points = [CurvePoint(whole, whole, 0.0)]
         for number, budget in enumerate(wanted, 1):
             if least <= budget < whole:
-                plan = planning.planner.plan(budget)
-                points.append(CurvePoint(budget, plan.peak, planning.overhead(plan)))
+                found, _, plan = alternatives.plan_at(budget)
+                points.append(CurvePoint(budget, found.peak(plan), found.overhead(plan)))
             if watch is not None:
                 watch(number, len(wanted))
     return Curve(
         points=tuple(points),
         baseline_peak=whole,
         constants=planning.graph.constant_bytes,
-        lower_bound=planning.planner.need.nbytes,
+        lower_bound=min(each.planner.need.nbytes for each in (planning, *alternatives.variants)),
         base_cost=planning.graph.base_cost,
     )
 
@@ -87,17 +89,14 @@ def smallest_budget(
     graph, chosen = readable_copy(gm, example_inputs), _options(given, may="max_overhead")
     with collector_paused(), without_guards(graph):
         planning = Planning(graph, chosen)
-        if chosen.max_overhead is not None:
-            return planning.least_memory()[0]
-        return min(planning.planner.smallest.peak, planning.baseline_peak)
+        return min(Alternatives(planning).least_memory()[1], planning.baseline_peak)
 
 
 def smallest_plan(gm: GraphModule, options: Options) -> Report:
     """The plan for ``smallest_budget``'s bytes, which is ``transform``'s."""
     graph = readable_copy(gm, None)
     with collector_paused(), without_guards(graph):
-        planning = Planning(graph, options)
-        budget, plan = planning.least_memory()
+        planning, budget, plan = Alternatives(Planning(graph, options)).least_memory()
         if options.max_overhead is None:
             planning.options = replace(options, budget=parse_budget(budget))
         return carry_out(graph, planning, budget, plan, Laps())

@@ -182,6 +182,15 @@ class Planning:
                 return budget, None
             raise self.error(budget, infeasible.smallest) from None
 
+    def plan_at(self, budget: int) -> tuple[int, Plan | None]:
+        """The budget, and the plan for so many bytes, or None for the graph as it is."""
+        if self._fits_as_it_is(budget):
+            return budget, None
+        try:
+            return budget, self.planner.plan(budget)
+        except Infeasible as infeasible:
+            raise self.error(budget, infeasible.smallest) from None
+
     def least_memory(self) -> tuple[int, Plan | None]:
         """The smallest budget that is found for the options' overhead, in bytes, and the plan for it.
 
@@ -235,6 +244,10 @@ class Planning:
             else:
                 best, high = (budget, plan), budget
         return best
+
+    def peak(self, plan: Plan | None) -> int:
+        """Bytes of a plan, or of the graph as it is."""
+        return self._peak_unmarked if plan is None else plan.peak
 
     def overhead(self, plan: Plan | None) -> float:
         """What a plan adds, as a share of the graph's own compute."""

@@ -32,7 +32,7 @@ from dtr_fx.planning.reporting import (
     source_line,
     stats_of,
 )
-from dtr_fx.planning.slices import plan_graph
+from dtr_fx.planning.slices import Alternatives
 from dtr_fx.report import Relied
 from dtr_fx.runtime import Heuristic, Plan, collector_paused
 from dtr_fx.runtime.heuristics import Score
@@ -130,13 +130,11 @@ def rewrite_for_all(
         planning = Planning(gm, options)
         laps.take("analysis")
         try:
-            planning, budget, plan = plan_graph(planning, saves_nothing=saves_nothing)
+            planning, budget, plan = Alternatives(planning).plan(saves_nothing=saves_nothing)
         except InfeasibleBudgetError as error:
             if saves_nothing or not planning.graph.reached:
                 raise
             return _trusting_the_caller(gm, options, error.smallest, laps), None
-        if planning.gm is not gm:
-            gm.graph = planning.gm.graph
         carried = Carried(planning.graph.program.structure, None if plan is None else plan.order)
         return carry_out(gm, planning, budget, plan, laps), carried
 
@@ -158,8 +156,7 @@ def rewrite_alike(
 
 def _trusting_the_caller(gm: GraphModule, options: Options, safe: int, laps: Laps) -> Report:
     """Rewrite a graph whose plans fit only if they recompute from what the caller may write."""
-    planning = Planning(gm, options, trusts_caller=True)
-    budget, plan = planning.plan(saves_nothing=False)
+    planning, budget, plan = Alternatives(Planning(gm, options, trusts_caller=True)).plan()
     report = carry_out(gm, planning, budget, plan, laps)
     return replace(report, relied=_relied(gm, planning.graph.reached, safe))
 
@@ -179,8 +176,13 @@ def without_guards(gm: GraphModule) -> contextlib.AbstractContextManager[None]:
 
 
 def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | None, laps: Laps) -> Report:
-    """Write a plan into the graph, verify the graph and report on it; None leaves it as it is."""
+    """Write a plan into the graph, verify the graph and report on it; None leaves its order as it is.
+
+    The graph becomes that of the analysis, if this is of one that computes the same in slices.
+    """
     laps.take("plan")
+    if planning.gm is not gm:
+        gm.graph = planning.gm.graph
     parameters = reached_by_caller(gm, "parameter")
     passes = () if plan is None else (Write(planning.graph, plan), Verify())
     Pipeline(*passes, given=(VALUES, ORDER))(gm, laps.take)
