@@ -41,7 +41,7 @@ Planner: TypeAlias = Callable[[Options], list[Report]]
 _Shown = TypeVar("_Shown")
 
 SAVED, LOGS, _PROGRAM = ".json", (".log", ".log.gz", ".gz"), ".pt2"
-_PLAN_OPTIONS = ("budget", "heuristic", "planner", "plan_seconds", "costs")
+_PLAN_OPTIONS = ("budget", "heuristic", "planner", "plan_seconds", "costs", "slices")
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, html: bool = True) -> None:
@@ -53,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, html: bool = True) -> None
     add("--planner", choices=("search", "online"), help="many passes, or the paper's one (default: search)")
     add("--plan-seconds", type=seconds, metavar="S", help="effort of a search")
     add("--costs", choices=("roofline", "profile"), help="operators' times: estimated, or measured")
+    about = "operators that may run slice by slice (default: exact, those whose results stay the same)"
+    add("--slices", choices=("exact", "summed", "off"), help=about)
     add_printing(parser)
     if html:
         add("--html", type=Path, metavar="FILE", help="write the report as a page to FILE")

@@ -65,7 +65,7 @@ def sweep(
         points=tuple(points),
         baseline_peak=whole,
         constants=planning.graph.constant_bytes,
-        lower_bound=min(each.planner.need.nbytes for each in (planning, *alternatives.variants)),
+        lower_bound=min(each.planner.need.nbytes for each in (planning, alternatives.least) if each),
         base_cost=planning.graph.base_cost,
     )
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
+from typing import Literal
 
 from torch.fx import Node
 
@@ -25,6 +26,12 @@ _PATIENCE = 4
 # Slices are tried where no plan fits, or where one adds so much and the lower bound is so near to the budget.
 _DEAR, _NEAR = 0.05, 0.7
 
+_MORE: dict[str, tuple[Literal["exact", "summed"], ...]] = {
+    "off": ("exact", "summed"),
+    "exact": ("summed",),
+    "summed": (),
+}
+
 Chosen = tuple[Planning, int, "Plan | None"]
 
 
@@ -35,9 +42,9 @@ class Alternatives:
         self.whole = whole
 
     @cached_property
-    def variants(self) -> list[Planning]:
-        """The graph with more and more slices; each has a lower bound below that of the one before."""
-        return list(in_slices(self.whole)) if self.whole.options.slices != "off" else []
+    def least(self) -> Planning | None:
+        """The graph with the slices that lower its lower bound the most; None without."""
+        return in_slices(self.whole) if self.whole.options.slices != "off" else None
 
     def plan(self, *, saves_nothing: bool = False) -> Chosen:
         """The analysis, the budget in bytes and the plan for the options; see ``Planning.plan``."""
@@ -49,7 +56,7 @@ class Alternatives:
 
     def least_memory(self) -> Chosen:
         """The same for the smallest budget that is found; see ``Planning.least_memory``."""
-        found = [(each, *each.least_memory()) for each in (self.whole, *self.variants[-1:])]
+        found = [(each, *each.least_memory()) for each in (self.whole, self.least) if each is not None]
         return min(found, key=lambda chosen: chosen[1])
 
     def _choose(self, plan_of: Callable[[Planning], tuple[int, Plan | None]]) -> Chosen:
@@ -63,19 +70,27 @@ class Alternatives:
                 failed.append(error)
 
         attempt(self.whole)
-        if failed or _may_be_better(*found[0]):
-            for variant in self._worth_planning(failed[0].asked if failed else found[0][1]):
+        if (failed or _may_be_better(*found[0])) and self.least is not None:
+            budget = failed[0].asked if failed else found[0][1]
+            roomy = in_slices(self.whole, _NEAR * budget)
+            for variant in dict.fromkeys(filter(None, [roomy, self.least])):
                 attempt(variant)
         if not found:
-            raise min(failed, key=lambda error: error.smallest)
+            error = min(failed, key=lambda error: error.smallest)
+            raise replace(error, sliced=self._with_more_slices(error.smallest))
         if self.whole.options.max_overhead is not None:
             return min(found, key=lambda chosen: chosen[1])
         return min(found, key=lambda chosen: chosen[0].extra(chosen[2]))
 
-    def _worth_planning(self, budget: int) -> list[Planning]:
-        """The graph with the fewest slices that leave room in the budget, and with as many as help."""
-        roomy = (each for each in self.variants if each.planner.need.nbytes <= _NEAR * budget)
-        return list(dict.fromkeys([*itertools.islice(roomy, 1), *self.variants[-1:]]))
+    def _with_more_slices(self, smallest: int) -> dict[str, int]:
+        """Smaller budgets that work under other values of the option ``slices``, by a pass of the heuristic."""
+        found = {}
+        for how in _MORE[self.whole.options.slices]:
+            options = replace(self.whole.options, slices=how, planner="online")
+            variant = in_slices(Planning(self.whole.gm, options))
+            if variant is not None and variant.planner.smallest.peak < smallest:
+                smallest = found[how] = variant.planner.smallest.peak
+        return found
 
 
 def _may_be_better(planning: Planning, budget: int, plan: Plan | None) -> bool:
@@ -85,58 +100,66 @@ def _may_be_better(planning: Planning, budget: int, plan: Plan | None) -> bool:
     return planning.planner.need.nbytes > _NEAR * budget and planning.overhead(plan) > _DEAR
 
 
-def in_slices(planning: Planning) -> Iterator[Planning]:
-    """The graph with more and more regions in slices, each with a lower bound below that of the one before."""
-    lowest, tried = planning.planner.need.nbytes, 0
-    current: Planning | None = planning
-    while current is not None and tried < _PATIENCE:
-        current, tried = _next(current), tried + 1
-        if current is not None and current.planner.need.nbytes < lowest:
-            lowest, tried = current.planner.need.nbytes, 0
-            yield current
+def in_slices(planning: Planning, target: float = 0) -> Planning | None:
+    """The graph with so many slices that its lower bound is below ``target`` bytes, or as low as is found.
+
+    None if slices lower it nowhere.
+    """
+    best, current, tried = None, planning, 0
+    while current.planner.need.nbytes > target and tried < _PATIENCE:
+        following = _next(current, target)
+        if following is None:
+            break
+        current, tried = following, tried + 1
+        if current.planner.need.nbytes < (best or planning).planner.need.nbytes:
+            best, tried = current, 0
+    return best
 
 
-def _next(planning: Planning) -> Planning | None:
+def _next(planning: Planning, target: float) -> Planning | None:
     """The graph with the region around the operator that needs the most memory in slices, too."""
-    name = planning.graph.calls[planning.planner.need.call].node.name
+    call = planning.graph.calls[planning.planner.need.call]
     gm = copy_of(planning.gm)
     for node in list(gm.graph.nodes):
         rows_of_loss(gm.graph, node)
-    seed = next(node for node in gm.graph.nodes if node.name == name)
+    seed = next(node for node in gm.graph.nodes if node.name == call.node.name)
     sums = planning.options.slices == "summed"
 
     def allowed(node: Node, axis: Axis) -> bool:
         return sums or axis.is_exact
 
-    best = _least(planning, find_regions(gm, seed, allowed))
+    storages = {planning.graph.storage(value) for value in (*call.inputs, *call.outputs)}
+    own = sum(planning.graph.values[value].nbytes for value in storages - {*planning.graph.constants})
+    room = target - (planning.planner.need.nbytes - own - call.workspace)
+    best = _least(planning, find_regions(gm, seed, allowed), room)
     if best is None:
         return None
     put_in_slices(gm, *best)
     return planning.of_variant(gm)
 
 
-def _least(planning: Planning, regions: Sequence[Region]) -> tuple[Region, Sliced] | None:
+def _least(planning: Planning, regions: Sequence[Region], room: float) -> tuple[Region, Sliced] | None:
     """The region that takes the least memory, in slices; of those that take about as little, the smallest."""
     found = []
     for region in regions:
-        target = _fewest(planning, region)
+        target = _fewest(planning, region, room)
         if target is not None:
             found.append((region.whole_bytes() + above_inputs(target.module), region, target))
     if not found:
         return None
-    least = min(nbytes for nbytes, _, _ in found)
-    return next((region, target) for nbytes, region, target in found if nbytes <= _ALIKE * least)
+    least = max(room, _ALIKE * min(nbytes for nbytes, _, _ in found))
+    return next((region, target) for nbytes, region, target in found if nbytes <= least)
 
 
-def _fewest(planning: Planning, region: Region) -> Sliced | None:
-    """The region in the fewest slices with which a slice is small; None if it cannot be cut."""
-    whole = region.whole_bytes() + planning.graph.constant_bytes
-    enough = region.summed_bytes() + _SMALL * whole
+def _fewest(planning: Planning, region: Region, room: float) -> Sliced | None:
+    """The region in the fewest slices with which it has ``room``, or a slice is small; None if it has none."""
+    whole = region.whole_bytes()
+    small = region.summed_bytes() + _SMALL * (whole + planning.graph.constant_bytes)
     target, tried = None, 1
     for slices in region.counts():
         if slices < 1.5 * tried:
             continue
         target, tried = sliced(planning.gm, region, slices), slices
-        if above_inputs(target.module) <= enough:
+        if above_inputs(target.module) <= max(small, room - whole):
             break
     return target

@@ -29,6 +29,7 @@ from dtr_fx.planning.reporting import (
     hints_of,
     make_report,
     names_of,
+    slices_of,
     source_line,
     stats_of,
 )
@@ -215,6 +216,7 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
         unconstrained_saved=planning.saved,
         hints=hints_of(graph, options.policy, events, report.storages),
         sane_from=planning.sane_from(plan),
+        slices=slices_of(gm),
     )
     if plan is not None and options.watch is not None:
         origins = {number: call.node.name for number, call in enumerate(graph.calls) if call.role == COMPUTE}
