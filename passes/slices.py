@@ -88,8 +88,8 @@ class Sliced:
         made: list[Any] = [None] * len(self.results)
         for number in range(self.slices):
             parts = self.module(*self.slice_of(inputs, number))
-            for at, result in enumerate(self.results):
-                made[at] = self._joined(result, made[at], parts[at], number)
+            made = [self._joined(*each, number) for each in zip(self.results, made, parts)]
+            del parts  # before the next slice runs
         return tuple(whole.to(result.dtype) for result, whole in zip(self.results, made))
 
     def slice_of(self, inputs: Sequence[torch.Tensor], number: int) -> Iterator[torch.Tensor]:

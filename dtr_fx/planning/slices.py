@@ -48,18 +48,20 @@ class Alternatives:
 
     def plan(self, *, saves_nothing: bool = False) -> Chosen:
         """The analysis, the budget in bytes and the plan for the options; see ``Planning.plan``."""
-        return self._choose(lambda each: each.plan(saves_nothing=saves_nothing))
+        is_given = self.whole.options.max_overhead is None and not saves_nothing
+        return self._choose(lambda each: each.plan(saves_nothing=saves_nothing), is_given and self.whole.limit)
 
     def plan_at(self, budget: int) -> Chosen:
         """The same for a budget in bytes."""
-        return self._choose(lambda each: each.plan_at(budget))
+        return self._choose(lambda each: each.plan_at(budget), budget)
 
     def least_memory(self) -> Chosen:
         """The same for the smallest budget that is found; see ``Planning.least_memory``."""
-        found = [(each, *each.least_memory()) for each in (self.whole, self.least) if each is not None]
-        return min(found, key=lambda chosen: chosen[1])
+        planning = self.least or self.whole
+        return planning, *planning.least_memory()
 
-    def _choose(self, plan_of: Callable[[Planning], tuple[int, Plan | None]]) -> Chosen:
+    def _choose(self, plan_of: Callable[[Planning], tuple[int, Plan | None]], limit: int) -> Chosen:
+        """The cheapest plan; without slices none is looked for where the limit, if there is one, bars it."""
         found: list[Chosen] = []
         failed: list[InfeasibleBudgetError] = []
 
@@ -69,9 +71,11 @@ class Alternatives:
             except InfeasibleBudgetError as error:
                 failed.append(error)
 
-        attempt(self.whole)
-        if (failed or _may_be_better(*found[0])) and self.least is not None:
-            budget = failed[0].asked if failed else found[0][1]
+        is_barred = 0 < limit < self.whole.planner.need.nbytes
+        if not is_barred or self.least is None:
+            attempt(self.whole)
+        if (not found or _may_be_better(*found[0])) and self.least is not None:
+            budget = found[0][1] if found else limit
             roomy = in_slices(self.whole, _NEAR * budget)
             for variant in dict.fromkeys(filter(None, [roomy, self.least])):
                 attempt(variant)
