@@ -52,12 +52,13 @@ def sweep(
     with collector_paused(), without_guards(graph):
         planning = Planning(graph, chosen)
         alternatives = Alternatives(planning)
-        least, whole = alternatives.least_memory()[1], planning.baseline_peak
+        smallest = alternatives.least_memory()
+        least, whole = smallest[1], planning.baseline_peak
         wanted = sorted({least, *map(planning.in_bytes, specs)}, reverse=True)
         points = [CurvePoint(whole, whole, 0.0)]
         for number, budget in enumerate(wanted, 1):
             if least <= budget < whole:
-                found, _, plan = alternatives.plan_at(budget)
+                found, _, plan = smallest if budget == least else alternatives.plan_at(budget)
                 points.append(CurvePoint(budget, found.peak(plan), found.overhead(plan)))
             if watch is not None:
                 watch(number, len(wanted))

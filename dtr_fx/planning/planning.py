@@ -209,13 +209,13 @@ class Planning:
         if limit > _DEAR and self.overhead(planner.smallest) <= limit:
             budget = planner.smallest.peak
         else:
-            budget = self._passes_within(limit)
+            budget = self.passes_within(limit)
         if 0 < limit <= _DEAR:
             return self._searched(limit, budget)
         plan = planner.plan(budget) if budget < whole else None
         return (whole, None) if plan is None or self.overhead(plan) > limit else (budget, plan)
 
-    def _passes_within(self, limit: float) -> int:
+    def passes_within(self, limit: float) -> int:
         """The smallest budget at which one pass keeps an overhead."""
         low, high = self.planner.need.nbytes - 1, self.baseline_peak
         while high - low > _TOLERANCE * self.baseline_peak:
@@ -268,7 +268,7 @@ class Planning:
         forward = sum(call.cost for call in self.graph.calls[: self.graph.boundary])
         if self.graph.boundary is None or plan is None or self.extra(plan) <= _SANE * forward:
             return None
-        return self._passes_within(_SANE * forward / self.base_cost)
+        return self.passes_within(_SANE * forward / self.base_cost)
 
     def error(self, budget: int, smallest: int) -> InfeasibleBudgetError:
         graph, need = self.graph, self.planner.need

@@ -48,42 +48,48 @@ class Alternatives:
 
     def plan(self, *, saves_nothing: bool = False) -> Chosen:
         """The analysis, the budget in bytes and the plan for the options; see ``Planning.plan``."""
-        is_given = self.whole.options.max_overhead is None and not saves_nothing
-        return self._choose(lambda each: each.plan(saves_nothing=saves_nothing), is_given and self.whole.limit)
+        if self.whole.options.max_overhead is not None:
+            return self.least_memory()
+        bar = 0 if saves_nothing else self.whole.planner.need.nbytes
+        return self._choose(lambda each: each.plan(saves_nothing=saves_nothing), self.whole.limit, bar)
 
     def plan_at(self, budget: int) -> Chosen:
         """The same for a budget in bytes."""
-        return self._choose(lambda each: each.plan_at(budget), budget)
+        return self._choose(lambda each: each.plan_at(budget), budget, self.whole.planner.need.nbytes)
 
     def least_memory(self) -> Chosen:
         """The same for the smallest budget that is found; see ``Planning.least_memory``."""
-        planning = self.least or self.whole
+        most, planning = self.whole.options.max_overhead, self.whole
+        if self.least is not None and (most is None or self.least.overhead(None) <= most):
+            planning = self.least
+            if most is not None and self.whole.passes_within(most) <= self.least.passes_within(most):
+                planning = self.whole
         return planning, *planning.least_memory()
 
-    def _choose(self, plan_of: Callable[[Planning], tuple[int, Plan | None]], limit: int) -> Chosen:
-        """The cheapest plan; without slices none is looked for where the limit, if there is one, bars it."""
+    def _choose(
+        self, plan_of: Callable[[Planning], tuple[int, Plan | None]], budget: int, bar: int
+    ) -> Chosen:
+        """The cheapest plan; below the bar none is looked for without slices."""
         found: list[Chosen] = []
         failed: list[InfeasibleBudgetError] = []
 
-        def attempt(planning: Planning) -> None:
+        def is_found(planning: Planning) -> bool:
             try:
                 found.append((planning, *plan_of(planning)))
             except InfeasibleBudgetError as error:
                 failed.append(error)
+                return False
+            return True
 
-        is_barred = 0 < limit < self.whole.planner.need.nbytes
-        if not is_barred or self.least is None:
-            attempt(self.whole)
-        if (not found or _may_be_better(*found[0])) and self.least is not None:
-            budget = found[0][1] if found else limit
-            roomy = in_slices(self.whole, _NEAR * budget)
-            for variant in dict.fromkeys(filter(None, [roomy, self.least])):
-                attempt(variant)
+        is_barred = budget < bar and self.least is not None
+        if is_barred or not is_found(self.whole) or _may_be_better(*found[0]):
+            roomy = in_slices(self.whole, _NEAR * budget) if self.least is not None else None
+            is_roomy = roomy is not None and roomy.planner.need.nbytes <= _NEAR * budget
+            if self.least is not None and not (roomy is not None and is_roomy and is_found(roomy)):
+                is_found(self.least)
         if not found:
             error = min(failed, key=lambda error: error.smallest)
             raise replace(error, sliced=self._with_more_slices(error.smallest))
-        if self.whole.options.max_overhead is not None:
-            return min(found, key=lambda chosen: chosen[1])
         return min(found, key=lambda chosen: chosen[0].extra(chosen[2]))
 
     def _with_more_slices(self, smallest: int) -> dict[str, int]:
