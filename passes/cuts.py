@@ -16,11 +16,13 @@ import torch
 from torch.fx import Node
 
 from dtr_fx.passes import cut_moves, cut_sums, rng
-from dtr_fx.passes.cut_forms import Call, Form, Labels
+from dtr_fx.passes.cut_forms import Call, Form, Labels, Rule
 from dtr_fx.passes.effects import may_run_twice, mutated_tensors
 from dtr_fx.passes.slices import SUM, Cut, Sum
 from dtr_fx.passes.tensors import tensors_of
 from dtr_fx.torch_private import OpOverload, schema_of
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # of a call
 
 
 class Axis(NamedTuple):
@@ -29,7 +31,7 @@ class Axis(NamedTuple):
     Inputs that are not named are read whole by every slice.  ``results`` has one entry per result, None for
     one that is no tensor, or not defined.  ``extent`` is the number of rows: the product of the sizes of the
     cut dimensions, the same for every cut tensor.  ``measured``: bit for bit only if a measurement says so,
-    not by construction; see ``dtr_fx.costs.slices``.  ``shapes`` are arguments that hold sizes, cut as well.
+    not by construction; see ``costs.cut_exact``.  ``shapes`` are arguments that hold sizes, cut as well.
     """
 
     node: Node
@@ -44,14 +46,18 @@ class Axis(NamedTuple):
         """True if no result is added up from its slices."""
         return SUM not in self.results
 
-    def arguments(self, rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The node's arguments for a slice of so many rows; nodes stay, and stand for their slices."""
-        args, kwargs = list(self.node.args), dict(self.node.kwargs)
+    def arguments(self, rows: int, given: Arguments | None = None) -> Arguments:
+        """The node's arguments for a slice of so many rows; nodes stay, and stand for their slices.
+
+        ``given`` are other arguments in their place, as of a cut along another axis.
+        """
+        given = given or (self.node.args, self.node.kwargs)
+        args, kwargs = list(given[0]), dict(given[1])
         for position, argument in enumerate(schema_of(cast(OpOverload, self.node.target)).arguments):
             if argument.name in self.shapes:
-                given: Any = args if position < len(args) else kwargs
+                holder: Any = args if position < len(args) else kwargs
                 at: Any = position if position < len(args) else argument.name
-                given[at] = _cut(given[at], self.shapes[argument.name], rows)
+                holder[at] = _cut(holder[at], self.shapes[argument.name], rows)
         return tuple(args), kwargs
 
     def fits(self, rows: int) -> bool:
@@ -74,11 +80,7 @@ _RULES = {**cut_moves.RULES, **cut_sums.RULES}
 
 def axes(node: Node) -> tuple[Axis, ...]:
     """All ways to run the node's operator slice by slice; none if it draws, writes, or has no rule."""
-    if not isinstance(node.target, OpOverload):
-        return ()
-    rule = _RULES.get(node.target)
-    if rule is None and torch.Tag.pointwise in node.target.tags:
-        rule = cut_moves.pointwise
+    rule = _rule_of(node.target)
     if rule is None or rng.is_random(node) or not may_run_twice(node) or mutated_tensors(node):
         return ()
     tensors = [
@@ -91,6 +93,19 @@ def axes(node: Node) -> tuple[Axis, ...]:
         return ()
     found = (_axis(node, form, chosen) for chosen in dict.fromkeys(_candidates(node, form)))
     return tuple(axis for axis in found if axis is not None)
+
+
+def _rule_of(target: Any) -> Rule | None:
+    if not isinstance(target, OpOverload):
+        return None
+    is_pointwise = torch.Tag.pointwise in target.tags
+    return _RULES.get(target, cut_moves.pointwise if is_pointwise else None)
+
+
+def is_elementwise(node: Node) -> bool:
+    """True if the node's operator computes every element from those at its place."""
+    rule = _rule_of(node.target)
+    return getattr(rule, "func", rule) is cut_moves.pointwise
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

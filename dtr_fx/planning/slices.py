@@ -9,6 +9,7 @@ from typing import Literal
 
 from torch.fx import Node
 
+from dtr_fx.costs.cut_exact import is_exact
 from dtr_fx.costs.workspaces import above_inputs
 from dtr_fx.errors import InfeasibleBudgetError
 from dtr_fx.passes.cuts import Axis
@@ -163,13 +164,19 @@ def _least(planning: Planning, regions: Sequence[Region], room: float) -> tuple[
 
 def _fewest(planning: Planning, region: Region, room: float) -> Sliced | None:
     """The region in the fewest slices with which it has ``room``, or a slice is small; None if it has none."""
-    whole = region.whole_bytes()
+    whole, sums = region.whole_bytes(), planning.options.slices == "summed"
     small = region.summed_bytes() + _SMALL * (whole + planning.graph.constant_bytes)
     target, tried = None, 1
     for slices in region.counts():
-        if slices < 1.5 * tried:
+        if slices < 1.5 * tried or not (sums or _is_exact(region, slices)):
             continue
         target, tried = sliced(planning.gm, region, slices), slices
         if above_inputs(target.module) <= max(small, room - whole):
             break
     return target
+
+
+def _is_exact(region: Region, slices: int) -> bool:
+    """True if so many slices give the bits of the whole."""
+    rows = region.extent // slices
+    return all(is_exact(node, axis, rows) for node, axis in region.members.items())
