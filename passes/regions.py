@@ -29,6 +29,7 @@ from dtr_fx.torch_private import rename
 
 # Growth ends at so many operators, or after so many that do not help.
 _MOST_MEMBERS, _PATIENCE = 300, 24
+_MOST_SLICES = 1024
 
 Allowed = Callable[[Node, Axis], bool]
 
@@ -85,11 +86,11 @@ class Region:
 
     def counts(self) -> list[int]:
         """In how many slices it can run."""
+        extent = self.extent
         return [
             slices
-            for slices in range(2, self.extent + 1)
-            if self.extent % slices == 0
-            and all(axis.fits(self.extent // slices) for axis in self.members.values())
+            for slices in range(2, min(extent, _MOST_SLICES) + 1)
+            if extent % slices == 0 and all(axis.fits(extent // slices) for axis in self.members.values())
         ]
 
     def whole_bytes(self) -> int:

@@ -28,6 +28,7 @@ from dtr_fx.passes.tensors import tensors_of
 _WHOLE = (
     512  # a longer dimension that is not the one cut is measured at so much, and the rest of dividing by it
 )
+_MANY = 1024  # longer slices are measured at so many rows, and the rest of dividing by it
 _PLACES = 1 << 15  # elements on which a function is tried in pieces
 _ENOUGH, _TRIALS = 1 << 15, 16  # elements that are compared, or so many attempts
 _BLOCK = 64  # elements of two vectors, of any float: loops over them end at multiples of this
@@ -47,6 +48,7 @@ def is_exact(node: Node, axis: Axis, rows: int) -> bool:
     """
     if not axis.is_exact or not axis.measured:
         return axis.is_exact
+    rows = min(rows, _MANY + rows % _MANY)
     if is_elementwise(node) and not (_keeps_everywhere(node) or _vectors_end_alike(node, axis, rows)):
         return False
     try:
