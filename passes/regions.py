@@ -133,8 +133,7 @@ class Region:
         return grown
 
     def _with(self, node: Node, axis: Axis, allowed: Allowed) -> Region | None:
-        is_whole = all(axis.results[position] is not None for position, _ in _results(node))
-        if axis.extent != self.extent or not is_whole or not allowed(node, axis):
+        if axis.extent != self.extent or not allowed(node, axis):
             return None
         grown = replace(self, members={**self.members, node: axis})
         return grown if grown._agrees(node) else None
@@ -164,7 +163,8 @@ def find_regions(gm: GraphModule, seed: Node, allowed: Allowed) -> list[Region]:
     def may(node: Node, axis: Axis) -> bool:
         runs_again = is_backward(seed) and not is_backward(node)
         barred = written | reached if runs_again else written
-        return _is_plain(node, barred) and allowed(node, axis)
+        is_whole = all(axis.results[position] is not None for position, _ in _results(node))
+        return is_whole and _is_plain(node, barred) and allowed(node, axis)
 
     found: list[Region] = []
     for axis in axes(seed):
@@ -305,12 +305,13 @@ def _can_run(graph: Graph, region: Region) -> bool:
         for value, cut in cut_values:
             if isinstance(cut, Cut):
                 together(value.meta["val"], cut)
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         return False
     tensors = [value.meta["val"] for value in region.results()]
     dense = (torch.empty_like(tensor).stride() == tensor.stride() for tensor in tensors)
     keys = [key for value in region.results() for key in storage_keys(value)]
-    is_apart = len(dict(region.read())) == len(region.read()) and len({*keys}) == len(keys) > 0
+    read = [value for value, _ in region.read()]
+    is_apart = len({*read}) == len(read) and len({*keys}) == len(keys) > 0
     return all(dense) and is_apart and _order(graph, region) is not None
 
 

@@ -45,7 +45,9 @@ class Alternatives:
     @cached_property
     def least(self) -> Planning | None:
         """The graph with the slices that lower its lower bound the most; None without."""
-        return in_slices(self.whole) if self.whole.options.slices != "off" else None
+        options = self.whole.options
+        is_off = options.slices == "off" or options.executor == "inductor"
+        return None if is_off else in_slices(self.whole)
 
     def plan(self, *, saves_nothing: bool = False) -> Chosen:
         """The analysis, the budget in bytes and the plan for the options; see ``Planning.plan``."""
