@@ -61,10 +61,7 @@ class Axis(NamedTuple):
         return tuple(args), kwargs
 
     def fits(self, rows: int) -> bool:
-        """True if the whole can be cut into slices of so many rows and one of what is left.
-
-        The rows of a slice have to divide the last of several dimensions that are cut together.
-        """
+        """True if slices of so many rows are views, whatever the strides: ``last`` alone is cut."""
         tensors = [(node.meta["val"].shape, cut) for node, cut in self.inputs.items()]
         values = _results(self.node)
         tensors += [(value.shape, cut) for value, cut in zip(values, self.results) if isinstance(cut, Cut)]
@@ -172,9 +169,15 @@ def _axis(node: Node, form: Form, chosen: tuple[Any, ...]) -> Axis | None:
     }
     if len(extents) != 1 or extents <= {0, 1}:
         return None
-    measured = not form.measured.isdisjoint(chosen)
+    measured = not form.measured.isdisjoint(chosen) or _has_other_kernels(node)
     cut_shapes = {name: place for name, place in shapes.items() if place is not None}
     return Axis(node, inputs, tuple(results), extents.pop(), measured, cut_shapes)
+
+
+def _has_other_kernels(node: Node) -> bool:
+    """True if the operator calculates on a device whose kernels may go by the alignment of a row."""
+    on_cpu = all(tensor.device.type == "cpu" for tensor in tensors_of(node.meta["val"]))
+    return node.target in cut_sums.RULES and not on_cpu
 
 
 def _place(labels: Labels, shape: Sequence[int], chosen: tuple[Any, ...]) -> Cut | None:

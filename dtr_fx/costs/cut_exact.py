@@ -25,17 +25,13 @@ from dtr_fx.passes.cuts import Arguments, Axis, axes, is_elementwise
 from dtr_fx.passes.slices import Cut
 from dtr_fx.passes.tensors import tensors_of
 
-_WHOLE = (
-    512  # a longer dimension that is not the one cut is measured at so much, and the rest of dividing by it
-)
-_MANY = 1024  # longer slices are measured at so many rows, and the rest of dividing by it
+# Of a longer dimension so much is measured, and what dividing by it leaves; of the one cut, so many rows.
+_WHOLE, _ROWS = 512, 4096
 _PLACES = 1 << 15  # elements on which a function is tried in pieces
 _ENOUGH, _TRIALS = 1 << 15, 16  # elements that are compared, or so many attempts
 _BLOCK = 64  # elements of two vectors, of any float: loops over them end at multiples of this
 _LENGTHS = range(1, _BLOCK + 4)
 _GRAIN = 32_768  # elements from which on a CPU's threads share a loop (at::internal::GRAIN_SIZE)
-
-_ROWS = torch.contiguous_format
 
 _known: dict[Any, bool] = {}
 
@@ -44,13 +40,16 @@ def is_exact(node: Node, axis: Axis, rows: int) -> bool:
     """True if slices of so many rows along the axis make the bits of the whole, by construction or measured.
 
     Measured is on made-up data, once for every operator, layout and number of threads: with all of what is
-    added up, with up to four slices, and with a part of what is neither cut nor added up.
+    added up, and with a part of what is not where it is long.
     """
     if not axis.is_exact or not axis.measured:
         return axis.is_exact
-    rows = min(rows, _MANY + rows % _MANY)
-    if is_elementwise(node) and not (_keeps_everywhere(node) or _vectors_end_alike(node, axis, rows)):
-        return False
+    if is_elementwise(node):
+        if not (_keeps_everywhere(node) or _vectors_end_alike(node, axis, rows)):
+            return False
+        if _has_contiguous_slices(node, axis):
+            return True  # else some kernels go by the layout
+    rows = min(rows, _ROWS + rows % _ROWS)
     try:
         described = signature(node, {})
     except CannotRunAlone:
@@ -108,13 +107,11 @@ def _slice_is_same(
     """True if a slice of so many rows, or of what is left, is that part of the whole results."""
     count = min(rows, _extent(axis, tensors) - start)
     parts = {used: part(tensors[used], cut, start, count) for used, cut in axis.inputs.items()}
-    packed = {
-        used: view.clone() for used, view in parts.items()
-    }  # as an operator before makes it, without gaps
-    ways = [parts] if all(map(_is_dense, parts.values())) else [parts, packed]
+    # As an operator before it makes them: without gaps, and aligned.
+    packed = {used: view.clone() for used, view in parts.items()}
     return all(
         same_bits(part(whole[at], place, start, count), made[at])
-        for slices in ways
+        for slices in (parts, packed)
         for made in [_run(node, axis.arguments(count, given), {**tensors, **slices})]
         for at, place in enumerate(axis.results)
         if isinstance(place, Cut)
@@ -131,8 +128,9 @@ def _smaller(node: Node, axis: Axis, rows: int) -> tuple[Arguments, dict[Node, S
     """Arguments of a call that tells as much as the node's, and the shapes of its tensors."""
     given: Arguments = (node.args, node.kwargs)
     shapes: dict[Node, Sequence[int]] = {used: used.meta["val"].shape for used in node.all_input_nodes}
-    whole = min(axis.extent, 3 * rows + (axis.extent % rows or rows))
-    fewer = [(axis, whole)] if _is_single(axis) else []
+    # So many rows that their own number decides nothing: a product of a few columns adds up in other ways.
+    whole = (max(3, -(-_ROWS // rows)) * rows) + axis.extent % rows
+    fewer = [(axis, whole)] if _is_single(axis) and whole < axis.extent else []
     taken = {(used, dim) for used, cut in axis.inputs.items() for dim in range(cut.first, cut.last + 1)}
     for other in axes(node):
         places = {(used, cut.first) for used, cut in other.inputs.items()}
@@ -175,20 +173,16 @@ def _made(like: Tensor, shape: Sequence[int], generator: torch.Generator, values
 
 
 def part(tensor: Tensor, cut: Cut, start: int, rows: int) -> Tensor:
-    """A slice of a tensor, as a view: so many rows from row ``start`` on."""
-    for dim in range(cut.last, cut.first - 1, -1):
-        size = tensor.shape[dim]
-        is_last, is_first = dim == cut.last, dim == cut.first
-        tensor = tensor.narrow(dim, start if is_first else start % size, rows if is_last else 1)
-        start //= size
-    return tensor
+    """A slice of a tensor, as a view if there is one: so many rows from row ``start`` on."""
+    rest = tensor.flatten(cut.first, cut.last).narrow(cut.first, start, rows)
+    return rest.reshape(cut.slice_of(tensor.shape, rows))
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
     """True if two tensors have the same elements, bit for bit, wherever they are in memory."""
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return False
-    first, second = (tensor.flatten().clone(memory_format=_ROWS) for tensor in (one, other))
+    first, second = (tensor.flatten().clone(memory_format=torch.contiguous_format) for tensor in (one, other))
     return torch.equal(first.view(torch.uint8), second.view(torch.uint8))
 
 
@@ -258,6 +252,17 @@ def _vectors_end_alike(node: Node, axis: Axis, rows: int) -> bool:
         return False
     shares = [count * row for count in (axis.extent, rows, axis.extent % rows)]
     return all(run % _BLOCK == 0 for run in (rows * row, *map(_of_a_thread, shares)))
+
+
+def _has_contiguous_slices(node: Node, axis: Axis) -> bool:
+    """True if the cut dimensions are the first of contiguous tensors."""
+    values = [node.meta["val"], *(used.meta["val"] for used in axis.inputs)]
+    cuts = [axis.results[0], *axis.inputs.values()]
+    return all(
+        isinstance(value, Tensor) and value.is_contiguous() and math.prod(value.shape[: cut.first]) == 1
+        for value, cut in zip(values, cuts)
+        if isinstance(cut, Cut)
+    )
 
 
 def _of_a_thread(elements: int) -> int:

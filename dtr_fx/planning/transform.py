@@ -51,6 +51,7 @@ def transform(
     costs: str | cost_model.Cost | Mapping[Any, float] = "roofline",
     planner: Literal["search", "online"] = "search",
     plan_seconds: float | None = None,
+    slices: Literal["exact", "summed", "off"] = "exact",
     example_inputs: Sequence[Any] | None = None,
 ) -> tuple[GraphModule, Report]:
     """Rewrite a graph so that its live bytes never exceed ``budget``; the original is left as it was.
@@ -64,7 +65,7 @@ def transform(
     budget:
         ``0.6`` or ``"60%"`` of the graph's own peak, bytes, ``"8GiB"``, ``"8GB"``, or ``"auto"``.  It
         counts inputs, parameters, activations and outputs on the graph's device.
-    max_overhead, heuristic, costs, planner, plan_seconds:
+    max_overhead, heuristic, costs, planner, plan_seconds, slices:
         See ``dtr_fx.planning.options.Options``.
     example_inputs:
         Needed by graphs whose nodes have no ``meta["val"]``: their shapes are found with fake tensors.
@@ -85,7 +86,9 @@ def transform(
     >>> bool(rewritten(torch.ones(1024)) == gm(torch.ones(1024)))
     True
     """
-    options = Options(budget, max_overhead, heuristic, costs, planner, plan_seconds)
+    options = Options(
+        budget, max_overhead, heuristic, costs, planner, plan_seconds, slices=slices
+    )
     return rewritten_copy(gm, options, example_inputs)
 
 
