@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -19,12 +19,12 @@ from torch.fx.node import map_arg
 
 from dtr_fx.passes import rng
 from dtr_fx.passes.cuts import Axis, axes
-from dtr_fx.passes.effects import last_writes, may_run_twice
+from dtr_fx.passes.effects import first_writes, may_run_twice
 from dtr_fx.passes.marks import mark_of
 from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.reach import reached_by_caller, written_after_forward
 from dtr_fx.passes.slices import SUM, Cut, Given, Result, Sliced, Sum, rows_of, together
-from dtr_fx.passes.tensors import held_by, is_backward, is_selection, storage_keys
+from dtr_fx.passes.tensors import held_by, is_backward, is_selection, is_view, storage_keys
 from dtr_fx.torch_private import rename
 
 # Growth ends at so many operators, or after so many that do not help.
@@ -155,22 +155,23 @@ def find_regions(gm: GraphModule, seed: Node, allowed: Allowed) -> list[Region]:
 
     ``allowed`` tells which cuts may be used.
     """
-    written = last_writes(gm.graph).keys()
+    written = first_writes(gm.graph)
     inputs = (node for node in gm.graph.nodes if node.op in ("placeholder", "get_attr"))
     resident = frozenset(key for node in inputs for key in storage_keys(node))
     reached = reached_by_caller(gm, "input", "output").keys() | written_after_forward(gm)
 
     def may(node: Node, axis: Axis) -> bool:
         runs_again = is_backward(seed) and not is_backward(node)
-        barred = written | reached if runs_again else written
+        barred = reached if runs_again else set()
         is_whole = all(axis.results[position] is not None for position, _ in _results(node))
-        return is_whole and _is_plain(node, barred) and allowed(node, axis)
+        is_kept = is_view(node) or written.keys().isdisjoint(storage_keys(node))
+        return is_whole and is_kept and _is_plain(node, barred) and allowed(node, axis)
 
     found: list[Region] = []
     for axis in axes(seed):
         least = math.inf
         for region in _grow(Region(seed, {seed: axis}, resident), may) if may(seed, axis) else ():
-            if region.whole_bytes() < least and _can_run(gm.graph, region):
+            if region.whole_bytes() < least and _can_run(gm.graph, region, written):
                 least = region.whole_bytes()
                 found.append(region)
     return sorted(found, key=lambda region: len(region.members))
@@ -298,8 +299,11 @@ def _order(graph: Graph, region: Region) -> tuple[Node, list[Node]] | None:
     return place, moved
 
 
-def _can_run(graph: Graph, region: Region) -> bool:
-    """True if the region's operators can run as one, and all that is cut is laid out so that it can be."""
+def _can_run(graph: Graph, region: Region, written: Mapping[int, int]) -> bool:
+    """True if the region's operators can run as one, and all that is cut is laid out so that it can be.
+
+    What they read is ``written`` behind them only.
+    """
     cut_values = [(value, cut) for value, cut in (*region.read(), *region.results().items()) if cut]
     try:
         for value, cut in cut_values:
@@ -312,7 +316,11 @@ def _can_run(graph: Graph, region: Region) -> bool:
     keys = [key for value in region.results() for key in storage_keys(value)]
     read = [value for value, _ in region.read()]
     is_apart = len({*read}) == len(read) and len({*keys}) == len(keys) > 0
-    return all(dense) and is_apart and _order(graph, region) is not None
+    if not (all(dense) and is_apart):
+        return False
+    order = _order(graph, region)
+    used = {key for value in read for key in storage_keys(value)} & written.keys()
+    return order is not None and all(written[key] > list(graph.nodes).index(order[0]) for key in used)
 
 
 def _is_plain(node: Node, barred: Set[int]) -> bool:
