@@ -7,12 +7,14 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Literal
 
+import torch
 from torch.fx import Node
 
 from dtr_fx.costs.cut_exact import is_exact
 from dtr_fx.costs.workspaces import above_inputs
 from dtr_fx.errors import InfeasibleBudgetError
 from dtr_fx.passes.cuts import Axis
+from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.loss_rows import rows_of_loss
 from dtr_fx.passes.regions import Region, find_regions, put_in_slices, sliced
 from dtr_fx.passes.slices import Sliced
@@ -133,7 +135,10 @@ def _next(planning: Planning, target: float) -> Planning | None:
     """The graph with the region around the operator that needs the most memory in slices, too."""
     call = planning.graph.calls[planning.planner.need.call]
     gm = copy_of(planning.gm)
+    mode = fake_mode_of(gm)
     for node in list(gm.graph.nodes):
+        if node.op == "get_attr" and mode is not None and isinstance(node.meta.get("val"), torch.Tensor):
+            node.meta["val"] = mode.from_tensor(node.meta["val"])
         rows_of_loss(gm.graph, node)
     seed = next(node for node in gm.graph.nodes if node.name == call.node.name)
     sums = planning.options.slices == "summed"
