@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Literal
@@ -88,14 +88,20 @@ class Alternatives:
 
         is_barred = budget < bar and self.least is not None
         if is_barred or not is_found(self.whole) or _may_be_better(*found[0]):
-            roomy = in_slices(self.whole, _NEAR * budget) if self.least is not None else None
-            is_roomy = roomy is not None and roomy.planner.need.nbytes <= _NEAR * budget
-            if self.least is not None and not (roomy is not None and is_roomy and is_found(roomy)):
+            if not any(map(is_found, self._below(_NEAR * budget, budget))) and self.least is not None:
                 is_found(self.least)
         if not found:
             error = min(failed, key=lambda error: error.smallest)
             raise replace(error, sliced=self._with_more_slices(error.smallest))
         return min(found, key=lambda chosen: chosen[0].extra(chosen[2]))
+
+    def _below(self, *targets: float) -> Iterator[Planning]:
+        """The graph with the fewest slices that bring its lower bound below each of these, in bytes."""
+        for target in targets:
+            if self.least is not None and self.least.planner.need.nbytes <= target:
+                variant = in_slices(self.whole, target)
+                if variant is not None and variant.planner.need.nbytes <= target:
+                    yield variant
 
     def _with_more_slices(self, smallest: int) -> dict[str, int]:
         """Smaller budgets that work under other values of the option ``slices``, by a pass of the heuristic."""
