@@ -21,7 +21,8 @@ _OWN = ("val", "tensor_meta", "dtr_held", "dtr_facts")  # what tells of a node's
 def rows_of_loss(graph: Graph, node: Node) -> Node | None:
     """Let ``nll_loss_forward`` add up the rows of another one, put before it; that one, or None.
 
-    None of any other node, of a single or of weighted classes, and where targets of 0 are ignored.  Requires ``meta["val"]``.
+    None of any other node, of a single or of weighted classes, and where targets of 0 are ignored.
+    Requires ``meta["val"]``.
     """
     if node.target != _aten.nll_loss_forward.default:
         return None

@@ -56,9 +56,10 @@ class Region:
     def made(self) -> dict[Node, Cut | Sum]:
         """What the operators make, and how it is cut."""
         return {
-            value: axis.results[position]
+            value: cut
             for node, axis in self.members.items()
             for position, value in _results(node)
+            if (cut := axis.results[position]) is not None
         }
 
     def read(self) -> dict[tuple[Node, Cut | None], None]:
@@ -183,7 +184,8 @@ def _grow(region: Region, allowed: Allowed) -> Iterator[Region]:
     least, size = region.whole_bytes(), 1
     while len(region.members) <= min(_MOST_MEMBERS, size + _PATIENCE):
         yield region
-        read = {value: region.with_producer for value, cut in region.read() if cut and value.op == "call_function"}
+        inside = (value for value, cut in region.read() if cut and value.op == "call_function")
+        read = dict.fromkeys(inside, region.with_producer)
         made = {value: region.with_readers for value, cut in region.results().items() if cut is not SUM}
         ways = {value: way for value, way in {**read, **made}.items() if value not in failed}
         grown = None
@@ -291,8 +293,8 @@ def _order(graph: Graph, region: Region) -> tuple[Node, list[Node]] | None:
     if any(value in after for value, _ in region.read()):
         return None
     position = {node: number for number, node in enumerate(graph.nodes)}
-    own = filter(region.is_own, region.members)
-    place = max([min(own, key=position.__getitem__), *(v for v, _ in region.read())], key=position.__getitem__)
+    first = min(filter(region.is_own, region.members), key=position.__getitem__)
+    place = max([first, *(value for value, _ in region.read())], key=position.__getitem__)
     moved = sorted((node for node in after if position[node] < position[place]), key=position.__getitem__)
     if any(rng.is_random(node) or not may_run_twice(node) for node in moved):
         return None
@@ -324,7 +326,7 @@ def _can_run(graph: Graph, region: Region, written: Mapping[int, int]) -> bool:
 
 
 def _is_plain(node: Node, barred: Set[int]) -> bool:
-    """True if an operator may run anywhere, any number of times, and is of PyTorch's own to run again or not."""
+    """True if an operator may run anywhere, and any number of times, for all that the user says."""
     if node.op != "call_function" or not may_run_twice(node) or rng.is_random(node) or mark_of(node):
         return False
     touched = {key for used in (node, *node.all_input_nodes) for key in storage_keys(used)}

@@ -17,8 +17,8 @@ _LOW_PRECISION = (torch.bfloat16, torch.float16)
 class Cut(NamedTuple):
     """Adjacent dimensions of a tensor that are cut together, as if they were one.
 
-    A slice keeps the rank: it has size 1 in ``first`` to ``last - 1`` and n in ``last``.  Neither end has size 1
-    in the whole tensor, so that a cut has one name only.
+    A slice keeps the rank: it has size 1 in ``first`` to ``last - 1`` and n in ``last``.  Neither end has
+    size 1 in the whole tensor, so that a cut has one name only.
     """
 
     first: int

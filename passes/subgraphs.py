@@ -33,7 +33,7 @@ def operators_of(node: Node) -> list[Node]:
 
 
 def cost_inside(node: Node, cost: Callable[[Node], float]) -> float:
-    """Seconds: of the longest branch, of every slice or turn of a scan, of one turn of a loop that data end."""
+    """Seconds: of the longest branch, of every slice or turn of a scan, of one turn of another loop."""
     inside = [[inner for inner in gm.graph.nodes if inner.op.startswith("call")] for gm in graphs_of(node)]
     costs = [sum(map(cost, operators)) for operators in inside]
     if node.target is torch.ops.higher_order.cond:

@@ -25,8 +25,9 @@ from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.split import has_effects, prepare, split
 from dtr_fx.planning.options import Options
+from dtr_fx.planning.planning import copy_of
 from dtr_fx.planning.step import Inputs, call
-from dtr_fx.planning.transform import copy_of, rewrite
+from dtr_fx.planning.transform import rewrite
 from dtr_fx.torch_private import (
     BackendCompilerFailed,
     TorchDynamoException,

@@ -14,15 +14,15 @@ from dtr_fx.costs.cut_exact import is_exact
 from dtr_fx.costs.workspaces import above_inputs
 from dtr_fx.errors import InfeasibleBudgetError
 from dtr_fx.passes.cuts import Axis
-from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.loss_rows import rows_of_loss
+from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.regions import Region, find_regions, put_in_slices, sliced
 from dtr_fx.passes.slices import Sliced
 from dtr_fx.planning.planning import Planning, copy_of
 from dtr_fx.runtime import Plan
 
-# A region is cut until what a slice takes is so small a part of what the region has whole; regions whose needs
-# differ by less are alike.
+# A region is cut until what a slice takes is so small a part of what the region has whole; regions whose
+# needs differ by less are alike.
 _SMALL, _ALIKE = 0.125, 1.1
 # So many regions in a row may leave the lower bound as it is: of operators that need as much as each other.
 _PATIENCE = 4
@@ -88,7 +88,10 @@ class Alternatives:
 
         is_barred = budget < bar and self.least is not None
         if is_barred or not is_found(self.whole) or _may_be_better(*found[0]):
-            if not any(map(is_found, self._below(_NEAR * budget, budget))) and self.least is not None:
+            for variant in self._below(budget, _NEAR * budget):
+                if is_found(variant) and variant.overhead(found[-1][2]) <= _DEAR:
+                    break
+            if self.least is not None and not found:
                 is_found(self.least)
         if not found:
             error = min(failed, key=lambda error: error.smallest)
@@ -104,8 +107,8 @@ class Alternatives:
                     yield variant
 
     def _with_more_slices(self, smallest: int) -> dict[str, int]:
-        """Smaller budgets that work under other values of the option ``slices``, by a pass of the heuristic."""
-        found = {}
+        """Smaller budgets that work under other values of the option ``slices``, as one pass finds them."""
+        found: dict[str, int] = {}
         for how in _MORE[self.whole.options.slices]:
             options = replace(self.whole.options, slices=how, planner="online")
             variant = in_slices(Planning(self.whole.gm, options))
@@ -176,7 +179,7 @@ def _least(planning: Planning, regions: Sequence[Region], room: float) -> tuple[
 
 
 def _fewest(planning: Planning, region: Region, room: float) -> Sliced | None:
-    """The region in the fewest slices with which it has ``room``, or a slice is small; None if it has none."""
+    """The region in the fewest slices that have ``room``, or of which one is small; None without any."""
     whole, sums = region.whole_bytes(), planning.options.slices == "summed"
     small = region.summed_bytes() + _SMALL * (whole + planning.graph.constant_bytes)
     target, tried = None, 1
