@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -36,6 +36,7 @@ class InfeasibleBudgetError(DTRError, ValueError):
     ``source`` of the user's (or ``""``), needs more than was asked; ``pinned`` are the bytes that may not be
     dropped when it runs, by kind (``"parameter"``, ``"input"``, ...), ``kept`` the patterns of hints to keep.
     Where the smallest budget takes more than five forward passes again, ``sane`` is one that does not.
+    ``sliced`` are budgets below the smallest that work under other values of the option ``slices``.
     """
 
     asked: int
@@ -47,6 +48,7 @@ class InfeasibleBudgetError(DTRError, ValueError):
     pinned: Mapping[str, int]
     kept: tuple[str, ...] = ()
     sane: int | None = None
+    sliced: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # As positional arguments of the exception the fields survive copying and pickling.
@@ -64,6 +66,7 @@ class InfeasibleBudgetError(DTRError, ValueError):
             f"  {whose} peak as it is: {self.baseline_peak} bytes = {format_bytes(self.baseline_peak)}\n"
             f"  smallest budget that works: {self._size(self.smallest)}\n"
             + (f"  and with at most 5 forward passes again: {self._size(self.sane)}\n" if self.sane else "")
+            + "".join(f"  with slices={how!r}: {self._size(size)}\n" for how, size in self.sliced.items())
             + f"  lower bound for any plan: {self._size(self.lower_bound)}\n"
             f"  operator that needs it: {self.operator}{where}\n"
             f"  pinned then: {pinned}\n"

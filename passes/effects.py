@@ -72,6 +72,15 @@ def last_writes(graph: Graph) -> dict[int, int]:
     }
 
 
+def first_writes(graph: Graph) -> dict[int, int]:
+    """For every storage that the graph changes, the position of the first node that does."""
+    found: dict[int, int] = {}
+    for position, node in enumerate(graph.nodes):
+        for tensor in mutated_tensors(node) if node.op.startswith("call") else ():
+            found.setdefault(storage_key(tensor), position)
+    return found
+
+
 def may_run_twice(node: Node) -> bool:
     """True if a second run computes the same and does nothing else (randomness apart, see ``rng``)."""
     facts = node.meta.get("dtr_facts")

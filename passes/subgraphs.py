@@ -1,4 +1,4 @@
-"""Higher-order operators (cond, while_loop, scan, ...), whose graphs have values, as single operators."""
+"""Operators that run graphs, whose nodes have values: cond, while_loop, scan, ..., and regions in slices."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from operator import attrgetter
 import torch
 from torch.fx import GraphModule, Node
 
+from dtr_fx.passes.slices import Sliced
 from dtr_fx.torch_private import HigherOrderOperator, pytree
 
 
 def is_higher_order(node: Node) -> bool:
     """True if the node's operator runs graphs of its own."""
-    return isinstance(node.target, HigherOrderOperator)
+    return isinstance(node.target, (HigherOrderOperator, Sliced))
 
 
 def graphs_of(node: Node) -> list[GraphModule]:
     """The graphs inside a higher-order operator."""
+    if isinstance(node.target, Sliced):
+        return [node.target.module]
     owner = node.graph.owning_module
     named = (used for used in node.all_input_nodes if used.op == "get_attr")
     found = (attrgetter(str(used.target))(owner) for used in named)
@@ -30,12 +33,12 @@ def operators_of(node: Node) -> list[Node]:
 
 
 def cost_inside(node: Node, cost: Callable[[Node], float]) -> float:
-    """Seconds: of the longest branch, of every turn of a scan, of one turn of a loop that data end."""
+    """Seconds: of the longest branch, of every slice or turn of a scan, of one turn of another loop."""
     inside = [[inner for inner in gm.graph.nodes if inner.op.startswith("call")] for gm in graphs_of(node)]
     costs = [sum(map(cost, operators)) for operators in inside]
     if node.target is torch.ops.higher_order.cond:
         return max(costs)
-    turns = 1
+    turns = node.target.slices if isinstance(node.target, Sliced) else 1
     if node.target is torch.ops.higher_order.scan:
         scanned = [leaf for leaf in pytree.tree_leaves(node.args[2]) if isinstance(leaf, Node)]
         turns = int(scanned[0].meta["val"].shape[0]) if scanned else 1

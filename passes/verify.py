@@ -28,6 +28,7 @@ from dtr_fx.passes import rng, subgraphs
 from dtr_fx.passes.contract import PLAN, VALUES, VERIFIED, Pass
 from dtr_fx.passes.reach import given_back
 from dtr_fx.passes.roles import KEEP, SAVE_RNG, origin_name, role
+from dtr_fx.passes.slices import Sliced
 from dtr_fx.passes.tensors import (
     called_module,
     is_backward,
@@ -232,6 +233,8 @@ def _repeats(node: Node) -> bool:
     if isinstance(target, OpOverload):
         is_collective = "c10d" in target.namespace or target.namespace == "symm_mem"
         return not (is_collective or node.is_impure(impure_random=False))
+    if isinstance(target, Sliced):
+        return all(map(_repeats, target.operators))
     if subgraphs.is_higher_order(node):
         inside = subgraphs.operators_of(node)
         drawn = any(map(rng.is_random, inside))

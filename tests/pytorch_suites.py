@@ -39,7 +39,7 @@ from torch.testing._internal.common_utils import TestCase
 import dtr_fx
 from dtr_fx import InfeasibleBudgetError
 from dtr_fx.compiler.backend import dtr
-from dtr_fx.planning.transform import copy_of
+from dtr_fx.planning.planning import copy_of
 
 ROADS = ("unchanged", "none", "smallest")
 KINDS = ("passed", "skipped", "fails unchanged", "aside", "fails with dtr")

@@ -36,7 +36,7 @@ whole training step is one graph, traced and not run, and a budget counts gradie
 
 _Shown = TypeVar("_Shown")
 
-_PLAN_OPTIONS = ("budget", "heuristic", "planner", "plan_seconds", "costs")
+_PLAN_OPTIONS = ("budget", "heuristic", "planner", "plan_seconds", "costs", "slices")
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, html: bool = True) -> None:
@@ -48,6 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, html: bool = True) -> None
     add("--planner", choices=("search", "online"), help="many passes, or the paper's one (default: search)")
     add("--plan-seconds", type=seconds, metavar="S", help="effort of a search")
     add("--costs", choices=("roofline", "profile"), help="operators' times: estimated, or measured")
+    about = "operators that may run slice by slice (default: exact, those whose results stay the same)"
+    add("--slices", choices=("exact", "summed", "off"), help=about)
     add_printing(parser)
     if html:
         add("--html", type=Path, metavar="FILE", help="write the report as a page to FILE")

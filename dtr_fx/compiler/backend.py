@@ -38,8 +38,9 @@ from dtr_fx.passes.split import MergeDuplicates, prepare, repeat_results, split
 from dtr_fx.passes.tensors import graph_device
 from dtr_fx.passes.updates import EarlyUpdates, TagOwnBackward
 from dtr_fx.planning.options import Options
+from dtr_fx.planning.planning import copy_of
 from dtr_fx.planning.step import Inputs, call, loss_of
-from dtr_fx.planning.transform import copy_of, rewrite_for_all
+from dtr_fx.planning.transform import rewrite_for_all
 from dtr_fx.torch_private import (
     BoxedCodeGen,
     aot_autograd,

@@ -16,7 +16,7 @@ from torch import SymFloat, SymInt, Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from dtr_fx.planning.transform import copy_of
+from dtr_fx.planning.planning import copy_of
 from dtr_fx.torch_private import (
     CompileContext,
     FakeTensor,

@@ -15,8 +15,7 @@ from dtr_fx.costs.workspaces import memory_timeline
 from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.planning.judge import join
 from dtr_fx.planning.options import Budget, Options
-from dtr_fx.planning.planning import Planning
-from dtr_fx.planning.transform import copy_of
+from dtr_fx.planning.planning import Planning, copy_of
 from dtr_fx.torch_private import functorch_config
 
 Pair: TypeAlias = "tuple[GraphModule, GraphModule]"

@@ -226,7 +226,11 @@ class Retracer:
             graph = bound(self.gm, unbound, self._fixed)
             with tracing_again(self._context, inputs.mode), stores_watched() as sources:
                 run = self._compile_step(graph, inputs.fakes, options, traces.append)
-        except (InfeasibleBudgetError, OverBudgetError, OptionError):
+        except InfeasibleBudgetError:
+            if options.slices == "off":
+                raise
+            return None  # what has symbols for sizes is not cut into slices
+        except (OverBudgetError, OptionError):
             raise
         except Exception as reason:
             if isinstance(reason, GuardOnDataDependentSymNode) and self._floats and not self._fixed:

@@ -16,8 +16,8 @@ from dtr_fx.errors import GraphError
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.sizes import give_sizes
 from dtr_fx.planning.options import Options
-from dtr_fx.planning.planning import Carried
-from dtr_fx.planning.transform import copy_of, rewrite_alike
+from dtr_fx.planning.planning import Carried, copy_of
+from dtr_fx.planning.transform import rewrite_alike
 from dtr_fx.torch_private import ConstantSource, FakeTensorMode, base_of
 
 

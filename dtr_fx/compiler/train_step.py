@@ -25,7 +25,8 @@ from dtr_fx.passes.contract import VALUES, Pipeline
 from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.updates import EarlyUpdates
 from dtr_fx.planning.options import Options, parse_budget
-from dtr_fx.planning.transform import copy_of, rewrite
+from dtr_fx.planning.planning import copy_of
+from dtr_fx.planning.transform import rewrite
 from dtr_fx.torch_private import FakeTensor, OptimizedModule, pytree, read
 from dtr_fx.units import format_bytes
 

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from dtr_fx.costs.profile import Profile
 from dtr_fx.errors import OptionError, ask
 from dtr_fx.passes import subgraphs
+from dtr_fx.passes.slices import Sliced
 from dtr_fx.passes.tensors import held_by, hint, tensors_of
 
 Cost = Callable[[Node], float]
@@ -66,7 +67,8 @@ def roofline(device: torch.device) -> Cost:
 
     def cost(node: Node) -> float:
         if subgraphs.is_higher_order(node) and subgraphs.graphs_of(node):
-            return figures.launch + subgraphs.cost_inside(node, cost)
+            joined = sum(held.elements for held in held_by(node)) if isinstance(node.target, Sliced) else 0
+            return figures.launch + subgraphs.cost_inside(node, cost) + 2 * joined / figures.bandwidth
         written = tensors_of(node.meta.get("val"))
         moved = sum(held.elements for touched in (node, *node.all_input_nodes) for held in held_by(touched))
         width = written[0].element_size() if written else 4

@@ -62,15 +62,16 @@ def workspaces(nodes: Iterable[Node]) -> dict[Node, int]:
 def _inside(node: Node) -> int:
     """The most that one of its graphs holds above its inputs, and where it is a branch above its outputs."""
     made = _fresh_bytes(node) if node.target is torch.ops.higher_order.cond else 0
-    most = 0
-    for gm in graphs_of(node):
-        device = graph_device(gm).type
-        read = (node for node in gm.graph.find_nodes(op="placeholder") if node.users)
-        held = [held for node in read for held in held_by(node) if held.device == device]
-        given = sum({each.storage: each.nbytes for each in held}.values())
-        peak = max((point.live for point in memory_timeline(gm)), default=given)
-        most = max(most, peak - given - made)
-    return most
+    return max([0, *(above_inputs(gm) - made for gm in graphs_of(node))])
+
+
+def above_inputs(gm: GraphModule) -> int:
+    """The most bytes that a graph holds at once beside its inputs."""
+    device = graph_device(gm).type
+    read = (node for node in gm.graph.find_nodes(op="placeholder") if node.users)
+    held = [held for node in read for held in held_by(node) if held.device == device]
+    given = sum({each.storage: each.nbytes for each in held}.values())
+    return max((point.live for point in memory_timeline(gm)), default=given) - given
 
 
 def _measure(nodes: Sequence[Node]) -> dict[Node, int]:

@@ -29,7 +29,7 @@ def render_diff(report: Report, *, width: int = 100, color: bool = False) -> str
     ink = Ink(color)
     width = max(width, NARROWEST)
     verdict = ink(BOLD if report.verdict == "fits" else f"{BOLD};{RED}", report.summary())
-    lines = [verdict, ink(DIM, circumstances(report)), *map(str, report.hints), ""]
+    lines = [verdict, ink(DIM, circumstances(report)), *map(str, (*report.hints, *report.slices)), ""]
     lines += timelines(report, width, ink)
     lines += _diff(report.events, width, ink)
     return "\n".join(line.rstrip() for line in lines) + "\n"

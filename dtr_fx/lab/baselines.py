@@ -24,9 +24,9 @@ from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.split import has_effects, split
 from dtr_fx.planning.options import Options
-from dtr_fx.planning.planning import Planning
+from dtr_fx.planning.planning import Planning, copy_of
 from dtr_fx.planning.step import Inputs
-from dtr_fx.planning.transform import copy_of, rewrite
+from dtr_fx.planning.transform import rewrite
 from dtr_fx.runtime import Program
 from dtr_fx.runtime.program import Keep
 from dtr_fx.search import execute_order, rerun

@@ -11,7 +11,8 @@ from torch.fx import GraphModule
 from dtr_fx.errors import OptionError
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import PERCENTS, Options, parse_budget
-from dtr_fx.planning.planning import Planning
+from dtr_fx.planning.planning import Planning, copy_of
+from dtr_fx.planning.slices import Alternatives, Chosen
 from dtr_fx.planning.transform import Laps, carry_out, readable_copy, without_guards
 from dtr_fx.report import Curve, CurvePoint
 from dtr_fx.runtime import Plan, collector_paused
@@ -61,38 +62,45 @@ class Sweep:
     ) -> None:
         specs = [parse_budget(budget) for budget in (PERCENTS if budgets is None else budgets)]
         self._graph, self._options = readable_copy(gm, example_inputs), options
-        self._plans: dict[int, Plan | None] = {}
+        self._plans: dict[int, Chosen] = {}
         with collector_paused(), without_guards(self._graph):
-            planning = Planning(self._graph, options)
-            least, whole = planning.planner.smallest.peak, planning.baseline_peak
+            planning = self._planning = Planning(self._graph, options)
+            alternatives = Alternatives(planning)
+            smallest = alternatives.least_memory()
+            least, whole = smallest[1], planning.baseline_peak
             self._specs = {planning.in_bytes(spec): spec for spec in reversed(specs)}
             wanted = sorted({least, *self._specs}, reverse=True)
             points = [CurvePoint(whole, whole, 0.0)]
             for number, budget in enumerate(wanted, 1):
                 if least <= budget < whole:
-                    plan = self._plans[budget] = planning.planner.plan(budget)
-                    points.append(CurvePoint(budget, _peak(planning, plan), planning.overhead(plan)))
+                    chosen = smallest if budget == least else alternatives.plan_at(budget)
+                    found, _, plan = self._plans[budget] = chosen
+                    points.append(CurvePoint(budget, _peak(found, plan), found.overhead(plan)))
                 if watch is not None:
                     watch(number, len(wanted))
         self.curve = Curve(
             points=tuple(points),
             baseline_peak=whole,
             constants=planning.graph.constant_bytes,
-            lower_bound=planning.planner.need.nbytes,
+            lower_bound=min(each.planner.need.nbytes for each in (planning, alternatives.least) if each),
             base_cost=planning.graph.base_cost,
         )
 
     def report(self, budget: int) -> Report:
         """What ``transform`` reports of the plan at the budget of a point."""
         spec = self._specs.get(budget, parse_budget(budget))
-        graph = readable_copy(self._graph, None)
+        found, _, plan = self._plans.get(budget, (self._planning, budget, None))
+        graph = copy_of(found.gm)
         with collector_paused(), without_guards(graph):
-            planning = Planning(graph, replace(self._options, budget=spec))
-            return carry_out(graph, planning, budget, self._plans.get(budget), Laps())
+            planning = self._planning.of_variant(graph)
+            planning.options = replace(self._options, budget=spec)
+            return carry_out(graph, planning, budget, plan, Laps())
 
 
-def _peak(planning: Planning, plan: Plan) -> int:
+def _peak(planning: Planning, plan: Plan | None) -> int:
     """The peak of the graph that a plan is written into: it frees what a pass of a heuristic still holds."""
+    if plan is None:
+        return planning.peak(plan)
     return min(plan.peak, execute_order(planning.graph.program, plan.order).peak)
 
 
@@ -115,17 +123,14 @@ def smallest_budget(
     graph, chosen = readable_copy(gm, example_inputs), _options(given, may="max_overhead")
     with collector_paused(), without_guards(graph):
         planning = Planning(graph, chosen)
-        if chosen.max_overhead is not None:
-            return planning.least_memory()[0]
-        return min(planning.planner.smallest.peak, planning.baseline_peak)
+        return min(Alternatives(planning).least_memory()[1], planning.baseline_peak)
 
 
 def smallest_plan(gm: GraphModule, options: Options) -> Report:
     """The plan for ``smallest_budget``'s bytes, which is ``transform``'s."""
     graph = readable_copy(gm, None)
     with collector_paused(), without_guards(graph):
-        planning = Planning(graph, options)
-        budget, plan = planning.least_memory()
+        planning, budget, plan = Alternatives(Planning(graph, options)).least_memory()
         if options.max_overhead is None:
             planning.options = replace(options, budget=parse_budget(budget))
         return carry_out(graph, planning, budget, plan, Laps())

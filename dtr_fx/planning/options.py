@@ -31,8 +31,13 @@ _FORMS = (
 )
 # The caching allocator takes memory in blocks of 2 MiB and more, and what lies between them is lost.
 _USABLE = 0.95
-_SHAPING = ("heuristic", "costs", "planner", "plan_seconds", "executor")  # a plan, beside its limit and hints
-_NAMES = {"planner": ("search", "online"), "executor": ("eager", "inductor", None)}
+# What shapes a plan, beside its limit and hints.
+_SHAPING = ("heuristic", "costs", "planner", "plan_seconds", "executor", "slices")
+_NAMES = {
+    "planner": ("search", "online"),
+    "executor": ("eager", "inductor", None),
+    "slices": ("exact", "summed", "off"),
+}
 
 _Parsed = TypeVar("_Parsed")
 
@@ -255,6 +260,8 @@ class Options:
     - ``executor``: who runs the two graphs of a step: ``"eager"``, operator by operator, bit for bit as
       unrewritten, or ``"inductor"``, which compiles them.  None: on a GPU that Triton compiles for, Inductor
       where sizes are fixed and its kernels fit; else eager.
+    - ``slices``: operators may run slice by slice where the budget is tight: ``"exact"`` if results stay the
+      same, bit for bit, ``"summed"`` also if sums are added up in another order, ``"off"`` not at all.
     - ``policy``: what is kept or recomputed, by path of a module or region; see ``passes.hints``.
     - ``watch``: a value, named as in ``dtr-fx diff``; ``Report.choices`` has each time that it was weighed.
     - ``report``: a file, ``.html`` or ``.json``, for the reports of all graphs planned in this process,
@@ -276,6 +283,7 @@ class Options:
     planner: Literal["search", "online"] = "search"
     plan_seconds: float | None = None
     executor: Literal["eager", "inductor"] | None = None
+    slices: Literal["exact", "summed", "off"] = "exact"
     policy: _Option[tuple[Hint, ...]] = _Option(_parse_policy, None)
     watch: str | None = None
     report: _Option[Path | None] = _Option(_parse_report, None)
@@ -299,6 +307,8 @@ class Options:
             given = getattr(self, name)
             if given not in known:
                 raise OptionError(f"unknown {name} {given!r}{did_you_mean(given, filter(None, known))}")
+        if self.executor == "inductor" and self.slices == "summed":
+            raise OptionError("slices='summed': Inductor runs no slices; write executor='eager', or leave it")
         if self.plan_seconds is not None and not _is_positive(self.plan_seconds, (int, float)):
             raise OptionError(f"plan_seconds={self.plan_seconds!r}: give seconds above 0, or None")
         if not _is_positive(self.plans_kept, int):

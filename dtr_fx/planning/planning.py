@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import warnings
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
@@ -68,6 +70,7 @@ class Planning:
             cost = of_kernels(cost, device)
         as_it_is = workspaces(calls)
         workspace = {node: own + node.meta.get("dtr_extra_workspace", 0) for node, own in as_it_is.items()}
+        self.gm = gm
         self.options = options
         self._trusts_caller = trusts_caller
         replays_randomness = options.executor != "inductor"
@@ -85,12 +88,20 @@ class Planning:
         self.planner = Planner(self.graph.program, options, marks)
         marked = self.planner.checkpointed
         self._peak_unmarked = max(point.live for point in self.before)
+        self.base_cost = self.graph.base_cost
         self.baseline_peak = self._peak_unmarked
         self.saved = 0 if self.graph.boundary is None else self.graph.saved_bytes
         if marked is not None and (self.planner.must or marked.peak < self.baseline_peak):
             self.baseline_peak = marked.peak
             start = next(step for step in marked.steps if step.op == self.graph.boundary)
             self.saved = start.live - self.graph.held_between_passes
+
+    def of_variant(self, gm: GraphModule) -> Planning:
+        """The analysis of a graph that computes the same; shares are of this one's peak and seconds."""
+        variant = Planning(gm, self.options, trusts_caller=self._trusts_caller)
+        variant.before, variant.base_cost = self.before, self.base_cost
+        variant.baseline_peak, variant.saved = self.baseline_peak, self.saved
+        return variant
 
     @cached_property
     def budget(self) -> int:
@@ -171,6 +182,15 @@ class Planning:
                 return budget, None
             raise self.error(budget, infeasible.smallest) from None
 
+    def plan_at(self, budget: int) -> tuple[int, Plan | None]:
+        """The budget, and the plan for so many bytes, or None for the graph as it is."""
+        if self._fits_as_it_is(budget):
+            return budget, None
+        try:
+            return budget, self.planner.plan(budget)
+        except Infeasible as infeasible:
+            raise self.error(budget, infeasible.smallest) from None
+
     def least_memory(self) -> tuple[int, Plan | None]:
         """The smallest budget that is found for the options' overhead, in bytes, and the plan for it.
 
@@ -189,13 +209,13 @@ class Planning:
         if limit > _DEAR and self.overhead(planner.smallest) <= limit:
             budget = planner.smallest.peak
         else:
-            budget = self._passes_within(limit)
+            budget = self.passes_within(limit)
         if 0 < limit <= _DEAR:
             return self._searched(limit, budget)
         plan = planner.plan(budget) if budget < whole else None
         return (whole, None) if plan is None or self.overhead(plan) > limit else (budget, plan)
 
-    def _passes_within(self, limit: float) -> int:
+    def passes_within(self, limit: float) -> int:
         """The smallest budget at which one pass keeps an overhead."""
         low, high = self.planner.need.nbytes - 1, self.baseline_peak
         while high - low > _TOLERANCE * self.baseline_peak:
@@ -225,24 +245,30 @@ class Planning:
                 best, high = (budget, plan), budget
         return best
 
-    def overhead(self, plan: Plan) -> float:
-        """What a plan adds, as a share of the graph's own compute."""
-        return self.extra(plan) / self.graph.base_cost if self.graph.base_cost else 0.0
+    def peak(self, plan: Plan | None) -> int:
+        """Bytes of a plan, or of the graph as it is."""
+        return self._peak_unmarked if plan is None else plan.peak
 
-    def extra(self, plan: Plan) -> float:
-        """Seconds that a plan adds: what is recomputed, and the copies of changed inputs that this reads."""
-        calls = self.graph.calls
+    def overhead(self, plan: Plan | None) -> float:
+        """What a plan adds, as a share of the graph's own compute."""
+        return self.extra(plan) / self.base_cost if self.base_cost else 0.0
+
+    def extra(self, plan: Plan | None) -> float:
+        """Seconds that a plan adds: recomputes, copies of changed inputs that these read, and slices."""
+        calls, slices = self.graph.calls, self.graph.base_cost - self.base_cost
+        if plan is None:
+            return slices
         again = {step.op for step in plan.steps if step.kind == RECOMPUTE}
         read = {value for number in again for value in calls[number].inputs}
         kept = (call for call in calls if call.role == KEEP and call.outputs[0] in read)
-        return plan.cost + sum(call.cost for call in kept)
+        return slices + plan.cost + sum(call.cost for call in kept)
 
     def sane_from(self, plan: Plan | None) -> int | None:
         """Of a plan that computes more than five forward passes again, a budget from which none does."""
         forward = sum(call.cost for call in self.graph.calls[: self.graph.boundary])
         if self.graph.boundary is None or plan is None or self.extra(plan) <= _SANE * forward:
             return None
-        return self._passes_within(_SANE * forward / self.graph.base_cost)
+        return self.passes_within(_SANE * forward / self.base_cost)
 
     def error(self, budget: int, smallest: int) -> InfeasibleBudgetError:
         graph, need = self.graph, self.planner.need
@@ -266,3 +292,11 @@ class Planning:
             kept=tuple(dict.fromkeys(hint[0] for hint in kept if hint is not None)),
             sane=self.sane_from(self.planner.smallest) if smallest == self.planner.smallest.peak else None,
         )
+
+
+def copy_of(gm: GraphModule) -> GraphModule:
+    """The graph anew, with the same modules and tensors."""
+    with warnings.catch_warnings():
+        # What torch itself deprecates is in the copy.
+        warnings.simplefilter("ignore", FutureWarning)
+        return GraphModule(gm, copy.deepcopy(gm.graph))

@@ -16,10 +16,11 @@ from dtr_fx.inspect.views import Report
 from dtr_fx.passes.hints import Hint, hint_of, module_stack, plain_path
 from dtr_fx.passes.liveness import kind_of
 from dtr_fx.passes.roles import KEEP, SAVE_RNG, facts, origin_name, role
+from dtr_fx.passes.slices import Sliced
 from dtr_fx.passes.storages import GraphProgram
 from dtr_fx.passes.tensors import is_selection, is_update
 from dtr_fx.planning.planner import Planner
-from dtr_fx.report import Choice, Event, HintStats, Point, StorageStats
+from dtr_fx.report import Choice, Event, HintStats, Point, SliceStats, StorageStats
 from dtr_fx.runtime import Plan
 from dtr_fx.runtime.steps import BANISH, COMPUTE, DROP, RECOMPUTE
 from dtr_fx.search import Need, Scored, scores_of
@@ -231,6 +232,22 @@ def storage_stats(
     return tuple(
         StorageStats(name, kind, nbytes, drops[at], recomputes[at], costs[at], stays)
         for at, (name, kind, nbytes, stays) in enumerate(described)
+    )
+
+
+def slices_of(gm: GraphModule) -> tuple[SliceStats, ...]:
+    """The regions of a graph that run slice by slice."""
+    nodes = (node for node in gm.graph.nodes if isinstance(node.target, Sliced))
+    return tuple(
+        SliceStats(
+            node.name,
+            len(node.target.operators),
+            node.target.slices,
+            node.target.is_exact,
+            source_line(node),
+        )
+        for node in nodes
+        if origin_name(node) == node.name
     )
 
 

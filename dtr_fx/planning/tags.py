@@ -14,7 +14,8 @@ from dtr_fx.passes.roles import origin_name, role
 from dtr_fx.passes.split import prepare
 from dtr_fx.passes.tensors import is_backward
 from dtr_fx.planning.options import Options
-from dtr_fx.planning.transform import copy_of, rewrite
+from dtr_fx.planning.planning import copy_of
+from dtr_fx.planning.transform import rewrite
 from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import time
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -24,16 +22,18 @@ from dtr_fx.passes.reach import Reached, reached_by_caller, relied_on
 from dtr_fx.passes.verify import Verify, check_budget
 from dtr_fx.passes.write import Write
 from dtr_fx.planning.options import Options
-from dtr_fx.planning.planning import Carried, Planning
+from dtr_fx.planning.planning import Carried, Planning, copy_of
 from dtr_fx.planning.reporting import (
     choices,
     events_of,
     hints_of,
     make_report,
     names_of,
+    slices_of,
     source_line,
     stats_of,
 )
+from dtr_fx.planning.slices import Alternatives
 from dtr_fx.report import Relied
 from dtr_fx.runtime import Heuristic, Plan, collector_paused
 from dtr_fx.runtime.heuristics import Score
@@ -51,6 +51,7 @@ def transform(
     costs: str | cost_model.Cost | Mapping[Any, float] = "roofline",
     planner: Literal["search", "online"] = "search",
     plan_seconds: float | None = None,
+    slices: Literal["exact", "summed", "off"] = "exact",
     example_inputs: Sequence[Any] | None = None,
 ) -> tuple[GraphModule, Report]:
     """Rewrite a graph so that its live bytes never exceed ``budget``; the original is left as it was.
@@ -64,7 +65,7 @@ def transform(
     budget:
         ``0.6`` or ``"60%"`` of the graph's own peak, bytes, ``"8GiB"``, ``"8GB"``, or ``"auto"``.  It
         counts inputs, parameters, activations and outputs on the graph's device.
-    max_overhead, heuristic, costs, planner, plan_seconds:
+    max_overhead, heuristic, costs, planner, plan_seconds, slices:
         See ``dtr_fx.planning.options.Options``.
     example_inputs:
         Needed by graphs whose nodes have no ``meta["val"]``: their shapes are found with fake tensors.
@@ -85,7 +86,9 @@ def transform(
     >>> bool(rewritten(torch.ones(1024)) == gm(torch.ones(1024)))
     True
     """
-    options = Options(budget, max_overhead, heuristic, costs, planner, plan_seconds)
+    options = Options(
+        budget, max_overhead, heuristic, costs, planner, plan_seconds, slices=slices
+    )
     return rewritten_copy(gm, options, example_inputs)
 
 
@@ -104,14 +107,6 @@ def rewritten_copy(
         log.warning("%s", tensor)
     rewritten.recompile()
     return rewritten, report
-
-
-def copy_of(gm: GraphModule) -> GraphModule:
-    """The graph anew, with the same modules and tensors."""
-    with warnings.catch_warnings():
-        # What torch itself deprecates is in the copy.
-        warnings.simplefilter("ignore", FutureWarning)
-        return GraphModule(gm, copy.deepcopy(gm.graph))
 
 
 def readable_copy(gm: GraphModule, example_inputs: Sequence[Any] | None) -> GraphModule:
@@ -139,7 +134,7 @@ def rewrite_for_all(
         planning = Planning(gm, options)
         laps.take("analysis")
         try:
-            budget, plan = planning.plan(saves_nothing=saves_nothing)
+            planning, budget, plan = Alternatives(planning).plan(saves_nothing=saves_nothing)
         except InfeasibleBudgetError as error:
             if saves_nothing or not planning.graph.reached:
                 raise
@@ -165,8 +160,7 @@ def rewrite_alike(
 
 def _trusting_the_caller(gm: GraphModule, options: Options, safe: int, laps: Laps) -> Report:
     """Rewrite a graph whose plans fit only if they recompute from what the caller may write."""
-    planning = Planning(gm, options, trusts_caller=True)
-    budget, plan = planning.plan(saves_nothing=False)
+    planning, budget, plan = Alternatives(Planning(gm, options, trusts_caller=True)).plan()
     report = carry_out(gm, planning, budget, plan, laps)
     return replace(report, relied=_relied(gm, planning.graph.reached, safe))
 
@@ -186,8 +180,13 @@ def without_guards(gm: GraphModule) -> contextlib.AbstractContextManager[None]:
 
 
 def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | None, laps: Laps) -> Report:
-    """Write a plan into the graph, verify the graph and report on it; None leaves it as it is."""
+    """Write a plan into the graph, verify the graph and report on it; None leaves its order as it is.
+
+    The graph becomes that of the analysis, if this is of one that computes the same in slices.
+    """
     laps.take("plan")
+    if planning.gm is not gm:
+        gm.graph = planning.gm.graph
     parameters = reached_by_caller(gm, "parameter")
     passes = () if plan is None else (Write(planning.graph, plan), Verify())
     Pipeline(*passes, given=(VALUES, ORDER))(gm, laps.take)
@@ -202,7 +201,7 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
         plan=plan,
         budget=budget,
         asked=options.asked,
-        base_cost=graph.base_cost,
+        base_cost=planning.base_cost,
         constants=graph.constant_bytes,
         device=str(graph.device),
         before=planning.before,
@@ -221,6 +220,7 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
         hints=hints_of(graph, options.policy, events, report.storages),
         sane_from=planning.sane_from(plan),
         options=options.others,
+        slices=slices_of(gm),
     )
     if plan is not None and options.watch is not None:
         origins = {number: call.node.name for number, call in enumerate(graph.calls) if call.role == COMPUTE}

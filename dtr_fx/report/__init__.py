@@ -149,6 +149,27 @@ class HintStats:
 
 
 @dataclass(frozen=True)
+class SliceStats:
+    """A region of so many ``operators`` that runs as the operator ``name``, in so many ``slices``.
+
+    It is ``exact`` if its results are those of the whole; else sums are added up in another order.
+    ``source`` is the user's line of the operator that it was found from.
+    """
+
+    name: str
+    operators: int
+    slices: int
+    exact: bool
+    source: str
+
+    def __str__(self) -> str:
+        where = f" ({self.source})" if self.source else ""
+        order = "" if self.exact else ", sums in another order: the last bits may differ"
+        operators = format_count(self.operators, "operator")
+        return f"{self.name}{where}: {operators} in {self.slices} slices{order}"
+
+
+@dataclass(frozen=True)
 class Report:
     """The outcome of one plan.  Sizes are bytes, costs seconds.
 
@@ -163,9 +184,10 @@ class Report:
     ``relied`` are the caller's tensors that must not be written between the passes, ``relied_parameters``
     the parameters.  ``unconstrained_peak`` is what a share is of, the peak of the graph as it was or as the
     user's checkpoints have it, and ``unconstrained_saved`` what it then saves for its backward pass.
-    ``hints`` are those of the option ``policy``, and those in the code.  Of a plan that computes more than
-    five forward passes again, ``sane_from`` is a budget from which none does.  ``model`` is what was planned
-    as the caller names it, ``options`` are those that are not the defaults, and ``torch`` is its version.
+    ``hints`` are those of the option ``policy``, and those in the code, ``slices`` the regions that run slice
+    by slice.  Of a plan that computes more than five forward passes again, ``sane_from`` is a budget from
+    which none does.  ``model`` is what was planned as the caller names it, ``options`` are those that are not
+    the defaults, and ``torch`` is its version.
     """
 
     budget: int
@@ -195,6 +217,7 @@ class Report:
     model: str = ""
     options: str = ""
     torch: str = ""
+    slices: tuple[SliceStats, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -235,8 +258,16 @@ class Report:
         return (
             f"{verdict}: peak {format_bytes(self.baseline_peak)} → {format_bytes(self.planned_peak)}, "
             f"budget {self.budget_text}, {format_count(self.drops, 'drop')}, "
-            f"{format_count(self.recomputes, 'recompute')}, overhead {format_percent(self.overhead)}"
+            f"{format_count(self.recomputes, 'recompute')}, {self._sliced}"
+            f"overhead {format_percent(self.overhead)}"
         )
+
+    @property
+    def _sliced(self) -> str:
+        if not self.slices:
+            return ""
+        order = "" if all(region.exact for region in self.slices) else " (sums in another order)"
+        return f"{format_count(len(self.slices), 'region')} in slices{order}, "
 
     @property
     def caution(self) -> str:
@@ -287,6 +318,7 @@ _PARTS = {
     "relied": Relied,
     "relied_parameters": Relied,
     "hints": HintStats,
+    "slices": SliceStats,
 }
 
 

@@ -33,7 +33,8 @@ from dtr_fx.passes.split import prepare, split
 from dtr_fx.passes.tensors import graph_device, is_tangent, is_view, storage_bytes, storage_keys, tensors_of
 from dtr_fx.planning.judge import join
 from dtr_fx.planning.options import Options, Others, resolve_budget
-from dtr_fx.planning.transform import copy_of, rewrite
+from dtr_fx.planning.planning import copy_of
+from dtr_fx.planning.transform import rewrite
 from dtr_fx.torch_private import CustomPartitionerFn, get_hash_for_files
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,198 @@
+"""Which operators run in slices: those that need more memory than the rest, until the rest needs more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch.fx import Node
+
+from dtr_fx.costs.cut_exact import is_exact
+from dtr_fx.costs.workspaces import above_inputs
+from dtr_fx.errors import InfeasibleBudgetError
+from dtr_fx.passes.cuts import Axis
+from dtr_fx.passes.loss_rows import rows_of_loss
+from dtr_fx.passes.propagate import fake_mode_of
+from dtr_fx.passes.regions import Region, find_regions, put_in_slices, sliced
+from dtr_fx.passes.slices import Sliced
+from dtr_fx.planning.planning import Planning, copy_of
+from dtr_fx.runtime import Plan
+
+# A region is cut until what a slice takes is so small a part of what the region has whole; regions whose
+# needs differ by less are alike.
+_SMALL, _ALIKE = 0.125, 1.1
+# So many regions in a row may leave the lower bound as it is: of operators that need as much as each other.
+_PATIENCE = 4
+# Slices are tried where no plan fits, or where one adds so much and the lower bound is so near to the budget.
+_DEAR, _NEAR = 0.05, 0.7
+
+_MORE: dict[str, tuple[Literal["exact", "summed"], ...]] = {
+    "off": ("exact", "summed"),
+    "exact": ("summed",),
+    "summed": (),
+}
+
+Chosen = tuple[Planning, int, "Plan | None"]
+
+
+class Alternatives:
+    """Plans for a graph as it is ``whole``, or for one that computes the same with regions in slices."""
+
+    def __init__(self, whole: Planning) -> None:
+        self.whole = whole
+
+    @cached_property
+    def least(self) -> Planning | None:
+        """The graph with the slices that lower its lower bound the most; None without."""
+        options = self.whole.options
+        is_off = options.slices == "off" or options.executor == "inductor"
+        return None if is_off else in_slices(self.whole)
+
+    def plan(self, *, saves_nothing: bool = False) -> Chosen:
+        """The analysis, the budget in bytes and the plan for the options; see ``Planning.plan``."""
+        if self.whole.options.max_overhead is not None:
+            return self.least_memory()
+        bar = 0 if saves_nothing else self.whole.planner.need.nbytes
+        return self._choose(lambda each: each.plan(saves_nothing=saves_nothing), self.whole.limit, bar)
+
+    def plan_at(self, budget: int) -> Chosen:
+        """The same for a budget in bytes."""
+        return self._choose(lambda each: each.plan_at(budget), budget, self.whole.planner.need.nbytes)
+
+    def least_memory(self) -> Chosen:
+        """The same for the smallest budget that is found; see ``Planning.least_memory``."""
+        most, planning = self.whole.options.max_overhead, self.whole
+        if self.least is not None and (most is None or self.least.overhead(None) <= most):
+            planning = self.least
+            if most is not None and self.whole.passes_within(most) <= self.least.passes_within(most):
+                planning = self.whole
+        return planning, *planning.least_memory()
+
+    def _choose(
+        self, plan_of: Callable[[Planning], tuple[int, Plan | None]], budget: int, bar: int
+    ) -> Chosen:
+        """The cheapest plan; below the bar none is looked for without slices."""
+        found: list[Chosen] = []
+        failed: list[InfeasibleBudgetError] = []
+
+        def is_found(planning: Planning) -> bool:
+            try:
+                found.append((planning, *plan_of(planning)))
+            except InfeasibleBudgetError as error:
+                failed.append(error)
+                return False
+            return True
+
+        is_barred = budget < bar and self.least is not None
+        if is_barred or not is_found(self.whole) or _may_be_better(*found[0]):
+            for variant in self._below(budget, _NEAR * budget):
+                if is_found(variant) and variant.overhead(found[-1][2]) <= _DEAR:
+                    break
+            if self.least is not None and not found:
+                is_found(self.least)
+        if not found:
+            error = min(failed, key=lambda error: error.smallest)
+            raise replace(error, sliced=self._with_more_slices(error.smallest))
+        return min(found, key=lambda chosen: chosen[0].extra(chosen[2]))
+
+    def _below(self, *targets: float) -> Iterator[Planning]:
+        """The graph with the fewest slices that bring its lower bound below each of these, in bytes."""
+        for target in targets:
+            if self.least is not None and self.least.planner.need.nbytes <= target:
+                variant = in_slices(self.whole, target)
+                if variant is not None and variant.planner.need.nbytes <= target:
+                    yield variant
+
+    def _with_more_slices(self, smallest: int) -> dict[str, int]:
+        """Smaller budgets that work under other values of the option ``slices``, as one pass finds them."""
+        found: dict[str, int] = {}
+        for how in _MORE[self.whole.options.slices]:
+            options = replace(self.whole.options, slices=how, planner="online")
+            variant = in_slices(Planning(self.whole.gm, options))
+            if variant is not None and variant.planner.smallest.peak < smallest:
+                smallest = found[how] = variant.planner.smallest.peak
+        return found
+
+
+def _may_be_better(planning: Planning, budget: int, plan: Plan | None) -> bool:
+    """True if slices may do better than a plan, or than the graph as it is above the budget."""
+    if plan is None:
+        return budget < planning.baseline_peak
+    return planning.planner.need.nbytes > _NEAR * budget and planning.overhead(plan) > _DEAR
+
+
+def in_slices(planning: Planning, target: float = 0) -> Planning | None:
+    """The graph with so many slices that its lower bound is below ``target`` bytes, or as low as is found.
+
+    None if slices lower it nowhere.
+    """
+    best, current, tried = None, planning, 0
+    while current.planner.need.nbytes > target and tried < _PATIENCE:
+        following = _next(current, target)
+        if following is None:
+            break
+        current, tried = following, tried + 1
+        if current.planner.need.nbytes < (best or planning).planner.need.nbytes:
+            best, tried = current, 0
+    return best
+
+
+def _next(planning: Planning, target: float) -> Planning | None:
+    """The graph with the region around the operator that needs the most memory in slices, too."""
+    call = planning.graph.calls[planning.planner.need.call]
+    gm = copy_of(planning.gm)
+    mode = fake_mode_of(gm)
+    for node in list(gm.graph.nodes):
+        if node.op == "get_attr" and mode is not None and isinstance(node.meta.get("val"), torch.Tensor):
+            node.meta["val"] = mode.from_tensor(node.meta["val"])
+        rows_of_loss(gm.graph, node)
+    seed = next(node for node in gm.graph.nodes if node.name == call.node.name)
+    sums = planning.options.slices == "summed"
+
+    def allowed(node: Node, axis: Axis) -> bool:
+        return sums or axis.is_exact
+
+    storages = {planning.graph.storage(value) for value in (*call.inputs, *call.outputs)}
+    own = sum(planning.graph.values[value].nbytes for value in storages - {*planning.graph.constants})
+    room = target - (planning.planner.need.nbytes - own - call.workspace)
+    best = _least(planning, find_regions(gm, seed, allowed), room)
+    if best is None:
+        return None
+    put_in_slices(gm, *best)
+    return planning.of_variant(gm)
+
+
+def _least(planning: Planning, regions: Sequence[Region], room: float) -> tuple[Region, Sliced] | None:
+    """The region that takes the least memory, in slices; of those that take about as little, the smallest."""
+    found = []
+    for region in regions:
+        target = _fewest(planning, region, room)
+        if target is not None:
+            found.append((region.whole_bytes() + above_inputs(target.module), region, target))
+    if not found:
+        return None
+    least = max(room, _ALIKE * min(nbytes for nbytes, _, _ in found))
+    return next((region, target) for nbytes, region, target in found if nbytes <= least)
+
+
+def _fewest(planning: Planning, region: Region, room: float) -> Sliced | None:
+    """The region in the fewest slices that have ``room``, or of which one is small; None without any."""
+    whole, sums = region.whole_bytes(), planning.options.slices == "summed"
+    small = region.summed_bytes() + _SMALL * (whole + planning.graph.constant_bytes)
+    target, tried = None, 1
+    for slices in region.counts():
+        if slices < 1.5 * tried or not (sums or _is_exact(region, slices)):
+            continue
+        target, tried = sliced(planning.gm, region, slices), slices
+        if above_inputs(target.module) <= max(small, room - whole):
+            break
+    return target
+
+
+def _is_exact(region: Region, slices: int) -> bool:
+    """True if so many slices give the bits of the whole."""
+    rows = region.extent // slices
+    return all(is_exact(node, axis, rows) for node, axis in region.members.items())

@@ -1,0 +1,141 @@
+"""Operators in slices: below the lower bound of the graph as it is, with the same results."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from steps import bits
+from torch import Tensor
+from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch.fx import GraphModule
+
+import dtr_fx
+from dtr_fx import InfeasibleBudgetError, OptionError, Report, measure_peak
+
+pytestmark = pytest.mark.little_effort
+
+WORDS, WIDTH, ROWS = 512, 16, 256
+
+
+def loss_of_words(x: Tensor, y: Tensor, narrow: Tensor, head: Tensor) -> tuple[Tensor]:
+    """A layer, and a loss over more words than it is wide."""
+    h = x + F.gelu(x @ narrow)
+    return (F.cross_entropy(h @ head.t(), y),)
+
+
+def loss_of_images(x: Tensor, y: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor]:
+    h = F.conv2d(F.conv2d(x, first, padding=1).relu(), second, padding=1).relu()
+    return (F.cross_entropy(h.mean((2, 3)), y),)
+
+
+@cache
+def words() -> tuple[GraphModule, list[Tensor]]:
+    weights = [torch.randn(WIDTH, WIDTH), torch.randn(WORDS, WIDTH)]
+    return _joint(loss_of_words, torch.randn(ROWS, WIDTH), torch.randint(WORDS, (ROWS,)), weights)
+
+
+@cache
+def images() -> tuple[GraphModule, list[Tensor]]:
+    weights = [torch.randn(8, 3, 3, 3), torch.randn(8, 8, 3, 3)]
+    return _joint(loss_of_images, torch.randn(16, 3, 24, 24), torch.randint(8, (16,)), weights)
+
+
+def _joint(loss: Any, x: Tensor, y: Tensor, weights: list[Tensor]) -> tuple[GraphModule, list[Tensor]]:
+    given = [x, y, *(weight.requires_grad_() for weight in weights)]
+    return aot_export_joint_simple(loss, tuple(given), trace_joint=True), given
+
+
+def run(gm: GraphModule, inputs: list[Tensor]) -> list[Tensor]:
+    """The loss and the gradients."""
+    with torch.no_grad():
+        made = gm(inputs, [torch.ones(())])
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(made) if isinstance(leaf, Tensor)]
+
+
+def smallest(gm: GraphModule, slices: str) -> int:
+    return dtr_fx.smallest_budget(gm, options={"slices": slices, "cache": False})
+
+
+def planned(gm: GraphModule, budget: float | int, slices: str) -> tuple[GraphModule, Report]:
+    return dtr_fx.transform(gm, budget, slices=slices)  # type: ignore[arg-type]
+
+
+def differ(found: list[Tensor], expected: list[Tensor]) -> float:
+    """The largest difference, as a share of the largest number in each tensor."""
+    pairs = zip(found, expected)
+    return max(float((one - other).abs().max() / other.abs().max()) for one, other in pairs)
+
+
+@pytest.mark.parametrize("make", [words, images])
+@pytest.mark.parametrize("slices", ["exact", "summed"])
+def test_a_graph_fits_where_it_did_not(make: Any, slices: str) -> None:
+    gm, inputs = make()
+    least, whole = smallest(gm, slices), smallest(gm, "off")
+    assert least < whole if slices == "summed" else least <= whole
+    rewritten, report = planned(gm, least, slices)
+    expected, found = run(gm, inputs), run(rewritten, inputs)
+    assert differ(found, expected) <= (0 if slices == "exact" else 1e-5)
+    if slices == "exact":
+        assert list(map(bits, found)) == list(map(bits, expected))
+    held = sum(tensor.nbytes for tensor in inputs)
+    assert held + measure_peak(lambda: run(rewritten, inputs)) <= least + 64
+    assert (report.verdict, report.planned_peak <= least) == ("fits", True)
+
+
+def test_of_a_large_vocabulary_less_than_half_is_left() -> None:
+    gm, _ = words()
+    whole = smallest(gm, "off")
+    assert smallest(gm, "exact") <= 0.5 * whole
+    assert smallest(gm, "summed") <= 0.35 * whole
+
+
+def test_the_report_says_what_runs_in_slices_and_whether_results_may_differ() -> None:
+    gm, _ = words()
+    exact = planned(gm, smallest(gm, "exact"), "exact")[1]
+    assert exact.slices
+    assert all(region.exact and region.slices > 1 for region in exact.slices)
+    assert "in slices" in exact.summary()
+    assert "another order" not in exact.summary()
+    summed = planned(gm, smallest(gm, "summed"), "summed")[1]
+    assert not all(region.exact for region in summed.slices)
+    assert "sums in another order" in summed.summary()
+    assert any("last bits may differ" in str(region) for region in summed.slices)
+    assert Report.from_json(summed.to_json()) == summed
+
+
+def test_with_room_nothing_is_sliced() -> None:
+    gm, _ = words()
+    assert planned(gm, 1.0, "summed")[1].slices == ()
+    assert planned(gm, smallest(gm, "off"), "off")[1].slices == ()
+
+
+def test_an_error_names_the_budgets_that_slices_make_work() -> None:
+    gm, _ = words()
+    with pytest.raises(InfeasibleBudgetError) as off:
+        planned(gm, 0.05, "off")
+    assert list(off.value.sliced) == ["exact", "summed"]
+    assert off.value.smallest > off.value.sliced["exact"] > off.value.sliced["summed"]
+    for slices, budget in off.value.sliced.items():
+        assert f"with slices={slices!r}: {budget} bytes" in str(off.value)
+        assert planned(gm, budget, slices)[1].verdict == "fits"
+    with pytest.raises(InfeasibleBudgetError) as summed:
+        planned(gm, 0.05, "summed")
+    assert "with slices=" not in str(summed.value)
+
+
+def test_a_cut_is_none_of_the_option() -> None:
+    with pytest.raises(OptionError, match="did you mean 'summed'"):
+        planned(words()[0], 0.5, "sumed")
+
+
+def test_regions_are_recomputed_and_dropped_like_operators() -> None:
+    gm, inputs = words()
+    budgets = sorted({smallest(gm, "summed"), int(1.2 * smallest(gm, "summed"))})
+    for budget in budgets:
+        rewritten, report = planned(gm, budget, "summed")
+        assert report.planned_peak <= budget
+        assert differ(run(rewritten, inputs), run(gm, inputs)) <= 1e-5
