@@ -18,8 +18,8 @@ from dtr_fx.errors import GraphError
 from dtr_fx.passes.hints import mark_hints
 from dtr_fx.passes.split import prepare
 from dtr_fx.planning.options import Options
-from dtr_fx.planning.step import Inputs, call
 from dtr_fx.planning.planning import copy_of
+from dtr_fx.planning.step import Inputs, call
 from dtr_fx.torch_private import TorchDynamoException, aot_autograd, dynamo_config
 
 
