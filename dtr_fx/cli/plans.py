@@ -48,8 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, html: bool = True) -> None
     add("--planner", choices=("search", "online"), help="many passes, or the paper's one (default: search)")
     add("--plan-seconds", type=seconds, metavar="S", help="effort of a search")
     add("--costs", choices=("roofline", "profile"), help="operators' times: estimated, or measured")
-    about = "operators that may run slice by slice (default: exact, those whose results stay the same)"
-    add("--slices", choices=("exact", "summed", "off"), help=about)
+    add_slices(parser)
     add_printing(parser)
     if html:
         add("--html", type=Path, metavar="FILE", help="write the report as a page to FILE")
@@ -61,6 +60,12 @@ def add_target(parser: argparse.ArgumentParser, help: str = "a model, a log or s
     about = 'plan whole steps of this optimizer, with its settings: adamw, "sgd lr=0.1 momentum=0.9"'
     parser.add_argument("--optimizer", metavar="NAME", help=about)
     add_settings(parser)
+
+
+def add_slices(parser: argparse.ArgumentParser, usual: str | None = None) -> None:
+    """``--slices``."""
+    about = "operators that may run slice by slice (default: exact, those whose results stay the same)"
+    parser.add_argument("--slices", choices=("exact", "summed", "off"), default=usual, help=about)
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:

@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     plans.add_target(parser)
     parser.add_argument("--max-overhead", metavar="SHARE", help='at most so much extra compute: "20%%", 0.2')
     parser.add_argument("--plan-seconds", type=seconds, metavar="S", help="effort of a search")
+    plans.add_slices(parser, Options.slices)
     plans.add_printing(parser)
 
 
@@ -53,7 +54,11 @@ def run(arguments: argparse.Namespace) -> None:
 def _smallest(arguments: argparse.Namespace) -> Report:
     """The plan for the smallest budget."""
     target = arguments.target
-    options = Options(max_overhead=arguments.max_overhead, plan_seconds=arguments.plan_seconds)
+    options = Options(
+        max_overhead=arguments.max_overhead,
+        plan_seconds=arguments.plan_seconds,
+        slices=arguments.slices,
+    )
     if target.endswith(SAVED):
         raise CommandError(f"{target} holds plans that are made: name what they were made of")
     if target.endswith(LOGS):

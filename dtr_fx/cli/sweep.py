@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--budgets", nargs="+", default=PERCENTS, metavar="BUDGET", help=about)
     about = "effort of the search for each budget, as in dtr-fx show (default: 0.7, 1 for 2,300 operators)"
     add("--plan-seconds", type=seconds, metavar="S", help=about)
+    plans.add_slices(parser, Options.slices)
     add("--no-rivals", action="store_true", help="our plans only")
     about = f"solve for the optimum, S seconds a budget (default: 20), up to {_MOST_OPERATORS} operators"
     add("--optimum", nargs="?", type=seconds, const=20.0, metavar="S", help=about)
@@ -114,7 +115,7 @@ def _compare(arguments: argparse.Namespace) -> tuple[Sweep, Comparison]:
         graph, marks = graph_of(arguments), []
         notes = ["a whole step: no rivals, which have a budget for two passes only"]
     budgets = [*arguments.budgets, *(mark.peak for mark in marks)]
-    options = Options(plan_seconds=arguments.plan_seconds)
+    options = Options(plan_seconds=arguments.plan_seconds, slices=arguments.slices)
     with progress("plans", len(budgets) + 1) as advance:
         made = Sweep(graph, budgets, options, watch=lambda done, of: advance(done))
     curve = made.curve

@@ -32,11 +32,6 @@ class Joint(NamedTuple):
     planned: GraphModule
 
 
-_LOGGING = {
-    getattr(logging.Logger, name) for name in "debug info warning error exception critical log".split()
-}
-
-
 # Before torch 2.13 it had another name, which is an alias since then.
 _IGNORED = next(
     name for name in ("ignore_logging_functions", "ignore_logger_methods") if hasattr(dynamo_config, name)
