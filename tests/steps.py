@@ -95,8 +95,8 @@ class Run:
         return sum(name.startswith("gradient of ") and value is not None for name, value in found)
 
     @property
-    def recomputes(self) -> int:
-        return sum(report.recomputes for report in self.reports)
+    def changes(self) -> int:
+        return sum(report.recomputes + len(report.slices) for report in self.reports)
 
 
 def run(make: Make, backend: str, *, dynamic: bool | None = None, budget: float | int | None = None) -> Run:

@@ -600,14 +600,14 @@ def params(*cases: dict[str, Make], slow: Container[str] = LONG) -> list[Any]:
 def test_it_trains_as_under_aot_eager(make: Make) -> None:
     full, small = check(make)
     assert full.reports
-    assert small.recomputes > 0
+    assert small.changes > 0
 
 
 @pytest.mark.parametrize("make", params(READ_THEN_WRITTEN))
 def test_what_is_read_before_it_is_written_is_as_in_eager(make: Make) -> None:
     # PyTorch's partitioner recomputes such reads after the write: aot_eager is no reference (pytorch#197039).
     _, small = check(make, reference="eager")
-    assert small.recomputes > 0
+    assert small.changes > 0
 
 
 def test_sizes_and_scalars_that_only_the_data_tell() -> None:
@@ -680,14 +680,14 @@ DYNAMIC: dict[str, Make] = {
 @pytest.mark.parametrize("make", params(DYNAMIC))
 def test_inputs_of_several_shapes(make: Make) -> None:
     _, small = check(make, dynamic=True)
-    assert small.recomputes > 0
+    assert small.changes > 0
 
 
 @pytest.mark.parametrize("make", params(STATE, slow={*STATE} - {"written through a view"}))
 def test_sizes_that_are_symbols_change_nothing(make: Make) -> None:
     full, small = check(make, dynamic=True)
     assert full.reports
-    assert small.recomputes > 0
+    assert small.changes > 0
 
 
 @pytest.mark.parametrize("options", [{"budget": 1}, {"budget": "60"}, {"buget": "60%"}])

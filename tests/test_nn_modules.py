@@ -337,4 +337,4 @@ def test_every_class_is_trained_or_left_out_with_a_reason() -> None:
 def test_a_module_trains_as_under_aot_eager(make: Make) -> None:
     full, small = check(make)
     assert full.reports
-    assert small.recomputes > 0
+    assert small.changes > 0

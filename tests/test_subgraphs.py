@@ -51,7 +51,7 @@ def test_it_trains_as_under_aot_eager(name: str) -> None:
     torch.manual_seed(0)
     layer, x = nn.Linear(WIDTH, WIDTH), torch.randn(24, WIDTH)
     _, small = check(lambda: job(Function(FUNCTIONS[name], layer), x))
-    assert small.recomputes > 0
+    assert small.changes > 0
 
 
 def recomputed(function: Callable[..., Tensor]) -> set[str]:

@@ -191,7 +191,7 @@ def test_a_step_takes_less_the_less_it_is_allowed(study: Study) -> None:
 
 def test_the_smallest_budget_is_near_the_lower_bound(study: Study) -> None:
     report = study.at(SMALLEST).step.report
-    assert report.lower_bound == study.infeasible.lower_bound
+    assert report.lower_bound >= study.infeasible.lower_bound  # that of slices may be lower
     assert report.lower_bound <= report.planned_peak <= 1.15 * report.lower_bound
 
 
@@ -520,7 +520,8 @@ def test_validating_without_gradients_goes_on_where_its_own_share_cannot_be_reac
     torch.manual_seed(0)
     model, inputs = zoo.gpt(layers=1, width=32, heads=2, batch=8, length=16, vocab=20)
     reports: list[Report] = []
-    compiled = torch.compile(model, backend="dtr", options={"budget": "70%", "on_report": reports.append})
+    options = {"budget": "70%", "slices": "off"}
+    compiled = torch.compile(model, backend="dtr", options={**options, "on_report": reports.append})
     compiled(*inputs).backward()
     assert not warnings_in(caplog)
     model.eval()
@@ -532,7 +533,7 @@ def test_validating_without_gradients_goes_on_where_its_own_share_cannot_be_reac
     assert validation.planned_peak <= training.budget
     assert validation.verdict == "left as it is"
     assert warnings_in(caplog) == [validation.summary()]
-    strict = torch.compile(model, backend="dtr", options={"budget": "70%", "strict": True})
+    strict = torch.compile(model, backend="dtr", options={**options, "strict": True})
     with torch.no_grad(), pytest.raises(InfeasibleBudgetError):
         strict(*inputs)
 

@@ -36,9 +36,18 @@ _GRAIN = 32_768  # elements from which on a CPU's threads share a loop (at::inte
 _known: dict[Any, bool] = {}
 
 
-def is_exact(node: Node, axis: Axis, rows: int) -> bool:
+Orders = Mapping[Node, "tuple[int, ...]"]
+
+
+def order_of(tensor: Tensor) -> tuple[int, ...]:
+    """Its dimensions, from the one whose elements lie farthest apart to the one side by side."""
+    return tuple(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
+
+
+def is_exact(node: Node, axis: Axis, rows: int, orders: Orders | None = None) -> bool:
     """True if slices of so many rows along the axis make the bits of the whole, by construction or measured.
 
+    ``orders`` are those of the slices that it reads, where they lie in another than the whole's.
     Measured is on made-up data, once for every operator, layout and number of threads: with all of what is
     added up, and with a part of what is not where it is long.
     """
@@ -55,16 +64,18 @@ def is_exact(node: Node, axis: Axis, rows: int) -> bool:
     except CannotRunAlone:
         return False
     cuts = tuple(axis.inputs.get(used) for used in node.all_input_nodes)
-    key = described, cuts, axis.results, rows, torch.get_num_threads()
+    orders = orders or {}
+    laid_out = tuple(orders.get(used) for used in axis.inputs)
+    key = described, cuts, axis.results, rows, laid_out, torch.get_num_threads()
     if key not in _known:
-        _known[key] = _measured(node, axis, rows)
+        _known[key] = _measured(node, axis, rows, orders)
     return _known[key]
 
 
 # --- operators that add up ---------------------------------------------------------------------------------
 
 
-def _measured(node: Node, axis: Axis, rows: int) -> bool:
+def _measured(node: Node, axis: Axis, rows: int, orders: Orders) -> bool:
     given, shapes = _smaller(node, axis, rows)
     device = tensors_of(node.meta["val"])[0].device
     needed = sum(math.prod(shape) * used.meta["val"].element_size() for used, shape in shapes.items())
@@ -81,7 +92,7 @@ def _measured(node: Node, axis: Axis, rows: int) -> bool:
             }
             whole = _run(node, given, tensors)
             if not all(
-                _slice_is_same(node, axis, given, tensors, whole, start, rows)
+                _slice_is_same(node, axis, given, tensors, whole, start, rows, orders)
                 for start in range(0, _extent(axis, tensors), rows)
             ):
                 return False
@@ -103,12 +114,13 @@ def _slice_is_same(
     whole: Sequence[Any],
     start: int,
     rows: int,
+    orders: Orders,
 ) -> bool:
     """True if a slice of so many rows, or of what is left, is that part of the whole results."""
     count = min(rows, _extent(axis, tensors) - start)
     parts = {used: part(tensors[used], cut, start, count) for used, cut in axis.inputs.items()}
     # As an operator before it makes them: without gaps, and aligned.
-    packed = {used: view.clone() for used, view in parts.items()}
+    packed = {used: _packed(view, orders.get(used)) for used, view in parts.items()}
     return all(
         same_bits(part(whole[at], place, start, count), made[at])
         for slices in (parts, packed)
@@ -116,6 +128,14 @@ def _slice_is_same(
         for at, place in enumerate(axis.results)
         if isinstance(place, Cut) and isinstance(whole[at], Tensor)
     )
+
+
+def _packed(tensor: Tensor, order: tuple[int, ...] | None) -> Tensor:
+    """The tensor in a storage of its own, without gaps, its dimensions in this order."""
+    if order is None:
+        return tensor.clone()
+    there = tensor.permute(order).clone(memory_format=torch.contiguous_format)
+    return there.permute([order.index(dim) for dim in range(tensor.dim())])
 
 
 def _run(node: Node, given: Arguments, tensors: Mapping[Node, Tensor]) -> Sequence[Any]:
@@ -152,13 +172,14 @@ def _is_single(axis: Axis) -> bool:
 Values = Callable[[Sequence[int], torch.Generator], Tensor]
 
 
+# In double precision: sums of rounded numbers may be exact, and then tell nothing of their order.
 def _shares(sizes: Sequence[int], generator: torch.Generator) -> Tensor:
-    return torch.rand(sizes, generator=generator, device=generator.device)
+    return torch.rand(sizes, dtype=torch.float64, generator=generator, device=generator.device)
 
 
 def _cubes(sizes: Sequence[int], generator: torch.Generator) -> Tensor:
     """Numbers of both signs and of many magnitudes, the order of whose sum shows."""
-    return torch.randn(sizes, generator=generator, device=generator.device) ** 3
+    return torch.randn(sizes, dtype=torch.float64, generator=generator, device=generator.device) ** 3
 
 
 def _made(like: Tensor, shape: Sequence[int], generator: torch.Generator, values: Values) -> Tensor:

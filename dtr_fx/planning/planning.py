@@ -270,6 +270,12 @@ class Planning:
             return None
         return self.passes_within(_SANE * forward / self.base_cost)
 
+    def _sane_smallest(self, smallest: int) -> int | None:
+        """What is sane in place of the smallest budget that is found, if that is not."""
+        if self.planner.gives_up or smallest != self.planner.smallest.peak:
+            return None
+        return self.sane_from(self.planner.smallest)
+
     def error(self, budget: int, smallest: int) -> InfeasibleBudgetError:
         graph, need = self.graph, self.planner.need
         node = graph.calls[need.call].node
@@ -290,7 +296,7 @@ class Planning:
             source=source_line(node),
             pinned=dict(pinned),
             kept=tuple(dict.fromkeys(hint[0] for hint in kept if hint is not None)),
-            sane=self.sane_from(self.planner.smallest) if smallest == self.planner.smallest.peak else None,
+            sane=self._sane_smallest(smallest),
         )
 
 

@@ -8,18 +8,19 @@ from functools import cached_property
 from typing import Literal
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
-from dtr_fx.costs.cut_exact import is_exact
+from dtr_fx.costs.cut_exact import is_exact, order_of
 from dtr_fx.costs.workspaces import above_inputs
 from dtr_fx.errors import InfeasibleBudgetError
 from dtr_fx.passes.cuts import Axis
 from dtr_fx.passes.loss_rows import rows_of_loss
-from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.regions import Region, find_regions, put_in_slices, sliced
 from dtr_fx.passes.slices import Sliced
+from dtr_fx.passes.tensors import is_selection, tensors_of
 from dtr_fx.planning.planning import Planning, copy_of
 from dtr_fx.runtime import Plan
+from dtr_fx.torch_private import FakeTensor, FakeTensorMode
 
 # A region is cut until what a slice takes is so small a part of what the region has whole; regions whose
 # needs differ by less are alike.
@@ -27,7 +28,7 @@ _SMALL, _ALIKE = 0.125, 1.1
 # So many regions in a row may leave the lower bound as it is: of operators that need as much as each other.
 _PATIENCE = 4
 # Slices are tried where no plan fits, or where one adds so much and the lower bound is so near to the budget.
-_DEAR, _NEAR = 0.05, 0.7
+_DEAR, _NEAR, _ROOMY = 0.05, 0.7, 1.25
 
 _MORE: dict[str, tuple[Literal["exact", "summed"], ...]] = {
     "off": ("exact", "summed"),
@@ -69,7 +70,9 @@ class Alternatives:
             planning = self.least
             if most is not None and self.whole.passes_within(most) <= self.least.passes_within(most):
                 planning = self.whole
-        return planning, *planning.least_memory()
+        found = planning, *planning.least_memory()
+        is_sure = found[1] < min(self.whole.planner.need.nbytes, _ROOMY * planning.planner.need.nbytes)
+        return found if planning is self.whole or is_sure or most is not None else self.plan_at(found[1])
 
     def _choose(
         self, plan_of: Callable[[Planning], tuple[int, Plan | None]], budget: int, bar: int
@@ -86,7 +89,9 @@ class Alternatives:
                 return False
             return True
 
+        is_tight = self.whole.planner.need.nbytes > _NEAR * budget
         is_barred = budget < bar and self.least is not None
+        self.whole.planner.gives_up = is_tight and self.least is not None
         if is_barred or not is_found(self.whole) or _may_be_better(*found[0]):
             for variant in self._below(budget, _NEAR * budget):
                 if is_found(variant) and variant.overhead(found[-1][2]) <= _DEAR:
@@ -99,9 +104,12 @@ class Alternatives:
         return min(found, key=lambda chosen: chosen[0].extra(chosen[2]))
 
     def _below(self, *targets: float) -> Iterator[Planning]:
-        """The graph with the fewest slices that bring its lower bound below each of these, in bytes."""
+        """The graph with the fewest slices that bring its lower bound below each of these, in bytes.
+
+        Without much room there is only the one with the lowest.
+        """
         for target in targets:
-            if self.least is not None and self.least.planner.need.nbytes <= target:
+            if self.least is not None and _ROOMY * self.least.planner.need.nbytes <= target:
                 variant = in_slices(self.whole, target)
                 if variant is not None and variant.planner.need.nbytes <= target:
                     yield variant
@@ -109,7 +117,7 @@ class Alternatives:
     def _with_more_slices(self, smallest: int) -> dict[str, int]:
         """Smaller budgets that work under other values of the option ``slices``, as one pass finds them."""
         found: dict[str, int] = {}
-        for how in _MORE[self.whole.options.slices]:
+        for how in _MORE[self.whole.options.slices] if self.whole.options.executor != "inductor" else ():
             options = replace(self.whole.options, slices=how, planner="online")
             variant = in_slices(Planning(self.whole.gm, options))
             if variant is not None and variant.planner.smallest.peak < smallest:
@@ -129,6 +137,8 @@ def in_slices(planning: Planning, target: float = 0) -> Planning | None:
 
     None if slices lower it nowhere.
     """
+    if len(_modes(planning.gm)) != 1:
+        return None  # what was traced in parts does not evaluate together
     best, current, tried = None, planning, 0
     while current.planner.need.nbytes > target and tried < _PATIENCE:
         following = _next(current, target)
@@ -140,14 +150,21 @@ def in_slices(planning: Planning, target: float = 0) -> Planning | None:
     return best
 
 
+def _modes(gm: GraphModule) -> set[FakeTensorMode]:
+    """The fake modes that the graph's values are of."""
+    values = (tensor for node in gm.graph.nodes for tensor in tensors_of(node.meta.get("val")))
+    return {value.fake_mode for value in values if isinstance(value, FakeTensor)}
+
+
 def _next(planning: Planning, target: float) -> Planning | None:
     """The graph with the region around the operator that needs the most memory in slices, too."""
     call = planning.graph.calls[planning.planner.need.call]
     gm = copy_of(planning.gm)
-    mode = fake_mode_of(gm)
+    [mode] = _modes(gm)
     for node in list(gm.graph.nodes):
-        if node.op == "get_attr" and mode is not None and isinstance(node.meta.get("val"), torch.Tensor):
-            node.meta["val"] = mode.from_tensor(node.meta["val"])
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):  # a constant
+            node.meta["val"] = mode.from_tensor(value)
         rows_of_loss(gm.graph, node)
     seed = next(node for node in gm.graph.nodes if node.name == call.node.name)
     sums = planning.options.slices == "summed"
@@ -184,15 +201,23 @@ def _fewest(planning: Planning, region: Region, room: float) -> Sliced | None:
     small = region.summed_bytes() + _SMALL * (whole + planning.graph.constant_bytes)
     target, tried = None, 1
     for slices in region.counts():
-        if slices < 1.5 * tried or not (sums or _is_exact(region, slices)):
+        if slices < 1.5 * tried:
             continue
-        target, tried = sliced(planning.gm, region, slices), slices
+        found = sliced(planning.gm, region, slices)
+        if not (sums or _is_exact(region, found)):
+            continue
+        target, tried = found, slices
         if above_inputs(target.module) <= max(small, room - whole):
             break
     return target
 
 
-def _is_exact(region: Region, slices: int) -> bool:
-    """True if so many slices give the bits of the whole."""
-    rows = region.extent // slices
-    return all(is_exact(node, axis, rows) for node, axis in region.members.items())
+def _is_exact(region: Region, target: Sliced) -> bool:
+    """True if these slices give the bits of the whole."""
+    inside = (node for node in target.operators if not is_selection(node))
+    for node, within in zip(sorted(region.members), inside):
+        slices = zip(node.all_input_nodes, within.all_input_nodes)
+        orders = {used: order_of(one.meta["val"]) for used, one in slices if one.meta["val"].dim()}
+        if not is_exact(node, region.members[node], target.rows, orders):
+            return False
+    return True
