@@ -28,7 +28,8 @@ _SMALL, _ALIKE = 0.125, 1.1
 # So many regions in a row may leave the lower bound as it is: of operators that need as much as each other.
 _PATIENCE = 4
 # Slices are tried where no plan fits, or where one adds so much and the lower bound is so near to the budget.
-_DEAR, _NEAR, _ROOMY = 0.05, 0.7, 1.25
+# Their bound is then to be lower than the budget, or far lower.
+_DEAR, _LOWER, _NEAR, _ROOMY = 0.05, 0.9, 0.7, 1.25
 
 _MORE: dict[str, tuple[Literal["exact", "summed"], ...]] = {
     "off": ("exact", "summed"),
@@ -93,7 +94,7 @@ class Alternatives:
         is_barred = budget < bar and self.least is not None
         self.whole.planner.gives_up = is_tight and self.least is not None
         if is_barred or not is_found(self.whole) or _may_be_better(*found[0]):
-            for variant in self._below(budget, _NEAR * budget):
+            for variant in self._below(_LOWER * budget, _NEAR * budget):
                 if is_found(variant) and variant.overhead(found[-1][2]) <= _DEAR:
                     break
             if self.least is not None and not found:
