@@ -66,9 +66,9 @@ class InfeasibleBudgetError(DTRError, ValueError):
             f"  {whose} peak as it is: {self.baseline_peak} bytes = {format_bytes(self.baseline_peak)}\n"
             f"  smallest budget that works: {self._size(self.smallest)}\n"
             + (f"  and with at most 5 forward passes again: {self._size(self.sane)}\n" if self.sane else "")
-            + "".join(f"  with slices={how!r}: {self._size(size)}\n" for how, size in self.sliced.items())
             + f"  lower bound for any plan: {self._size(self.lower_bound)}\n"
-            f"  operator that needs it: {self.operator}{where}\n"
+            + "".join(f"  but with slices={how!r}: {self._size(size)}\n" for how, size in self.sliced.items())
+            + f"  operator that needs it: {self.operator}{where}\n"
             f"  pinned then: {pinned}\n"
             + (f"  kept by hints ('prefer keep' gives way): {kept}\n" if kept else "")
             + f"  try: {self._advice()}"

@@ -60,13 +60,6 @@ class Axis(NamedTuple):
                 holder[at] = _cut(holder[at], self.shapes[argument.name], rows)
         return tuple(args), kwargs
 
-    def fits(self, rows: int) -> bool:
-        """True if slices of so many rows are views, whatever the strides: ``last`` alone is cut."""
-        tensors = [(node.meta["val"].shape, cut) for node, cut in self.inputs.items()]
-        values = _results(self.node)
-        tensors += [(value.shape, cut) for value, cut in zip(values, self.results) if isinstance(cut, Cut)]
-        return all(cut.first == cut.last or shape[cut.last] % rows == 0 for shape, cut in tensors)
-
 
 def _cut(given: Any, cut: Cut, rows: int) -> Any:
     return rows if isinstance(given, int) else list(cut.slice_of(given, rows))

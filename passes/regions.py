@@ -86,21 +86,16 @@ class Region:
         return [user for user in value.users if user not in self.members]
 
     def counts(self) -> list[int]:
-        """In how many slices it can run."""
-        extent = self.extent
-        return [
-            slices
-            for slices in range(2, min(extent, _MOST_SLICES) + 1)
-            if extent % slices == 0 and all(axis.fits(extent // slices) for axis in self.members.values())
-        ]
+        """In how many equal slices it can run."""
+        return [slices for slices in range(2, _MOST_SLICES + 1) if self.extent % slices == 0]
 
     def whole_bytes(self) -> int:
-        """Bytes of what the region reads and makes whole, inputs of the graph apart; sums count twice."""
+        """Bytes of what the region reads and makes whole, inputs of the graph apart."""
         results = self.results()
         held = [held for value, _ in self.read() for held in held_by(value)]
         held = [each for each in held if each.storage not in self.resident]
         held += [held for value in results for held in held_by(value)]
-        return sum({each.storage: each.nbytes for each in held}.values()) + self.summed_bytes()
+        return sum({each.storage: each.nbytes for each in held}.values())
 
     def summed_bytes(self) -> int:
         """Bytes of the results that slices add up; each slice makes as much."""

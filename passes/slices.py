@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -78,6 +79,12 @@ class Sliced:
     def is_exact(self) -> bool:
         """True if no sum is added up in another order than without slices."""
         return all(result.join is not SUM for result in self.results)
+
+    @property
+    def accumulator_bytes(self) -> int:
+        """What sums that are added up in single precision take above their results."""
+        wide = (each for each in self.results if each.join is SUM and each.dtype in _LOW_PRECISION)
+        return sum(math.prod(each.shape) * each.dtype.itemsize for each in wide)
 
     @property
     def operators(self) -> list[Node]:

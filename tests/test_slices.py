@@ -120,7 +120,7 @@ def test_an_error_names_the_budgets_that_slices_make_work() -> None:
     assert list(off.value.sliced) == ["exact", "summed"]
     assert off.value.smallest > off.value.sliced["exact"] > off.value.sliced["summed"]
     for slices, budget in off.value.sliced.items():
-        assert f"with slices={slices!r}: {budget} bytes" in str(off.value)
+        assert f"but with slices={slices!r}: {budget} bytes" in str(off.value)
         assert planned(gm, budget, slices)[1].verdict == "fits"
     with pytest.raises(InfeasibleBudgetError) as summed:
         planned(gm, 0.05, "summed")

@@ -28,6 +28,7 @@ from dtr_fx.costs.isolated import (
 from dtr_fx.costs.measure import cpu_peaks
 from dtr_fx.passes.effects import may_run_twice
 from dtr_fx.passes.liveness import liveness
+from dtr_fx.passes.slices import Sliced
 from dtr_fx.passes.subgraphs import graphs_of, is_higher_order
 from dtr_fx.passes.tensors import graph_device, held_by, hint, nbytes_of, tensors_of
 from dtr_fx.report import Point
@@ -62,7 +63,8 @@ def workspaces(nodes: Iterable[Node]) -> dict[Node, int]:
 def _inside(node: Node) -> int:
     """The most that one of its graphs holds above its inputs, and where it is a branch above its outputs."""
     made = _fresh_bytes(node) if node.target is torch.ops.higher_order.cond else 0
-    return max([0, *(above_inputs(gm) - made for gm in graphs_of(node))])
+    most = max([0, *(above_inputs(gm) - made for gm in graphs_of(node))])
+    return most + (node.target.accumulator_bytes if isinstance(node.target, Sliced) else 0)
 
 
 def above_inputs(gm: GraphModule) -> int:

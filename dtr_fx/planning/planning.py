@@ -71,6 +71,7 @@ class Planning:
         as_it_is = workspaces(calls)
         workspace = {node: own + node.meta.get("dtr_extra_workspace", 0) for node, own in as_it_is.items()}
         self.gm = gm
+        self._original: Planning | None = None
         self.options = options
         self._trusts_caller = trusts_caller
         replays_randomness = options.executor != "inductor"
@@ -101,6 +102,7 @@ class Planning:
         variant = Planning(gm, self.options, trusts_caller=self._trusts_caller)
         variant.before, variant.base_cost = self.before, self.base_cost
         variant.baseline_peak, variant.saved = self.baseline_peak, self.saved
+        variant._original = self._original or self
         return variant
 
     @cached_property
@@ -268,7 +270,7 @@ class Planning:
         forward = sum(call.cost for call in self.graph.calls[: self.graph.boundary])
         if self.graph.boundary is None or plan is None or self.extra(plan) <= _SANE * forward:
             return None
-        return self.passes_within(_SANE * forward / self.base_cost)
+        return (self._original or self).passes_within(_SANE * forward / self.base_cost)
 
     def _sane_smallest(self, smallest: int) -> int | None:
         """What is sane in place of the smallest budget that is found, if that is not."""

@@ -20,7 +20,7 @@ from dtr_fx.passes.slices import Sliced
 from dtr_fx.passes.tensors import is_selection, tensors_of
 from dtr_fx.planning.planning import Planning, copy_of
 from dtr_fx.runtime import Plan
-from dtr_fx.torch_private import FakeTensor, FakeTensorMode
+from dtr_fx.torch_private import FakeTensor, FakeTensorMode, disable_current_modes
 
 # A region is cut until what a slice takes is so small a part of what the region has whole; regions whose
 # needs differ by less are alike.
@@ -142,7 +142,8 @@ def in_slices(planning: Planning, target: float = 0) -> Planning | None:
         return None  # what was traced in parts does not evaluate together
     best, current, tried = None, planning, 0
     while current.planner.need.nbytes > target and tried < _PATIENCE:
-        following = _next(current, target)
+        with disable_current_modes():  # of a compiler that traces another graph
+            following = _next(current, target)
         if following is None:
             break
         current, tried = following, tried + 1
