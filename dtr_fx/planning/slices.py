@@ -27,6 +27,8 @@ from dtr_fx.torch_private import FakeTensor, FakeTensorMode, disable_current_mod
 _SMALL, _ALIKE = 0.125, 1.1
 # So many regions in a row may leave the lower bound as it is: of operators that need as much as each other.
 _PATIENCE = 4
+# Slices are worth it where they bring the lower bound down to so much.
+_WORTH = 0.8
 # Slices are tried where no plan fits, or where one adds so much and the lower bound is so near to the budget.
 # Their bound is then to be lower than the budget, or far lower.
 _DEAR, _LOWER, _NEAR, _ROOMY = 0.05, 0.9, 0.7, 1.25
@@ -48,10 +50,12 @@ class Alternatives:
 
     @cached_property
     def least(self) -> Planning | None:
-        """The graph with the slices that lower its lower bound the most; None without."""
+        """The graph with the slices that lower its lower bound the most; None if they hardly do."""
         options = self.whole.options
         is_off = options.slices == "off" or options.executor == "inductor"
-        return None if is_off else in_slices(self.whole)
+        found = None if is_off else in_slices(self.whole)
+        enough = _WORTH * self.whole.planner.need.nbytes
+        return found if found is not None and found.planner.need.nbytes <= enough else None
 
     def plan(self, *, saves_nothing: bool = False) -> Chosen:
         """The analysis, the budget in bytes and the plan for the options; see ``Planning.plan``."""
@@ -99,6 +103,9 @@ class Alternatives:
                     break
             if self.least is not None and not found:
                 is_found(self.least)
+            if not found and not is_barred and self.whole.planner.gives_up:
+                self.whole.planner.gives_up = False
+                is_found(self.whole)
         if not found:
             error = min(failed, key=lambda error: error.smallest)
             raise replace(error, sliced=self._with_more_slices(error.smallest))
