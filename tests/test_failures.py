@@ -7,6 +7,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -319,10 +320,15 @@ def test_a_forked_child_runs_what_is_compiled_and_compiles() -> None:
 def test_a_command_can_be_interrupted(command: str, tmp_path: Path) -> None:
     log, before = write_chain(tmp_path / "chain.log", 400), surroundings()
     budget = ["--budget", "10%"] if command == "show" else []
+    # A shell has the processes that it starts in the background ignore Ctrl-C.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     interrupt = threading.Timer(0.3, _thread.interrupt_main)
     interrupt.start()
-    assert main([command, str(log), "--plan-seconds", "60", *budget]) == 130
-    interrupt.join()
+    try:
+        assert main([command, str(log), "--plan-seconds", "60", *budget]) == 130
+    finally:
+        interrupt.join()
+        signal.signal(signal.SIGINT, handler)
     assert surroundings() == before
 
 
