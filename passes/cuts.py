@@ -73,6 +73,8 @@ def axes(node: Node) -> tuple[Axis, ...]:
     rule = _rule_of(node.target)
     if rule is None or rng.is_random(node) or not may_run_twice(node) or mutated_tensors(node):
         return ()
+    if not all(isinstance(used.meta.get("val"), torch.Tensor) for used in node.all_input_nodes):
+        return ()
     tensors = [
         tensor for each in (node, *node.all_input_nodes) for tensor in tensors_of(each.meta.get("val"))
     ]

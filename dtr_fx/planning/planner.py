@@ -49,7 +49,6 @@ class Planner:
     """Plans for one program by the heuristic, the planner and the effort of the options, for any budget.
 
     ``need`` is what no plan can do without, ``marks`` is what the user said of operators, by their numbers.
-    It ``gives_up`` where a plan is hard to find, if another program does the same with less.
     """
 
     def __init__(
@@ -59,7 +58,6 @@ class Planner:
         self._marks = marks or {}
         self.must = self._marked(CheckpointPolicy.MUST_RECOMPUTE)
         self.need = lower_bound(program)
-        self.gives_up = False
         self._seconds = options.plan_seconds
         self._online = options.planner == "online"
         heuristic = resolve(options.heuristic)
@@ -76,12 +74,10 @@ class Planner:
 
     def plan(self, budget: int) -> Plan:
         """A plan within ``budget`` bytes; Infeasible if there is none at this budget or a smaller one."""
-        plan = self.search(budget, self.program, lambda: None if self.gives_up else self.smallest)
+        plan = self.search(budget, self.program, lambda: self.smallest)
         marked = self.checkpointed
         if marked is not None and marked.peak <= budget:
             plan = _cheapest(filter(None, [plan, marked]))
-        if plan is None and self.gives_up:
-            raise Infeasible(self.program.peak)
         if plan is None:
             plan = self.smallest
             if plan.peak > budget:
@@ -148,8 +144,7 @@ class Planner:
         """A plan within the budget, if one is found; where that is hard, from ``lowest()`` on."""
         if budget < self.need.nbytes:
             return None
-        asked = ("search", self.gives_up, budget, program)
-        return self._kept.find(lambda: self._search(budget, program, lowest), *asked)
+        return self._kept.find(lambda: self._search(budget, program, lowest), "search", budget, program)
 
     def _search(self, budget: int, program: Program, lowest: Callable[[], Plan | None]) -> Plan | None:
         if self._online:

@@ -274,7 +274,7 @@ class Planning:
 
     def _sane_smallest(self, smallest: int) -> int | None:
         """What is sane in place of the smallest budget that is found, if that is not."""
-        if self.planner.gives_up or smallest != self.planner.smallest.peak:
+        if smallest != self.planner.smallest.peak:
             return None
         return self.sane_from(self.planner.smallest)
 

@@ -94,18 +94,13 @@ class Alternatives:
                 return False
             return True
 
-        is_tight = self.whole.planner.need.nbytes > _NEAR * budget
         is_barred = budget < bar and self.least is not None
-        self.whole.planner.gives_up = is_tight and self.least is not None
         if is_barred or not is_found(self.whole) or _may_be_better(*found[0]):
             for variant in self._below(_LOWER * budget, _NEAR * budget):
                 if is_found(variant) and variant.overhead(found[-1][2]) <= _DEAR:
                     break
             if self.least is not None and not found:
                 is_found(self.least)
-            if not found and not is_barred and self.whole.planner.gives_up:
-                self.whole.planner.gives_up = False
-                is_found(self.whole)
         if not found:
             error = min(failed, key=lambda error: error.smallest)
             raise replace(error, sliced=self._with_more_slices(error.smallest))
