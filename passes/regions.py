@@ -268,7 +268,7 @@ def sliced(gm: GraphModule, region: Region, slices: int) -> Sliced:
 
 def _result(value: Node, join: Cut | Sum) -> Result:
     tensor = value.meta["val"]
-    return Result(value.name, join, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+    return Result(value.name, join, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
 
 
 def _order(graph: Graph, region: Region) -> tuple[Node, list[Node]] | None:

@@ -307,8 +307,6 @@ class Options:
             given = getattr(self, name)
             if given not in known:
                 raise OptionError(f"unknown {name} {given!r}{did_you_mean(given, filter(None, known))}")
-        if self.executor == "inductor" and self.slices == "summed":
-            raise OptionError("slices='summed': Inductor runs no slices; write executor='eager', or leave it")
         if self.plan_seconds is not None and not _is_positive(self.plan_seconds, (int, float)):
             raise OptionError(f"plan_seconds={self.plan_seconds!r}: give seconds above 0, or None")
         if not _is_positive(self.plans_kept, int):
