@@ -233,7 +233,8 @@ def graphs(count: int) -> Iterator[dict[str, str]]:
         held = sum(tensor.nbytes for tensor, users in zip(given, read) if users)
         over += held + measure_peak(runs[1]) > budget + 64
         sliced += bool(report.slices)
-        print(f"\r{seed + 1}: {sliced} in slices, {over} over budget, {worst[0]:.1e}", end="", file=sys.stderr)
+        told = f"{seed + 1}: {sliced} in slices, {over} over budget, {worst[0]:.1e}"
+        print(f"\r{told}", end="", file=sys.stderr)
     yield {
         "graphs": str(count),
         "in slices": str(sliced),
