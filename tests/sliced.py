@@ -81,11 +81,12 @@ class InChunks(LanguageModel):
 
 
 class Fused(LanguageModel):
-    """The same with PyTorch's own loss of a linear map, which is of torch 2.13 and newer."""
+    """The same with PyTorch's own loss of a linear map, in chunks, which is of torch 2.13 and newer."""
 
     def forward(self, x: Tensor) -> Tensor:
         hidden, target = self.hidden(x)
-        return F.linear_cross_entropy(hidden, self.head.weight, target)
+        options = nn.LinearCrossEntropyOptions()
+        return F.linear_cross_entropy(hidden, self.head.weight, target, options=options)
 
 
 def language_model(kind: str, words: int, width: int = 512) -> tuple[nn.Module, tuple[Tensor]]:
@@ -133,18 +134,21 @@ def steps(words: int, width: int) -> Iterator[dict[str, str]]:
     model, (x,) = language_model("gpt2", words, width)
     held = sum(tensor.nbytes for tensor in (*model.parameters(), x))
     rivals = {"eager": model, "in chunks": InChunks("gpt2", words, width)}
+    rivals["in chunks, blocks checkpointed"] = InChunks("gpt2", words, width)
+    rivals["in chunks, blocks checkpointed"].body.gradient_checkpointing_enable({"use_reentrant": False})
     if hasattr(F, "linear_cross_entropy"):
         rivals["linear_cross_entropy"] = Fused("gpt2", words, width)
     ways: dict[str, tuple[nn.Module, Any]] = {}
     for name, rival in rivals.items():
         rival.load_state_dict(model.state_dict())
         ways[name] = rival, rival
-    for how in _HOW:
+    ways["Inductor"] = model, torch.compile(model)
+    for executor, how in (*(("eager", how) for how in _HOW), ("inductor", "summed")):
         planned = copy.deepcopy(model)
-        least = _smallest(planned, x, how)
-        options = {"budget": least, "slices": how, "executor": "eager", "cache": False}
-        forward = torch.compile(planned, backend="dtr", options=options)
-        ways[f"dtr {how}, {format_bytes(least)}"] = planned, forward
+        options = {"slices": how, "executor": executor, "cache": False}
+        least = _smallest(planned, x, options)
+        forward = torch.compile(planned, backend="dtr", options={"budget": least, **options})
+        ways[f"dtr, {executor}, {how}, {format_bytes(least)}"] = planned, forward
     expected: list[Tensor] = []
     for name, (owner, forward) in ways.items():
         print(name, file=sys.stderr)
@@ -164,10 +168,10 @@ def steps(words: int, width: int) -> Iterator[dict[str, str]]:
         }
 
 
-def _smallest(model: nn.Module, x: Tensor, how: str) -> int:
+def _smallest(model: nn.Module, x: Tensor, options: dict[str, Any]) -> int:
     torch.compiler.reset()
     try:
-        torch.compile(model, backend="dtr", options={"budget": "1%", "slices": how, "cache": False})(x)
+        torch.compile(model, backend="dtr", options={"budget": "1%", **options})(x)
     except InfeasibleBudgetError as error:
         return error.smallest
     raise AssertionError("a step in 1% of its memory")
@@ -190,10 +194,10 @@ def curves(count: int = 200) -> Iterator[dict[str, str]]:
         torch.manual_seed(0)
         model = LanguageModel("gpt2", 2048, 64)
         data = [torch.randint(2048, (2, 64)) for _ in range(4)]
-        budget: Any = "100%" if how == "off" else int(1.1 * _smallest(model, data[0], how))
+        options = {"slices": how, "executor": "eager", "cache": False}
+        budget: Any = "100%" if how == "off" else int(1.1 * _smallest(model, data[0], options))
         torch.compiler.reset()
-        options = {"budget": budget, "slices": how, "executor": "eager", "cache": False}
-        forward = torch.compile(model, backend="dtr", options=options)
+        forward = torch.compile(model, backend="dtr", options={"budget": budget, **options})
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
         losses[how] = []
         for number in range(count):
