@@ -14,6 +14,7 @@ import argparse
 import copy
 import sys
 import time
+import timeit
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -146,10 +147,12 @@ def steps(words: int, width: int) -> Iterator[dict[str, str]]:
     for executor, how in (*(("eager", how) for how in _HOW), ("inductor", "summed")):
         planned = copy.deepcopy(model)
         options = {"slices": how, "executor": executor, "cache": False}
-        least = _smallest(planned, x, options)
-        forward = torch.compile(planned, backend="dtr", options={"budget": least, **options})
-        ways[f"dtr, {executor}, {how}, {format_bytes(least)}"] = planned, forward
+        # At the smallest budget what Inductor makes of a plan may be above it.
+        budget = int((1.1 if executor == "inductor" else 1) * _smallest(planned, x, options))
+        forward = torch.compile(planned, backend="dtr", options={"budget": budget, **options})
+        ways[f"dtr, {executor}, {how}, {format_bytes(budget)}"] = planned, forward
     expected: list[Tensor] = []
+    rows: dict[str, dict[str, str]] = {}
     for name, (owner, forward) in ways.items():
         print(name, file=sys.stderr)
         run = partial(_step, owner, forward, x)
@@ -158,14 +161,16 @@ def steps(words: int, width: int) -> Iterator[dict[str, str]]:
         expected = expected or found
         owner.zero_grad()
         peak = held + measure_peak(run)
-        begun = time.perf_counter()
-        run()
-        yield {
+        rows[name] = {
             "": name,
             "peak": format_bytes(peak),
-            "step": f"{time.perf_counter() - begun:.2f} s",
             "largest difference to eager": f"{_difference(found, expected):.1e}",
         }
+    # In turns: another may use the machine meanwhile.
+    runs = [partial(_step, *way, x) for way in ways.values()]
+    rounds = [[timeit.timeit(run, number=1) for run in runs] for _ in range(5)]
+    for row, seconds in zip(rows.values(), map(min, zip(*rounds))):
+        yield {**row, "fastest of five steps": f"{seconds:.2f} s"}
 
 
 def _smallest(model: nn.Module, x: Tensor, options: dict[str, Any]) -> int:

@@ -20,7 +20,7 @@ from dtr_fx.passes import storages
 from dtr_fx.passes.hints import hint_of
 from dtr_fx.passes.liveness import liveness
 from dtr_fx.passes.roles import KEEP
-from dtr_fx.passes.tensors import graph_device
+from dtr_fx.passes.tensors import graph_device, is_view
 from dtr_fx.planning.options import Budget, Options, resolve_budget
 from dtr_fx.planning.planner import Infeasible, Planner
 from dtr_fx.planning.reporting import source_line
@@ -54,7 +54,7 @@ class Planning:
     and no plan exceeds, is its peak as it is or as the user's checkpoints have it, and ``saved`` what it then
     makes for its backward pass, outputs apart.  The extra workspace that an executor has found nodes to need,
     while they run under a plan, stands in the graph's ``meta["dtr_extra_workspace"]``, in bytes by name; that
-    of no name (the empty one) is every node's.
+    of no name (the empty one) is every node's.  Views run nothing.
     """
 
     def __init__(self, gm: GraphModule, options: Options, *, trusts_caller: bool = False) -> None:
@@ -70,7 +70,10 @@ class Planning:
             cost = of_kernels(cost, device)
         as_it_is = workspaces(calls)
         extra = gm.meta.get("dtr_extra_workspace", {})
-        workspace = {node: own + extra.get(node.name, 0) + extra.get("", 0) for node, own in as_it_is.items()}
+        workspace = {
+            node: own + (0 if is_view(node) else extra.get(node.name, 0) + extra.get("", 0))
+            for node, own in as_it_is.items()
+        }
         self.gm = gm
         self._original: Planning | None = None
         self.options = options

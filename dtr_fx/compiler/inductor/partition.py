@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -162,9 +161,9 @@ class Partitioner(Setting, CustomPartitionerFn):
             gm.meta["dtr_extra_workspace"] = self._extra_workspace
             self.report = rewrite(gm, options)
             self.budget = self.report.budget
-            # A view runs nothing, whatever kernels name it among those that they come from.
-            for node in itertools.filterfalse(is_view, gm.graph.nodes):
-                if "dtr" not in node.meta:
+            for node in gm.graph.nodes:
+                # A view runs nothing, whatever kernels name it among those that they come from.
+                if not is_view(node) and "dtr" not in node.meta:
                     self._step_of.update((inner.name, node.name) for inner in kernels.operators(node))
             Pipeline(LowerDrops(), ExpandKernels(), LowerSlices(), given=(VALUES, KERNELS))(gm)
             gm.recompile()
