@@ -296,7 +296,7 @@ def _order(graph: Graph, region: Region) -> tuple[Node, list[Node]] | None:
     return place, moved
 
 
-def _can_run(graph: Graph, region: Region, written: Mapping[int, int]) -> bool:
+def _can_run(graph: Graph, region: Region, written: Mapping[int, Node]) -> bool:
     """True if the region's operators can run as one, and all that is cut is laid out so that it can be.
 
     What they read is ``written`` behind them only.
@@ -317,7 +317,7 @@ def _can_run(graph: Graph, region: Region, written: Mapping[int, int]) -> bool:
         return False
     order = _order(graph, region)
     used = {key for value in read for key in storage_keys(value)} & written.keys()
-    return order is not None and all(written[key] > list(graph.nodes).index(order[0]) for key in used)
+    return order is not None and all(order[0] < written[key] for key in used)
 
 
 def _is_plain(node: Node, barred: Set[int]) -> bool:
