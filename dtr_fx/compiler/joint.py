@@ -71,9 +71,7 @@ def _logging() -> set[Callable[..., Any]]:
     return {method for method in vars(logging.Logger).values() if callable(method)}
 
 
-def _backend(
-    decompositions: Mapping[Any, Any] | None, gm: GraphModule, inputs: Sequence[Any]
-) -> Dispatcher:
+def _backend(decompositions: Mapping[Any, Any] | None, gm: GraphModule, inputs: Sequence[Any]) -> Dispatcher:
     compile_step = functools.partial(_stop, decompositions)
     return Dispatcher(Retracer(gm, Options(), compile_step, takes_symbols=False), 1, None, None)
 
