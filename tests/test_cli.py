@@ -450,3 +450,5 @@ def test_what_plans_no_model_does_not_wait_for_torch(
     assert (done.returncode, fact in said) == (status, True), said
     if status:
         assert said.count("\n") == 1
+    else:
+        assert done.stdout or fact == "Wrote"

@@ -309,9 +309,9 @@ class Report:
             for key, item in _PARTS.items():
                 fields[key] = tuple(item(**_with_tuples(entry)) for entry in fields[key])
             return cls(**fields)
-        except (TypeError, KeyError, AttributeError) as error:
+        except (TypeError, KeyError, AttributeError):
             what = "is from an older dtr_fx: make it anew" if schema < SCHEMA else "is damaged"
-            raise ValueError(f"a report of schema {schema} {what} ({error})") from None
+            raise ValueError(f"a report of schema {schema} {what}") from None
 
 
 _FOLLOWS = ("schema", "verdict", "kinds")  # from the other fields, or from the version
