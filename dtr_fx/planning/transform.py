@@ -86,9 +86,7 @@ def transform(
     >>> bool(rewritten(torch.ones(1024)) == gm(torch.ones(1024)))
     True
     """
-    options = Options(
-        budget, max_overhead, heuristic, costs, planner, plan_seconds, slices=slices
-    )
+    options = Options(budget, max_overhead, heuristic, costs, planner, plan_seconds, slices=slices)
     return rewritten_copy(gm, options, example_inputs)
 
 
