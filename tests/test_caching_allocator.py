@@ -1,7 +1,8 @@
-"""The caching allocator: addresses that were derived on paper, a plain model of the same rules, and properties."""
+"""The caching allocator: addresses derived on paper, a plain model of the same rules, and properties."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Sequence
@@ -16,67 +17,67 @@ from dtr_fx.runtime.caching_allocator import MIB, Block, CachingAllocator
 KIB = 1024
 FAR = 2**44 // KIB  # where the large segment that grows starts
 
-# --- On paper: requests in KiB by name, "-a" frees a; addresses in KiB, what is reserved in MiB ------------------
+# --- On paper: requests in KiB by name, "-a" frees a; addresses in KiB, reserved bytes in MiB -------------
 
 PAPER = {
     "sizes are rounded up to 512 bytes, and packed into one small segment": (
         [("a", 0.001), ("b", 1), ("c", 1.25), ("d", 0.5)],
-        dict(a=0, b=0.5, c=1.5, d=3),
+        {"a": 0, "b": 0.5, "c": 1.5, "d": 3},
         2,
     ),
     "a request of 1 MiB is small: the third needs another segment": (
         [("a", 1024), ("b", 1024), ("c", 1024)],
-        dict(a=0, b=1024, c=2048),
+        {"a": 0, "b": 1024, "c": 2048},
         4,
     ),
     "a request above 1 MiB is large, and lies in 20 MiB": (
         [("a", 1024), ("b", 1024.5), ("c", 1024)],
-        dict(a=0, b=2048, c=1024),
+        {"a": 0, "b": 2048, "c": 1024},
         22,
     ),
     "9 MiB are cut from 20 twice, what is left takes 2 MiB but no more": (
         [("a", 9 * 1024), ("b", 9 * 1024), ("c", 2 * 1024), ("d", 1536)],
-        dict(a=0, b=9 * 1024, c=18 * 1024, d=20 * 1024),
+        {"a": 0, "b": 9 * 1024, "c": 18 * 1024, "d": 20 * 1024},
         40,
     ),
     "10 MiB have a segment of their own, rounded up to 2 MiB": (
         [("a", 10 * 1024), ("b", 11 * 1024), ("c", 1)],
-        dict(a=0, b=10 * 1024, c=22 * 1024),
+        {"a": 0, "b": 10 * 1024, "c": 22 * 1024},
         24,
     ),
     "1 MiB at the end of a large block is not split off": (
         [("a", 19 * 1024), ("b", 1024.5)],
-        dict(a=0, b=20 * 1024),
+        {"a": 0, "b": 20 * 1024},
         40,
     ),
     "what is freed is found again, by best fit": (
         [("a", 8), ("b", 1), ("c", 4), ("d", 1), "-a", "-c", ("e", 3), ("f", 8)],
-        dict(b=8, d=13, e=9, f=0),
+        {"b": 8, "d": 13, "e": 9, "f": 0},
         2,
     ),
     "of free blocks of one size the lowest address is taken": (
         [("a", 4), ("b", 1), ("c", 4), ("d", 1), "-c", "-a", ("e", 4)],
-        dict(b=4, d=9, e=0),
+        {"b": 4, "d": 9, "e": 0},
         2,
     ),
     "a free block is one with those on both of its sides": (
         [("a", 4), ("b", 4), ("c", 4), ("d", 1), "-a", "-c", "-b", ("e", 12)],
-        dict(d=12, e=0),
+        {"d": 12, "e": 0},
         2,
     ),
     "blocks of two segments are never one": (
         [("a", 1024), ("b", 1024), ("c", 1024), ("d", 1024), "-b", "-c", ("e", 1024), ("f", 1024)],
-        dict(a=0, d=3072, e=1024, f=2048),
+        {"a": 0, "d": 3072, "e": 1024, "f": 2048},
         4,
     ),
     "12 MiB do not fit between what is left of two segments: fragmentation": (
         [(name, 9 * 1024) for name in "abcd"] + ["-a", "-c", ("e", 12 * 1024)],
-        dict(b=9 * 1024, d=29 * 1024, e=40 * 1024),
+        {"b": 9 * 1024, "d": 29 * 1024, "e": 40 * 1024},
         52,
     ),
     "a large free block does not serve small requests": (
         [("a", 5 * 1024), "-a", ("b", 1)],
-        dict(b=20 * 1024),
+        {"b": 20 * 1024},
         22,
     ),
 }
@@ -84,22 +85,22 @@ PAPER = {
 EXPANDABLE = {
     "the small segment grows by 2 MiB, the large one by 20": (
         [("a", 1024), ("b", 1024), ("c", 1), ("d", 19 * 1024), ("e", 2 * 1024)],
-        dict(a=0, b=1024, c=2048, d=FAR, e=FAR + 19 * 1024),
+        {"a": 0, "b": 1024, "c": 2048, "d": FAR, "e": FAR + 19 * 1024},
         44,
     ),
     "30 MiB are two pages; what is left of 512 bytes on is split off": (
         [("a", 30 * 1024), ("b", 10 * 1024 - 0.5), ("c", 1025)],
-        dict(a=FAR, b=FAR + 30 * 1024, c=FAR + 40 * 1024 - 0.5),
+        {"a": FAR, "b": FAR + 30 * 1024, "c": FAR + 40 * 1024 - 0.5},
         60,
     ),
     "the end is the last resort: a hole is filled though it is larger": (
         [("a", 10 * 1024), ("b", 5 * 1024), "-a", ("c", 4 * 1024)],
-        dict(b=FAR + 10 * 1024, c=FAR),
+        {"b": FAR + 10 * 1024, "c": FAR},
         20,
     ),
     "a free end grows only by what it lacks": (
         [("a", 15 * 1024), ("b", 25 * 1024)],
-        dict(a=FAR, b=FAR + 15 * 1024),
+        {"a": FAR, "b": FAR + 15 * 1024},
         40,
     ),
 }
@@ -107,12 +108,12 @@ EXPANDABLE = {
 OVERSIZE = {  # max_split_size is 30 MiB
     "a block of 30 MiB or more is not split, nor given to a smaller request": (
         [("a", 40 * 1024), "-a", ("b", 20 * 1024)],
-        dict(b=40 * 1024),
+        {"b": 40 * 1024},
         60,
     ),
     "it is given to a request of 30 MiB or more that wastes less than 20": (
         [("a", 60 * 1024), "-a", ("b", 40 * 1024), ("c", 41 * 1024)],
-        dict(b=60 * 1024, c=0),
+        {"b": 60 * 1024, "c": 0},
         100,
     ),
 }
@@ -156,12 +157,12 @@ def test_fragmentation_over_time() -> None:
     assert allocator.fragmentation == 1 - 36 / 52
 
 
-# --- The same rules by lists and scans -----------------------------------------------------------------------
+# --- The same rules by lists and scans ----------------------------------------------------------------------
 
 
 @dataclass
 class Plain:
-    """Each segment is its pool, its start and its blocks' sizes and names, in order; nothing is kept sorted."""
+    """Each segment is its pool, its start and its blocks' sizes and names; nothing is kept sorted."""
 
     expandable: bool
     segments: list[tuple[bool, int, list[list]]] = field(default_factory=list)
@@ -220,7 +221,7 @@ class Plain:
 
 
 def random_trace(seed: int) -> list[int]:
-    """Requests in bytes, of all sizes from bytes to 64 MiB; a negative number frees the request of that place."""
+    """Requests, of one byte to 64 MiB; a negative number frees the request of that place."""
     draw = random.Random(seed)
     steps: list[int] = []
     live: list[int] = []
@@ -251,7 +252,7 @@ def test_1000_random_traces_lie_as_in_the_plain_model(expandable: bool) -> None:
         assert allocator.peak_allocated == peak
 
 
-# --- Properties ----------------------------------------------------------------------------------------------
+# --- Properties --------------------------------------------------------------------------------------------
 
 traces = st.lists(
     st.tuples(st.integers(1, 40 * MIB) | st.integers(1, 4096), st.integers(0, 3)), min_size=1, max_size=60
@@ -266,11 +267,12 @@ def check(allocator: CachingAllocator, live: Sequence[Block]) -> None:
     every = [block for pool in allocator.pools for block in pool.blocks()]
     assert {block for block in every if not block.is_free} == set(live)
     by_address = sorted((block for block in every if block.size), key=lambda block: block.address)
-    for block, following in zip(by_address, by_address[1:]):
+    for block, following in itertools.pairwise(by_address):
         assert block.address + block.size <= following.address
     for block in every:
         if block.next is not None:
-            assert block.address + block.size == block.next.address and block.next.previous is block
+            assert block.address + block.size == block.next.address
+            assert block.next.previous is block
             assert not (block.is_free and block.next.is_free)
     assert sum(block.size for block in every) == allocator.reserved
     assert sum(block.size for block in live) == allocator.allocated <= allocator.reserved

@@ -20,6 +20,8 @@ they were reserved; the driver may place them otherwise.
 from __future__ import annotations
 
 import math
+import os
+import re
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -71,7 +73,7 @@ class Pool:
 
 
 class CachingAllocator:
-    """Serves requests for bytes as PyTorch does, with ``expandable_segments`` and ``max_split_size`` as there.
+    """Serves requests for bytes as PyTorch does, with its ``expandable_segments`` and ``max_split_size``.
 
     ``allocated`` and ``reserved`` are what ``torch.cuda.memory_allocated`` and ``memory_reserved`` would say,
     ``timeline`` has both after each request and each ``free``.
@@ -93,6 +95,17 @@ class CachingAllocator:
         for number, pool in enumerate(self.pools if expandable_segments else ()):
             pool.segments.append(Block(number * _APART, 0, pool))
             pool.insert(pool.segments[0])
+
+    @classmethod
+    def as_configured(cls) -> CachingAllocator:
+        """With the settings that PyTorch reads from the environment: ``PYTORCH_ALLOC_CONF``, or the older."""
+        given = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+        expands = re.search(r"expandable_segments\s*:\s*True", given)
+        limit = re.search(r"max_split_size_mb\s*:\s*(\d+)", given)
+        return cls(
+            expandable_segments=expands is not None,
+            max_split_size=int(limit[1]) * MIB if limit else math.inf,
+        )
 
     @property
     def fragmentation(self) -> float:
