@@ -47,6 +47,12 @@ class Block:
     is_free: bool = True
     owner: object = None
 
+    @property
+    def gap(self) -> int:
+        """Its bytes, and those of the free blocks beside it."""
+        beside = (other for other in (self.previous, self.next) if other is not None and other.is_free)
+        return self.size + sum(other.size for other in beside)
+
 
 @dataclass(eq=False, slots=True)
 class Pool:
