@@ -47,6 +47,13 @@ class Block:
     is_free: bool = True
     owner: object = None
 
+    def to_the_end(self) -> Iterator[Block]:
+        """This block and those behind it in its segment, side by side."""
+        block: Block | None = self
+        while block is not None:
+            yield block
+            block = block.next
+
     @property
     def gap(self) -> int:
         """Its bytes, and those of the free blocks beside it."""
@@ -64,12 +71,9 @@ class Pool:
     free: list[tuple[int, int, Block]] = field(default_factory=list)
 
     def blocks(self) -> Iterator[Block]:
-        """All blocks, side by side in each segment."""
-        for block in self.segments:
-            following: Block | None = block
-            while following is not None:
-                yield following
-                following = following.next
+        """All blocks, segment by segment."""
+        for first in self.segments:
+            yield from first.to_the_end()
 
     def insert(self, block: Block) -> None:
         insort(self.free, (block.size, block.address, block))
