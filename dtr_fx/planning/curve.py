@@ -61,10 +61,10 @@ class Sweep:
         watch: Callable[[int, int], None] | None = None,
     ) -> None:
         specs = [parse_budget(budget) for budget in (PERCENTS if budgets is None else budgets)]
-        self._graph, self._options = readable_copy(gm, example_inputs), options
+        graph, self._options = readable_copy(gm, example_inputs), options
         self._plans: dict[int, Chosen] = {}
-        with collector_paused(), without_guards(self._graph):
-            planning = self._planning = Planning(self._graph, options)
+        with collector_paused(), without_guards(graph):
+            planning = self._planning = Planning(graph, options)
             alternatives = Alternatives(planning)
             smallest = alternatives.least_memory()
             least, whole = smallest[1], planning.baseline_peak
