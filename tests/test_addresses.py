@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from operator_logs import write_chain
+from random_programs import MAX_COST, Act, Driver, Op, programs
 
 import dtr_fx
 from dtr_fx.cli import main
 from dtr_fx.lab import networks
 from dtr_fx.lab.log import read_log
 from dtr_fx.lab.replay import replay
-from dtr_fx.runtime import HEURISTICS, Runtime, Tensor, trace
+from dtr_fx.runtime import HEURISTICS, Deallocation, Runtime, Tensor, trace
 from dtr_fx.runtime.addresses import cheapest_window
 from dtr_fx.runtime.caching_allocator import MIB, CachingAllocator
 from dtr_fx.runtime.graph import Storage
@@ -147,6 +151,34 @@ def test_what_often_comes_back_is_dearer_for_mge() -> None:
     runtime.budget = 2 * MIB
     runtime.perform_op([], [MIB], cost=1.0)
     assert events(runtime).endswith("D t1, C f2")
+
+
+# --- Any run -----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(
+    programs(),
+    st.integers(6, 16),
+    st.sampled_from(["coop", "mge", "dtr-eq"]),
+    st.sampled_from(["eager", "banish", "ignore"]),
+    st.booleans(),
+)
+def test_what_is_resident_has_a_block_and_nothing_else_does(
+    program: list[Op | Act], budget: int, heuristic: str, deallocation: Deallocation, keep_passed: bool
+) -> None:
+    allocator = CachingAllocator(expandable_segments=True)
+    options: dict[str, Any] = {"deallocation": deallocation, "keep_passed": keep_passed}
+    runtime = Runtime(budget, heuristic, max_recompute=MAX_COST, allocator=allocator, **options)
+
+    def observe() -> None:
+        blocks = [block for pool in allocator.pools for block in pool.blocks() if not block.is_free]
+        there = [storage for storage in runtime.storages if storage.resident and storage.size]
+        assert {id(storage.block): storage for storage in there} == {id(each): each.owner for each in blocks}
+        assert all(block.size >= 512 for block in blocks)
+        assert runtime.used <= runtime.budget
+
+    Driver(runtime).run(program, observe)
 
 
 # --- As people have them -----------------------------------------------------------------------------------
