@@ -193,7 +193,8 @@ class Report:
     ``hints`` are those of the option ``policy``, and those in the code, ``slices`` the regions that run slice
     by slice.  Of a plan that computes more than five forward passes again, ``sane_from`` is a budget from
     which none does.  ``model`` is what was planned as the caller names it, ``options`` are those that are not
-    the defaults, and ``torch`` is its version.
+    the defaults, and ``torch`` is its version.  ``reserved_peak``
+    is what PyTorch's CUDA caching allocator would reserve for the rewritten graph, 0 where that is not known.
     """
 
     budget: int
@@ -224,6 +225,7 @@ class Report:
     options: str = ""
     torch: str = ""
     slices: tuple[SliceStats, ...] = ()
+    reserved_peak: int = 0
 
     @property
     def verdict(self) -> str:
