@@ -560,7 +560,11 @@ def test_of_several_outputs_only_what_is_read_again_comes_back():
 def test_what_comes_again_for_nothing_does_not_run():
     """Two operators deep: the first is read by the second, which nothing reads."""
     program = program_of(
-        big("source", makes=0), big("more", 0, makes=1), big("most", 1, makes=2), big("end", makes=3), keep=(3,)
+        big("source", makes=0),
+        big("more", 0, makes=1),
+        big("most", 1, makes=2),
+        big("end", makes=3),
+        keep=(3,),
     )
     run = execute_order(program, [0, 1, 2, 0, 1, 2, 3])
     check_plan(program, run, 8)

@@ -26,9 +26,11 @@ def execute_order(program: Program, order: Sequence[int], budget: float = math.i
     """Run a program's calls in an order in which some come again.
 
     A storage is dropped after the last read before it is made again, and freed for good after its last read;
-    one that is kept before the last operator stays.  What comes again for nothing is left out.  An operator that may be deferred runs when something
-    reads what it makes.  What an order forgets, such as a view that must be taken again, the runtime
-    rematerializes by itself.  Raises ``RunFailed`` if the order does not fit into the budget.
+    one that is kept before the last operator stays.  What comes again for nothing is left out.  An operator
+    that may be deferred runs when something reads what it makes.  What an order forgets, such as a view that
+    must be taken again, the runtime rematerializes by itself.
+
+    Raises ``RunFailed`` if the order does not fit into the budget.
     """
     runtime = Runtime(budget, "dtr-local", deallocation="ignore", order="program")
     with collector_paused():
