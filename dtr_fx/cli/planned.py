@@ -150,9 +150,9 @@ def graph_of(arguments: argparse.Namespace) -> GraphModule:
     if target.endswith(PROGRAM):
         return _exported_graph(target, settings)
 
-    from dtr_fx.torch_private import FakeTensorMode
+    from dtr_fx.passes.propagate import WithoutMemory
 
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with WithoutMemory():
         return joint_of(*load_target(target, **settings), target).planned
 
 

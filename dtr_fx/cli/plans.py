@@ -30,7 +30,8 @@ TARGETS = """TARGET is one of
   FILE.log, FILE.log.gz       an operator log, as dtr-fx record writes it
 
 A model is compiled, run forward, and run backward from its output if that is a scalar, else from the sum of
-its floating-point outputs. Each graph that is traced on the way has a plan of its own. With --optimizer the
+its floating-point outputs. Each graph that is traced on the way has a plan of its own. A model on the meta
+device can have any size: it is planned as on a CPU, and nothing of it is run. With --optimizer the
 whole training step is one graph, traced and not run, and a budget counts gradients and the optimizer's state.
 """
 

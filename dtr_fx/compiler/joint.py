@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 from dtr_fx.compiler.backend import boxed_compiler, check_backward
 from dtr_fx.compiler.dispatch import Dispatcher
 from dtr_fx.compiler.dynamo import module_names
+from dtr_fx.compiler.memoryless import traceable
 from dtr_fx.compiler.retrace import Retracer
 from dtr_fx.errors import GraphError
 from dtr_fx.passes.hints import mark_hints
@@ -54,8 +55,11 @@ def trace(
     backend = functools.partial(_backend, decompositions)
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     try:
-        with dynamo_config.patch({"allow_rnn": True, _IGNORED: _logging()}):
-            call(compiled, inputs)
+        with (
+            dynamo_config.patch({"allow_rnn": True, _IGNORED: _logging()}),
+            traceable(model, inputs) as given,
+        ):
+            call(compiled, given)
     except _Traced as traced:
         return traced.joint
     except TorchDynamoException as error:
@@ -71,9 +75,7 @@ def _logging() -> set[Callable[..., Any]]:
     return {method for method in vars(logging.Logger).values() if callable(method)}
 
 
-def _backend(
-    decompositions: Mapping[Any, Any] | None, gm: GraphModule, inputs: Sequence[Any]
-) -> Dispatcher:
+def _backend(decompositions: Mapping[Any, Any] | None, gm: GraphModule, inputs: Sequence[Any]) -> Dispatcher:
     compile_step = functools.partial(_stop, decompositions)
     return Dispatcher(Retracer(gm, Options(), compile_step, takes_symbols=False), 1, None, None)
 
