@@ -60,6 +60,8 @@ def add_target(parser: argparse.ArgumentParser, help: str = "a model, a log or s
     parser.add_argument("target", metavar="TARGET", help=help)
     about = 'plan whole steps of this optimizer, with its settings: adamw, "sgd lr=0.1 momentum=0.9"'
     parser.add_argument("--optimizer", metavar="NAME", help=about)
+    about = "plan for a device that need not be here: h100, a100-80, rtx4090, ..., or FILE.toml"
+    parser.add_argument("--device", metavar="NAME", help=about)
     add_settings(parser)
 
 

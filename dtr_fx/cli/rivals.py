@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from dtr_fx.cli.output import tracked, waiting
 from dtr_fx.cli.planned import joint_of
-from dtr_fx.cli.targets import load_target
+from dtr_fx.cli.targets import load_fake
 from dtr_fx.compiler.joint import Joint
 from dtr_fx.errors import GraphError
 from dtr_fx.inspect.comparison import Mark
@@ -29,7 +29,7 @@ _INDUCTOR = (
 def beside_rivals(arguments: argparse.Namespace) -> tuple[GraphModule, list[Mark], list[str]]:
     """The two passes as one graph, other ways to run them, and what is to be said of these."""
     with WithoutMemory():
-        model, inputs = load_target(arguments.target, **dict(arguments.arg))
+        model, inputs = load_fake(arguments.target, **dict(arguments.arg))
         joint = joint_of(model, inputs, arguments.target)
         eager = judge(*baselines.eager(joint))
         marks, notes = [Mark("eager", "", eager.peak, 0.0)], list[str]()
