@@ -113,6 +113,7 @@ def test_on_meta_the_peaks_are_those_on_the_cpu(make: Callable[[], Made]) -> Non
         assert all(tensor.is_meta and tensor.grad is None for tensor in state)
 
 
+@pytest.mark.slow
 def test_a_recurrent_model_on_meta_as_one_graph() -> None:
     found = []
     for device in ("cpu", "meta"):

@@ -185,10 +185,10 @@ def _state_bytes(model: torch.nn.Module, optimizer: str) -> int:
 
 
 def largest(way: Callable[[int], Run | None], fits: Callable[[Run | None], bool], near: int) -> Run | None:
-    """The run of the largest batch that fits; None if not even one does.  Peaks grow with the batch."""
-    low, high, step = 0, 0, 1
+    """The run of the largest batch that fits, to 3%; None if not even one does.  Peaks grow with it."""
+    low, high, step = 0, 0, max(1, near // 8)
     found: Run | None = None
-    batch = max(1, near)
+    batch = near
     while high != 1 and not (low and high):
         run = way(batch)
         if fits(run):
@@ -198,7 +198,7 @@ def largest(way: Callable[[int], Run | None], fits: Callable[[Run | None], bool]
             high = batch
             batch = max(1, batch - step)
         step *= 2
-    while high - low > 1:
+    while high - low > max(1, low // 32):
         middle = (low + high) // 2
         run = way(middle)
         if fits(run):
@@ -209,7 +209,7 @@ def largest(way: Callable[[int], Run | None], fits: Callable[[Run | None], bool]
 
 
 def on_a_line(way: Callable[[int], Run | None], memory: float) -> int | None:
-    """About the largest batch, if peaks grow as from one to two; None if they do not, or if one is too many."""
+    """About the largest batch, if peaks grow as from one to two; None if they do not, or one is too many."""
     first = way(1)
     if first is None or first.peak > memory:
         return None
