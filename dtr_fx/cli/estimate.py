@@ -21,7 +21,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dtr_fx.cli import plans
-from dtr_fx.cli.output import check_output
+from dtr_fx.cli.output import check_output, waiting
 from dtr_fx.cli.targets import LOGS, PROGRAM, SAVED
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
@@ -47,12 +47,14 @@ def run(arguments: argparse.Namespace) -> None:
     from dtr_fx.cli.planned import optimizer_of
     from dtr_fx.cli.sizing import Sizing
     from dtr_fx.costs.devices import named_device
+    from dtr_fx.runtime import collector_paused
 
     device = named_device(name)
     if arguments.optimizer is not None:
         optimizer_of(arguments.optimizer)
-    sizing = Sizing(target, dict(arguments.arg), device, arguments.optimizer)
-    held, ways = sizing.bytes(sizing.batch), sizing.ways()
+    with collector_paused(), waiting(f"estimating {target}"):
+        sizing = Sizing(target, dict(arguments.arg), device, arguments.optimizer)
+        held, ways = sizing.bytes(sizing.batch), sizing.ways()
     notes = list(_notes(sizing, arguments.optimizer))
     memory = int(device.memory)
     parts = [

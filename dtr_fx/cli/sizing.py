@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from dtr_fx.cli.output import waiting
 from dtr_fx.cli.planned import CARD, joint_of, optimizer_of
 from dtr_fx.cli.targets import default_of, load_fake
 from dtr_fx.compiler.joint import Joint
@@ -23,7 +22,6 @@ from dtr_fx.passes.sizes import extrapolate, put_on
 from dtr_fx.planning.judge import judge
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Planning, copy_of
-from dtr_fx.runtime import collector_paused
 from dtr_fx.torch_private import make_state
 
 BATCH = "batch"  # the argument of a factory that is one
@@ -77,8 +75,7 @@ class Sizing:
         batches = [dict(settings)] if self.batch is None else [{**settings, BATCH: each} for each in _TRACED]
         with WithoutMemory():
             made = [load_fake(target, **each) for each in batches]
-            with waiting(f"tracing {target}"), collector_paused():
-                self._joints = [joint_of(model, inputs, target) for model, inputs in made]
+            self._joints = [joint_of(model, inputs, target) for model, inputs in made]
             model, _ = made[0]
             if not isinstance(model, torch.nn.Module):
                 raise CommandError(f"{target}: a function has no parameters to train; give a module")
