@@ -24,7 +24,7 @@ from dtr_fx.passes.marks import mark_of
 from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.reach import reached_by_caller, written_after_forward
 from dtr_fx.passes.slices import SUM, Cut, Given, Result, Sliced, Sum, rows_of, together
-from dtr_fx.passes.tensors import held_by, is_backward, is_selection, is_view, storage_keys
+from dtr_fx.passes.tensors import described, held_by, is_backward, is_selection, is_view, storage_keys
 from dtr_fx.torch_private import rename
 
 # Growth ends at so many operators, or after so many that do not help.
@@ -205,13 +205,13 @@ def put_in_slices(gm: GraphModule, region: Region, target: Sliced) -> Node:
     with gm.graph.inserting_after(place):
         read = tuple(value for value, _ in region.read())
         node = gm.graph.call_function(cast(Callable[..., Any], target), read)
-    node.meta = _described(seed, tuple(value.meta["val"] for value in results))
+    node.meta = described(seed, tuple(value.meta["val"] for value in results))
     rename(node, f"{seed.name}_in_{target.slices}")
     last = node
     for position, value in enumerate(results):
         with gm.graph.inserting_after(last):
             last = gm.graph.call_function(operator.getitem, (node, position))
-        last.meta = _described(value, node.meta["val"][position])
+        last.meta = described(value, node.meta["val"][position])
         rename(last, f"{value.name}_joined")
         value.replace_all_uses_with(last, lambda user: user not in region.members)
     for each in moved:
@@ -219,12 +219,6 @@ def put_in_slices(gm: GraphModule, region: Region, target: Sliced) -> Node:
         last = each
     _erase_unread(region)
     return node
-
-
-def _described(node: Node, value: Any) -> dict[str, Any]:
-    """All that is said of a node, with another value."""
-    own = ("val", "dtr_held", "dtr_facts")
-    return {"val": value} | {name: fact for name, fact in node.meta.items() if name not in own}
 
 
 def _erase_unread(region: Region) -> None:
@@ -296,7 +290,7 @@ def _order(graph: Graph, region: Region) -> tuple[Node, list[Node]] | None:
     return place, moved
 
 
-def _can_run(graph: Graph, region: Region, written: Mapping[int, int]) -> bool:
+def _can_run(graph: Graph, region: Region, written: Mapping[int, Node]) -> bool:
     """True if the region's operators can run as one, and all that is cut is laid out so that it can be.
 
     What they read is ``written`` behind them only.
@@ -317,7 +311,7 @@ def _can_run(graph: Graph, region: Region, written: Mapping[int, int]) -> bool:
         return False
     order = _order(graph, region)
     used = {key for value in read for key in storage_keys(value)} & written.keys()
-    return order is not None and all(written[key] > list(graph.nodes).index(order[0]) for key in used)
+    return order is not None and all(order[0] < written[key] for key in used)
 
 
 def _is_plain(node: Node, barred: Set[int]) -> bool:

@@ -31,7 +31,7 @@ _PATIENCE = 4
 _WORTH = 0.8
 # Slices are tried where no plan fits, or where one adds so much and the lower bound is so near to the budget.
 # Their bound is then to be lower than the budget, or far lower.
-_DEAR, _LOWER, _NEAR, _ROOMY = 0.05, 0.9, 0.7, 1.25
+_DEAR, _LOWER, _NEAR, _ROOMY = 0.02, 0.9, 0.7, 1.25
 
 _MORE: dict[str, tuple[Literal["exact", "summed"], ...]] = {
     "off": ("exact", "summed"),
