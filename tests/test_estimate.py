@@ -110,6 +110,7 @@ def test_what_is_printed(target: str, capsys: pytest.CaptureFixture[str]) -> Non
         ("estimate net.py:make --device h100 --optimizer adm", "torch.optim has no 'adm'"),
         ("estimate plan.json --device h100", "plan.json is no model"),
         ("diff net.py:make --device h100 --budget 60% --costs profile", "--costs profile times"),
+        ("diff plan.json --device h100", "leave --device out"),
     ],
 )
 def test_errors(words: str, said: str, target: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -139,7 +139,7 @@ def parse_options(text: str) -> dict[str, Any]:
 
 def saved_reports(path: str, arguments: argparse.Namespace | None = None) -> list[Report]:
     """Reports in a file: one, or a list of them."""
-    for name in (*_PLAN_OPTIONS, "arg"):
+    for name in (*_PLAN_OPTIONS, "arg", "device"):
         if arguments is not None and getattr(arguments, name):
             raise CommandError(f"{path} holds plans that are made: leave --{name.replace('_', '-')} out")
     try:
