@@ -85,6 +85,17 @@ class Region:
     def _readers(self, value: Node) -> list[Node]:
         return [user for user in value.users if user not in self.members]
 
+    def between(self) -> set[Node]:
+        """What is made of the results before the last operator: where that reads it, it has to be part."""
+        last, found = max(self.members), set[Node]()
+        pending = [reader for value in self.results() for reader in self._readers(value)]
+        while pending:
+            node = pending.pop()
+            if node not in found and node < last:
+                found.add(node)
+                pending += node.users
+        return found
+
     def counts(self) -> list[int]:
         """In how many equal slices it can run."""
         return [slices for slices in range(2, _MOST_SLICES + 1) if self.extent % slices == 0]
@@ -174,7 +185,7 @@ def find_regions(gm: GraphModule, seed: Node, allowed: Allowed) -> list[Region]:
 
 
 def _grow(region: Region, allowed: Allowed) -> Iterator[Region]:
-    """The region, and what it grows to, one largest value after the other."""
+    """The region, and what it grows to: by what keeps it from running, else by the largest value."""
     failed: set[Node] = set()
     least, size = region.whole_bytes(), 1
     while len(region.members) <= min(_MOST_MEMBERS, size + _PATIENCE):
@@ -183,8 +194,8 @@ def _grow(region: Region, allowed: Allowed) -> Iterator[Region]:
         read = dict.fromkeys(inside, region.with_producer)
         made = {value: region.with_readers for value, cut in region.results().items() if cut is not SUM}
         ways = {value: way for value, way in {**read, **made}.items() if value not in failed}
-        grown = None
-        for value in sorted(ways, key=_nbytes, reverse=True):
+        grown, between = None, region.between()
+        for value in sorted(ways, key=lambda value: (value in between, _nbytes(value)), reverse=True):
             grown = ways[value](value, allowed)
             if grown is not None:
                 break
@@ -262,7 +273,7 @@ def sliced(gm: GraphModule, region: Region, slices: int) -> Sliced:
 
 def _result(value: Node, join: Cut | Sum) -> Result:
     tensor = value.meta["val"]
-    return Result(value.name, join, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+    return Result(value.name, join, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
 
 
 def _order(graph: Graph, region: Region) -> tuple[Node, list[Node]] | None:

@@ -316,20 +316,27 @@ def test_a_forked_child_runs_what_is_compiled_and_compiles() -> None:
 # --- Ctrl-C in a command -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["smallest", "show"])
-def test_a_command_can_be_interrupted(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["smallest", "show", "sweep"])
+def test_a_command_can_be_interrupted(command: str, tmp_path: Path, capsys) -> None:
     log, before = write_chain(tmp_path / "chain.log", 400), surroundings()
-    budget = ["--budget", "10%"] if command == "show" else []
+    given = {
+        "smallest": [str(log)],
+        "show": [str(log), "--budget", "10%"],
+        "sweep": ["zoo:mlp", "--no-rivals"],
+    }
     # A shell has the processes that it starts in the background ignore Ctrl-C.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    interrupt = threading.Timer(0.3, _thread.interrupt_main)
+    interrupt = threading.Timer(3.0 if command == "sweep" else 0.3, _thread.interrupt_main)
     interrupt.start()
     try:
-        assert main([command, str(log), "--plan-seconds", "60", *budget]) == 130
+        assert main([command, *given[command], "--plan-seconds", "60"]) == 130
     finally:
         interrupt.join()
         signal.signal(signal.SIGINT, handler)
     assert surroundings() == before
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.splitlines()[-1] == "dtr-fx: interrupted"
 
 
 # --- growth ------------------------------------------------------------------------------------------------

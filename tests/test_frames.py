@@ -63,6 +63,18 @@ class BreakInSequence(nn.Module):
         return self.layers(x.sin()).sum()
 
 
+class SelectsByValue(nn.Module):
+    """How much is selected is known when the step runs, so Dynamo breaks the graph there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x).tanh()
+        return h.masked_select(h > 0).sin().sum()
+
+
 @pytest.fixture(autouse=True)
 def _afresh() -> None:
     torch._dynamo.reset()
@@ -142,6 +154,7 @@ def places() -> list[tuple[nn.Module, str, int]]:
             "nn/modules/container.py",
             line_of(BreakInSequence.forward, "self.layers("),
         ),
+        (SelectsByValue(), "aten.masked_select", line_of(SelectsByValue.forward, "masked_select")),
     ]
 
 
@@ -151,7 +164,7 @@ def test_what_a_container_calls_is_compiled(caplog: pytest.LogCaptureFixture) ->
     assert not warnings_of(caplog)
 
 
-@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
 def test_a_skipped_frame_is_told_once_with_reason_and_line(at: int, caplog: pytest.LogCaptureFixture) -> None:
     model, reason, line = places()[at]
     compiled = torch.compile(model, backend="dtr", options=TIGHT)
@@ -163,7 +176,7 @@ def test_a_skipped_frame_is_told_once_with_reason_and_line(at: int, caplog: pyte
     assert f"test_frames.py:{line})" in said
 
 
-@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
 def test_strict_makes_it_an_error_each_time(at: int) -> None:
     model, reason, _ = places()[at]
     compiled = torch.compile(model, backend="dtr", options={**TIGHT, "strict": True})

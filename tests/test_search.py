@@ -557,6 +557,20 @@ def test_of_several_outputs_only_what_is_read_again_comes_back():
     assert run.peak == 8
 
 
+def test_what_comes_again_for_nothing_does_not_run():
+    """Two operators deep: the first is read by the second, which nothing reads."""
+    program = program_of(
+        big("source", makes=0),
+        big("more", 0, makes=1),
+        big("most", 1, makes=2),
+        big("end", makes=3),
+        keep=(3,),
+    )
+    run = execute_order(program, [0, 1, 2, 0, 1, 2, 3])
+    check_plan(program, run, 8)
+    assert kinds(run) == "C0 C1 C2 C3"
+
+
 def test_workspace_counts_while_an_operator_runs():
     program = program_of(big("a", makes=0, workspace=5), big("b", 0, makes=1), keep=(1,))
     run = execute_order(program, [0, 1], 9)

@@ -188,6 +188,26 @@ def test_a_parameter_that_was_written_is_an_error_with_a_way_out() -> None:
     assert same(gradients(make, dtr(caught.value.safe_budget), write), expected)
 
 
+def test_the_way_out_is_above_a_budget_that_two_forward_passes_share() -> None:
+    """From the second step on each has a part of it, and relies on parameters that alone it would not."""
+
+    def reports_at(budget: Any, forwards: int) -> list[dtr_fx.Report]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        reports: list[dtr_fx.Report] = []
+        run, x = dtr(budget, on_report=reports.append)(LowPrecision()), torch.randn(128, D)
+        for _ in range(2):
+            sum(run(x * number) for number in range(forwards)).backward()
+        return reports
+
+    budget = int(1.2 * reports_at("100%", 1)[0].baseline_peak)
+    relied = [tensor for report in reports_at(budget, 2) for tensor in report.relied_parameters]
+    assert relied
+    assert all(tensor.safe_budget > budget for tensor in relied)
+    safe = max(tensor.safe_budget for tensor in relied)
+    assert not any(report.relied_parameters for report in reports_at(safe, 2))
+
+
 class WritesAView(nn.Module):
     """Writes a view of its non-leaf input."""
 

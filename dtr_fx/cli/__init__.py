@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"dtr-fx: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        print("dtr-fx: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader has seen enough, as `head` does
         # The interpreter flushes stdout once more on its way out.

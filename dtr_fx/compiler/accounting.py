@@ -193,11 +193,11 @@ class StepAccounting(threading.local):
         elsewhere = parameters.elsewhere(own.keys(), self._later(key), device)
         saved = {storage: saved[storage] for storage in saved.keys() - parameters.among(saved.keys())}
         held = elsewhere + sum(saved[storage] for storage in saved.keys() - own.keys())
+        first = self._first(key)
         if self.budget.kind == "bytes":
-            return Others(held)
+            return Others(held, peak=self._peaks.get(first, 0))
         counted_twice = sum(saved[storage] for storage in saved.keys() & own.keys())
         unconstrained = _saved_at(self._sequence, 1.0) - counted_twice
-        first = self._first(key)
         peak = _peak_at(1.0, self._sequence, _beside(self._sequence, parameters, device))
         return Others(held, max(0, elsewhere + unconstrained), max(peak, self._peaks.get(first, 0)))
 

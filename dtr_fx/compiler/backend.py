@@ -32,14 +32,14 @@ from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionErr
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.contract import VALUES, Pipeline
 from dtr_fx.passes.drops import LowerDrops
-from dtr_fx.passes.hints import mark_hints
+from dtr_fx.passes.hints import hint_of, mark_hints
 from dtr_fx.passes.marks import runs_again
 from dtr_fx.passes.reach import has_gradients
 from dtr_fx.passes.split import MergeDuplicates, prepare, repeat_results, split
 from dtr_fx.passes.tensors import graph_device
 from dtr_fx.passes.updates import EarlyUpdates, TagOwnBackward
 from dtr_fx.planning.options import Options
-from dtr_fx.planning.planning import copy_of
+from dtr_fx.planning.planning import Planning, copy_of
 from dtr_fx.planning.step import Inputs, call, loss_of
 from dtr_fx.planning.transform import rewrite_for_all
 from dtr_fx.torch_private import (
@@ -136,7 +136,8 @@ def _partition(
             "leave the budget out"
         )
     mark_hints(joint, options.policy, module_names())
-    free = options.is_default and not any(map(runs_again, joint.graph.nodes))
+    is_hinted = any(runs_again(node) and hint_of(node) for node in joint.graph.nodes)
+    free = options.is_default and not is_hinted
     reference = pytorch_step(joint, inputs, facts) if free else None
     prepare(joint, facts.get("static_lifetime_input_indices") or (), parameters)
     check_backward(joint)
@@ -277,8 +278,15 @@ def boxed_compiler(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[[
 def _rewrite_within(
     joint: GraphModule, options: Options, record: Record | None, reference: GraphModule
 ) -> None:
-    """Rewrite a graph so that it takes no more than the reference, or as little more as a plan does."""
+    """Rewrite a graph so that it takes no more than the reference, or as little more as a plan does.
+
+    The user's checkpoints are obeyed as they are where they take no more.
+    """
     most = budget_of(reference)
+    is_marked = any(map(runs_again, joint.graph.nodes))
+    if is_marked and Planning(joint, options).baseline_peak <= most.value:
+        _rewrite(joint, options, record)
+        return
     try:
         _rewrite(joint, replace(options, budget=most), record, reference=reference)
     except InfeasibleBudgetError as error:

@@ -117,7 +117,7 @@ class Dispatcher:
     ) -> CompiledStep:
         """A step planned for the budget; it needs at least ``known`` bytes, as far as is known."""
         others = budget.others
-        step = self._retracer.compile(arguments, budget, known, others.held)
+        step = self._retracer.compile(arguments, budget, known, others)
         error = step.plan.error
         if isinstance(error, (InfeasibleBudgetError, OverBudgetError)):
             if not accounting.may_exceed(step.need.key, is_news=0 < known < error.smallest):
@@ -133,7 +133,7 @@ class Dispatcher:
                 format_bytes(error.budget if isinstance(error, OverBudgetError) else error.asked),
             )
             least = Budget("bytes", error.smallest, budget.saved, asked=budget.asked)
-            step = self._retracer.compile(arguments, least, error.smallest, others.held)
+            step = self._retracer.compile(arguments, least, error.smallest, others)
         self._keep(arguments, step)
         return step
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import re
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -31,6 +32,10 @@ log = logging.getLogger(__name__)
 
 _TORCH = Path(torch.__file__).parent
 _MODULES = _TORCH / "nn" / "modules"
+# Dynamo's reasons to break a graph at an operator, which then runs between the parts, and its name.
+_OPERATOR = re.compile(
+    r"(Dynamic shape operator|Operator does not support).*debug context: ([^\n]* )?(?P<name>\S+)", re.DOTALL
+)
 # Each patch that is made leaves something in its thread (a ``ContextVar``, torch 2.13): made once.
 _ALLOW_RNN = dynamo_config.patch(allow_rnn=True)
 # The functions that torch.compile made of this backend and that have been told of, by id.
@@ -63,6 +68,8 @@ def watch_frames(dtr: Callable[..., Any]) -> None:
             elif (at := _called_in_torch(stack, frame)) is not None:
                 name = f"the call of {Path(stack[at].filename).relative_to(_TORCH.parent)}"
                 _tell(backend, options, name, broken.reason, stack[:at])
+            elif operator := _OPERATOR.match(broken.reason):
+                _tell(backend, options, f"the operator {operator['name']}", broken.reason, stack)
         return converted
 
     ConvertFrameAssert.__call__ = watched

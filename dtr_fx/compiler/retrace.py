@@ -44,7 +44,7 @@ from dtr_fx.errors import (
 )
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.propagate import fake_mode_of_values, static_mode
-from dtr_fx.planning.options import Budget, Options
+from dtr_fx.planning.options import Budget, Options, Others
 from dtr_fx.report import Relied
 from dtr_fx.torch_private import CompileContext, compile_context, is_followed, pytree
 
@@ -57,6 +57,7 @@ Record = Callable[[Trace], None]
 Compile = Callable[..., Callable[..., Any]]
 # How many steps with symbols for sizes a graph keeps, the last ones compiled.
 _MOST_STEPS = 16
+_ALONE = Others()
 
 
 @dataclass(frozen=True)
@@ -169,12 +170,13 @@ class Retracer:
         return made or self._is_followed or is_called_by_module()
 
     def compile(
-        self, arguments: Sequence[Any], budget: Budget | None = None, smallest: int = 0, held: int = 0
+        self,
+        arguments: Sequence[Any],
+        budget: Budget | None = None,
+        smallest: int = 0,
+        others: Others = _ALONE,
     ) -> CompiledStep:
-        """Compile for the sizes of the arguments, under ``budget`` if that is not the options' own.
-
-        Beside it other graphs hold ``held`` bytes.
-        """
+        """Compile for the sizes of the arguments, under ``budget`` if that is not the options' own."""
         key = self.key(arguments)
         reports: list[Report] = []
         options = replace(self._options, budget=budget or self._options.budget, on_report=reports.append)
@@ -194,7 +196,7 @@ class Retracer:
         self._last = named
         takes_numbers = symbolic is not None
         names = input_names(self.gm, arguments, with_numbers=takes_numbers)
-        published = tuple(_told(report, reason, names, held) for report in reports)
+        published = tuple(_told(report, reason, names, others) for report in reports)
         with compile_context(self._context or CompileContext(None)):  # for artifacts of TORCH_TRACE
             for report in published:
                 publish(report, self._options)
@@ -296,12 +298,16 @@ class Retracer:
         return numbers or {name: tuple(shape) for name, (shape, _) in sizes.items()}
 
 
-def _told(report: Report, reason: str, names: Sequence[str], held: int) -> Report:
-    """The report with the reason of the trace, and what the plan relies on in the user's terms."""
+def _told(report: Report, reason: str, names: Sequence[str], others: Others) -> Report:
+    """The report with the reason of the trace, and what the plan relies on in the user's terms.
+
+    Where graphs share a budget, each may rely on the caller until they all fit as they are.
+    """
 
     def told(tensor: Relied) -> Relied:
         name = tensor.name if tensor.kind == "output" else names[tensor.position]
-        return replace(tensor, name=name, safe_budget=tensor.safe_budget + held)
+        safe = max(tensor.safe_budget + others.held, others.peak)
+        return replace(tensor, name=name, safe_budget=safe)
 
     relied, parameters = map(told, report.relied), map(told, report.relied_parameters)
     return replace(report, trigger=reason, relied=tuple(relied), relied_parameters=tuple(parameters))

@@ -121,7 +121,7 @@ def join(forward: GraphModule, backward: GraphModule | None = None) -> GraphModu
     joined = _Joined()
     returned = joined.add(forward, {}, None if backward is None else "is_forward")
     if backward is not None:
-        saved = _saved(returned, backward)
+        saved = _saved(forward, returned, backward)
         gradients = joined.add(backward, saved, "is_backward")
         # What is an output of the model and saved as well is returned twice.
         times = Counter(returned)
@@ -131,10 +131,13 @@ def join(forward: GraphModule, backward: GraphModule | None = None) -> GraphModu
     return GraphModule(joined.root, joined.graph)
 
 
-def _saved(returned: Sequence[Node], backward: GraphModule) -> dict[str, Node]:
-    """The values that the forward graph returns for the backward graph, by their names there."""
+def _saved(forward: GraphModule, returned: Sequence[Node], backward: GraphModule) -> dict[str, Node]:
+    """The values that the backward graph has of the forward graph, by their names there.
+
+    They are returned for it; the state of hooks is an input of both.
+    """
     states = (node for node in returned if _selects(node, run_and_save_rng_state) and node.args[1] == 0)
-    known = {node.name: node for node in returned}
+    known = {node.name: node for node in (*forward.graph.find_nodes(op="placeholder"), *returned)}
     known |= {f"rng_state_output_{number}": state for number, state in enumerate(states)}
     names = [node.name for node in backward.graph.find_nodes(op="placeholder")]
     return {name: known[name] for name in names if name in known}

@@ -26,9 +26,11 @@ def execute_order(program: Program, order: Sequence[int], budget: float = math.i
     """Run a program's calls in an order in which some come again.
 
     A storage is dropped after the last read before it is made again, and freed for good after its last read;
-    one that is kept before the last operator stays.  An operator that may be deferred runs when something
-    reads what it makes.  What an order forgets, such as a view that must be taken again, the runtime
-    rematerializes by itself.  Raises ``RunFailed`` if the order does not fit into the budget.
+    one that is kept before the last operator stays.  What comes again for nothing is left out.  An operator
+    that may be deferred runs when something reads what it makes.  What an order forgets, such as a view that
+    must be taken again, the runtime rematerializes by itself.
+
+    Raises ``RunFailed`` if the order does not fit into the budget.
     """
     runtime = Runtime(budget, "dtr-local", deallocation="ignore", order="program")
     with collector_paused():
@@ -51,6 +53,7 @@ def execute_found(program: Program, order: Sequence[int], budget: float) -> Plan
 
 def _execute(program: Program, order: Sequence[int], runtime: Runtime) -> None:
     operators = Operators.of(program)
+    order = _without_idle(operators, order)
     lives = Lifetimes(operators, enumerate(order), len(order))
     calls = list(program.calls())
     tensors: dict[int, Tensor] = {}
@@ -79,3 +82,19 @@ def _execute(program: Program, order: Sequence[int], runtime: Runtime) -> None:
                 (runtime.drop if is_made_again else runtime.discard)(tensor)
     for result in (tensor for kept in program.kept_after.values() for tensor in kept):
         keep(runtime, tensors[result])
+
+
+def _without_idle(operators: Operators, order: Sequence[int]) -> list[int]:
+    """The order without the repeated runs of which nothing that is made is read."""
+    first: dict[int, int] = {}
+    for slot, op in enumerate(order):
+        first.setdefault(op, slot)
+    read = set(operators.kept)
+    found = []
+    for slot in reversed(range(len(order))):
+        op = order[slot]
+        if first[op] == slot or not read.isdisjoint(operators.makes[op]):
+            found.append(op)
+            read.difference_update(operators.makes[op])
+            read.update(operators.reads[op])
+    return found[::-1]
