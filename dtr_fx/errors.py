@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from dtr_fx.units import format_bytes, format_percent
+from dtr_fx.units import format_bytes, format_percent, format_source
 
 
 class DTRError(Exception):
@@ -55,7 +55,6 @@ class InfeasibleBudgetError(DTRError, ValueError):
         super().__init__(*vars(self).values())
 
     def __str__(self) -> str:
-        where = f" ({self.source})" if self.source else ""
         kinds = sorted(((size, kind) for kind, size in self.pinned.items() if size), reverse=True)
         pinned = ", ".join(f"{kind} {format_bytes(size)}" for size, kind in kinds) or "nothing"
         kept = ", ".join(self.kept)
@@ -68,7 +67,7 @@ class InfeasibleBudgetError(DTRError, ValueError):
             + (f"  and with at most 5 forward passes again: {self._size(self.sane)}\n" if self.sane else "")
             + f"  lower bound for any plan: {self._size(self.lower_bound)}\n"
             + "".join(f"  but with slices={how!r}: {self._size(size)}\n" for how, size in self.sliced.items())
-            + f"  operator that needs it: {self.operator}{where}\n"
+            + f"  operator that needs it: {self.operator}{format_source(self.source)}\n"
             f"  pinned then: {pinned}\n"
             + (f"  kept by hints ('prefer keep' gives way): {kept}\n" if kept else "")
             + f"  try: {self._advice()}"
@@ -164,12 +163,11 @@ class WrittenTensorError(DTRError):
         super().__init__(*vars(self).values())
 
     def __str__(self) -> str:
-        where = f" ({self.source})" if self.source else ""
         instead = "it after the backward pass" if self.kind == "parameter" else "a clone"
         return (
-            f"the {self.kind} {self.name}{where} was written between the forward and the backward pass, "
-            f"which recomputes from it under this budget: write {instead}, or give budget={self.safe_budget} "
-            f"({format_bytes(self.safe_budget)}) or more"
+            f"the {self.kind} {self.name}{format_source(self.source)} was written between the forward "
+            f"and the backward pass, which recomputes from it under this budget: write {instead}, or give "
+            f"budget={self.safe_budget} ({format_bytes(self.safe_budget)}) or more"
         )
 
 

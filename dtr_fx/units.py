@@ -43,6 +43,11 @@ def format_percent(fraction: float) -> str:
     return "<0.1%" if 0 < fraction < 0.0005 else f"{100 * fraction:.1f}%"
 
 
+def format_source(source: str) -> str:
+    """A user's line behind what comes from it; nothing where none is known."""
+    return f" ({source})" if source else ""
+
+
 def format_seconds(seconds: float) -> str:
     """Seconds, to three digits.
 

@@ -183,8 +183,10 @@ def train(ways: Sequence[Way], text: Text, settings: argparse.Namespace) -> list
 
 
 def show_progress(done: int, total: int, loss: float) -> None:
-    """A bar on the terminal; nothing where stderr is a file or a pipe."""
+    """A bar on the terminal; a line for the first step and the last where stderr is a file or a pipe."""
     if not sys.stderr.isatty():
+        if done in (1, total):
+            print(f"step {done}/{total}  loss {loss:.3f}", file=sys.stderr, flush=True)
         return
     filled = 32 * done // total
     end = "\n" if done == total else ""

@@ -72,12 +72,12 @@ def last_writes(graph: Graph) -> dict[int, int]:
     }
 
 
-def first_writes(graph: Graph) -> dict[int, int]:
-    """For every storage that the graph changes, the position of the first node that does."""
-    found: dict[int, int] = {}
-    for position, node in enumerate(graph.nodes):
+def first_writes(graph: Graph) -> dict[int, Node]:
+    """For every storage that the graph changes, the first node that does."""
+    found: dict[int, Node] = {}
+    for node in graph.nodes:
         for tensor in mutated_tensors(node) if node.op.startswith("call") else ():
-            found.setdefault(storage_key(tensor), position)
+            found.setdefault(storage_key(tensor), node)
     return found
 
 

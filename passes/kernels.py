@@ -175,7 +175,9 @@ def _inline(graph: Graph, kernel: Node, *, is_first: bool) -> None:
         for node in inside.nodes:
             if node.op == "call_function":
                 copy = copies[node] = graph.node_copy(node, copies.__getitem__)
-                if not is_first:
+                if is_first:
+                    copy.name = node.name
+                else:
                     rename(copy, f"{node.name}_recompute")
                     args, kwargs = map_arg((copy.args, copy.kwargs), lambda used: used.meta["val"])
                     copy.meta["val"] = cast(Callable[..., Any], copy.target)(*args, **kwargs)

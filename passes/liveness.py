@@ -1,8 +1,9 @@
-"""The bytes live while each operator of a graph runs, from its nodes in execution order."""
+"""What a graph allocates and frees, from its nodes in execution order, and the bytes live meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch.fx import GraphModule, Node
@@ -23,7 +24,32 @@ from dtr_fx.passes.tensors import (
     storage_keys,
 )
 from dtr_fx.report import KINDS, Point
+from dtr_fx.runtime.caching_allocator import Block, CachingAllocator
 from dtr_fx.runtime.steps import DROP, RECOMPUTE
+
+
+class Allocation(NamedTuple):
+    """A storage of at least one byte is allocated."""
+
+    storage: int
+    kind: str
+    nbytes: int
+
+
+class Run(NamedTuple):
+    """An operator runs, and takes ``temporary`` bytes for itself."""
+
+    name: str
+    temporary: int
+
+
+class Release(NamedTuple):
+    """A storage is freed."""
+
+    storage: int
+
+
+Step: TypeAlias = "Allocation | Run | Release"
 
 
 def liveness(gm: GraphModule, workspace: Mapping[str, int], device: torch.device) -> list[Point]:
@@ -33,44 +59,81 @@ def liveness(gm: GraphModule, workspace: Mapping[str, int], device: torch.device
     Inputs and parameters that the graph reads are live throughout, tangents from the first backward
     operator on, outputs from when they are made to the end, or to where the plan drops what is given back.
     """
-    dies_at, kept = _lives(gm)
-    parts = dict.fromkeys(KINDS, 0)
-    parts["parameter"] = sum(storage_bytes(tensor, device) for _, tensor in module_state(gm))
-    allocated: dict[int, tuple[str, int]] = {}
+    return points_of(allocations(gm, workspace, device))
 
-    def allocate(node: Node) -> None:
+
+def points_of(steps: Iterable[Step]) -> list[Point]:
+    """The bytes live while each operator runs."""
+    parts = dict.fromkeys(KINDS, 0)
+    allocated: dict[int, Allocation] = {}
+    points: list[Point] = []
+    for step in steps:
+        if isinstance(step, Allocation):
+            allocated[step.storage] = step
+            parts[step.kind] += step.nbytes
+        elif isinstance(step, Release):
+            gone = allocated.pop(step.storage)
+            parts[gone.kind] -= gone.nbytes
+        else:
+            parts["temporary"] = step.temporary
+            points.append(Point(sum(parts.values()), step.name, tuple(parts.values())))
+    return points
+
+
+def reserve(steps: Iterable[Step], allocator: CachingAllocator) -> None:
+    """Let the allocator serve what a graph asks for; it knows each storage's kind as the owner."""
+    blocks: dict[int, Block] = {}
+    for step in steps:
+        if isinstance(step, Allocation):
+            blocks[step.storage] = allocator.malloc(step.nbytes, step.kind)
+        elif isinstance(step, Release):
+            allocator.free(blocks.pop(step.storage))
+        elif step.temporary:
+            allocator.free(allocator.malloc(step.temporary, "temporary"))
+
+
+def allocations(gm: GraphModule, workspace: Mapping[str, int], device: torch.device) -> Iterator[Step]:
+    """What is allocated and freed on ``device`` as the graph runs; see ``liveness``."""
+    dies_at, kept = _lives(gm)
+    for number, (_, tensor) in enumerate(module_state(gm)):
+        yield from _allocation(-1 - number, "parameter", storage_bytes(tensor, device))
+    size_of: dict[int, int] = {}
+
+    def allocate(node: Node) -> Iterator[Step]:
         """The storages of a node that are not there yet."""
         for held in held_by(node):
-            if held.storage not in allocated:
+            if held.storage not in size_of:
+                size_of[held.storage] = held.nbytes if held.device == device.type else 0
                 kind = kind_of(node, is_output=held.storage in kept)
-                allocated[held.storage] = kind, held.nbytes if held.device == device.type else 0
-                parts[kind] += allocated[held.storage][1]
+                yield from _allocation(held.storage, kind, size_of[held.storage])
 
     tangents: list[Node] = []
-    points: list[Point] = []
     for node in [*gm.graph.find_nodes(op="placeholder"), *gm.graph.find_nodes(op="get_attr")]:
         if node.users and is_tangent(node):
             tangents.append(node)
         elif counts(node):
-            allocate(node)
+            yield from allocate(node)
     for node in gm.graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):
             continue
         if tangents and role(node) != DROP and node.meta.get("partitioner_tag") == "is_backward":
             for tangent in tangents:
-                allocate(tangent)
+                yield from allocate(tangent)
             tangents = []
         if not (is_selection(node) or role(node) == DROP):
-            allocate(node)
-            parts["temporary"] = workspace.get(origin_name(node), 0)
+            yield from allocate(node)
+            temporary = workspace.get(origin_name(node), 0)
             if node.target is rng.replay:
-                parts["temporary"] += storage_bytes(rng.save_state(str(device)), device)
-            points.append(Point(sum(parts.values()), node.name, tuple(parts.values())))
+                temporary += storage_bytes(rng.save_state(str(device)), device)
+            yield Run(node.name, temporary)
         for key in dies_at.get(node, ()):
-            if key in allocated:
-                kind, nbytes = allocated.pop(key)
-                parts[kind] -= nbytes
-    return points
+            if size_of.pop(key, 0):
+                yield Release(key)
+
+
+def _allocation(storage: int, kind: str, nbytes: int) -> Iterator[Step]:
+    if nbytes:
+        yield Allocation(storage, kind, nbytes)
 
 
 def kind_of(node: Node, *, is_output: bool) -> str:

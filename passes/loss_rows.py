@@ -13,9 +13,10 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from dtr_fx.passes.tensors import described
+
 _aten = torch.ops.aten
 _NONE = 0  # of the reductions: none, mean, sum
-_OWN = ("val", "tensor_meta", "dtr_held", "dtr_facts")  # what tells of a node's own value
 
 
 def rows_of_loss(graph: Graph, node: Node) -> Node | None:
@@ -33,8 +34,7 @@ def rows_of_loss(graph: Graph, node: Node) -> Node | None:
 
     def add(target: Any, *args: Any) -> Node:
         made = graph.call_function(target, args)
-        made.meta = {name: value for name, value in node.meta.items() if name not in _OWN}
-        made.meta["val"] = target(*map_arg(args, lambda used: used.meta["val"]))
+        made.meta = described(node, target(*map_arg(args, lambda used: used.meta["val"])))
         return made
 
     with graph.inserting_before(node), torch.no_grad():

@@ -24,7 +24,7 @@ from dtr_fx.passes.marks import mark_of
 from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.reach import reached_by_caller, written_after_forward
 from dtr_fx.passes.slices import SUM, Cut, Given, Result, Sliced, Sum, rows_of, together
-from dtr_fx.passes.tensors import held_by, is_backward, is_selection, is_view, storage_keys
+from dtr_fx.passes.tensors import described, held_by, is_backward, is_selection, is_view, storage_keys
 from dtr_fx.torch_private import rename
 
 # Growth ends at so many operators, or after so many that do not help.
@@ -84,6 +84,17 @@ class Region:
 
     def _readers(self, value: Node) -> list[Node]:
         return [user for user in value.users if user not in self.members]
+
+    def between(self) -> set[Node]:
+        """What is made of the results before the last operator: where that reads it, it has to be part."""
+        last, found = max(self.members), set[Node]()
+        pending = [reader for value in self.results() for reader in self._readers(value)]
+        while pending:
+            node = pending.pop()
+            if node not in found and node < last:
+                found.add(node)
+                pending += node.users
+        return found
 
     def counts(self) -> list[int]:
         """In how many equal slices it can run."""
@@ -174,7 +185,7 @@ def find_regions(gm: GraphModule, seed: Node, allowed: Allowed) -> list[Region]:
 
 
 def _grow(region: Region, allowed: Allowed) -> Iterator[Region]:
-    """The region, and what it grows to, one largest value after the other."""
+    """The region, and what it grows to: by what keeps it from running, else by the largest value."""
     failed: set[Node] = set()
     least, size = region.whole_bytes(), 1
     while len(region.members) <= min(_MOST_MEMBERS, size + _PATIENCE):
@@ -183,8 +194,8 @@ def _grow(region: Region, allowed: Allowed) -> Iterator[Region]:
         read = dict.fromkeys(inside, region.with_producer)
         made = {value: region.with_readers for value, cut in region.results().items() if cut is not SUM}
         ways = {value: way for value, way in {**read, **made}.items() if value not in failed}
-        grown = None
-        for value in sorted(ways, key=_nbytes, reverse=True):
+        grown, between = None, region.between()
+        for value in sorted(ways, key=lambda value: (value in between, _nbytes(value)), reverse=True):
             grown = ways[value](value, allowed)
             if grown is not None:
                 break
@@ -205,13 +216,13 @@ def put_in_slices(gm: GraphModule, region: Region, target: Sliced) -> Node:
     with gm.graph.inserting_after(place):
         read = tuple(value for value, _ in region.read())
         node = gm.graph.call_function(cast(Callable[..., Any], target), read)
-    node.meta = _described(seed, tuple(value.meta["val"] for value in results))
+    node.meta = described(seed, tuple(value.meta["val"] for value in results))
     rename(node, f"{seed.name}_in_{target.slices}")
     last = node
     for position, value in enumerate(results):
         with gm.graph.inserting_after(last):
             last = gm.graph.call_function(operator.getitem, (node, position))
-        last.meta = _described(value, node.meta["val"][position])
+        last.meta = described(value, node.meta["val"][position])
         rename(last, f"{value.name}_joined")
         value.replace_all_uses_with(last, lambda user: user not in region.members)
     for each in moved:
@@ -219,12 +230,6 @@ def put_in_slices(gm: GraphModule, region: Region, target: Sliced) -> Node:
         last = each
     _erase_unread(region)
     return node
-
-
-def _described(node: Node, value: Any) -> dict[str, Any]:
-    """All that is said of a node, with another value."""
-    own = ("val", "dtr_held", "dtr_facts")
-    return {"val": value} | {name: fact for name, fact in node.meta.items() if name not in own}
 
 
 def _erase_unread(region: Region) -> None:
@@ -268,7 +273,7 @@ def sliced(gm: GraphModule, region: Region, slices: int) -> Sliced:
 
 def _result(value: Node, join: Cut | Sum) -> Result:
     tensor = value.meta["val"]
-    return Result(value.name, join, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+    return Result(value.name, join, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
 
 
 def _order(graph: Graph, region: Region) -> tuple[Node, list[Node]] | None:
@@ -296,7 +301,7 @@ def _order(graph: Graph, region: Region) -> tuple[Node, list[Node]] | None:
     return place, moved
 
 
-def _can_run(graph: Graph, region: Region, written: Mapping[int, int]) -> bool:
+def _can_run(graph: Graph, region: Region, written: Mapping[int, Node]) -> bool:
     """True if the region's operators can run as one, and all that is cut is laid out so that it can be.
 
     What they read is ``written`` behind them only.
@@ -317,7 +322,7 @@ def _can_run(graph: Graph, region: Region, written: Mapping[int, int]) -> bool:
         return False
     order = _order(graph, region)
     used = {key for value in read for key in storage_keys(value)} & written.keys()
-    return order is not None and all(written[key] > list(graph.nodes).index(order[0]) for key in used)
+    return order is not None and all(order[0] < written[key] for key in used)
 
 
 def _is_plain(node: Node, barred: Set[int]) -> bool:

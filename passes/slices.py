@@ -54,6 +54,7 @@ class Result(NamedTuple):
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+    device: torch.device
 
 
 class Sliced:

@@ -17,6 +17,12 @@ from dtr_fx.torch_private import storage_key as key_of
 UPDATE = "is_update"  # the tag of what an optimizer does, beside those of AOTAutograd
 
 
+def described(node: Node, value: Any) -> dict[str, Any]:
+    """What ``meta`` says of a node, for one that stands for it with another value."""
+    own = ("val", "tensor_meta", "dtr_held", "dtr_facts")
+    return {"val": value} | {name: fact for name, fact in node.meta.items() if name not in own}
+
+
 def is_selection(node: Node) -> bool:
     """True if the node takes an element of another node's tuple, list or mapping."""
     return (

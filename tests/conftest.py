@@ -24,6 +24,7 @@ from dtr_fx.search import default_effort
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["DTR_DEBUG"] = "1"  # an order that the runtime refuses is an error
+os.environ.pop("COLUMNS", None)  # 80 in a worker of xdist, which cuts what is printed
 
 settings.register_profile("new", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", settings.get_profile("new"), derandomize=True, database=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -187,13 +188,14 @@ def test_a_model_of_several_graphs_is_refused() -> None:
 log = logging.getLogger(__name__)
 
 
-def test_a_line_of_a_log_ends_no_graph() -> None:
+def test_a_line_of_a_log_ends_no_graph_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
     class Telling(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             log.warning("of some shape")
             return super().forward(x).sin()
 
     assert baselines.trace(Telling(4, 4), (torch.ones(2, 4),)).graph is not None
+    assert re.search(r"in training .*\(.*test_baselines.py:\d+\)", caplog.text)
 
 
 def test_a_model_without_gradients_is_refused() -> None:

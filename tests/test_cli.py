@@ -327,22 +327,19 @@ def test_colour_on_a_terminal_unless_no_color(
     assert not screen(to_file=True).color
 
 
-def test_the_width_is_that_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "87")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert screen().width == 87
-    assert screen(to_file=True).width == 120
-
-
-@pytest.mark.parametrize(("columns", "width"), [("87", 87), ("0", 120), ("wide", 120), (None, 120)])
-def test_a_pipe_is_as_wide_as_it_is_told(
-    columns: str | None, width: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("is_terminal", "columns", "width"),
+    [(True, "87", 87), (False, "87", 87), (False, "0", 120), (False, "wide", 120), (False, None, 120)],
+)
+def test_the_screen_is_as_wide_as_it_is_told(
+    is_terminal: bool, columns: str | None, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns is not None:
         monkeypatch.setenv("COLUMNS", columns)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal, raising=False)
     assert screen().width == width
+    assert screen(to_file=True).width == 120
 
 
 def test_a_budget_that_no_plan_fits_is_explained_without_a_traceback(
@@ -453,3 +450,5 @@ def test_what_plans_no_model_does_not_wait_for_torch(
     assert (done.returncode, fact in said) == (status, True), said
     if status:
         assert said.count("\n") == 1
+    else:
+        assert done.stdout or fact == "Wrote"

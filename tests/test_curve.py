@@ -89,6 +89,24 @@ def test_budgets_without_a_plan_are_left_out() -> None:
     ]
 
 
+def test_no_larger_budget_costs_more() -> None:
+    given = {"planner": "online", "heuristic": "lru"}  # whose passes may cost less in less memory
+    graph, percents = gpt(), range(60, 100, 4)
+    points = dtr_fx.sweep(graph, [f"{share}%" for share in percents], options=given).points
+    overheads = [point.overhead for point in points]
+    assert overheads == sorted(overheads)
+    left_out = {int(share / 100 * points[0].budget) for share in percents} - {each.budget for each in points}
+    assert left_out
+    cheapest = {
+        budget: min(each.overhead for each in points if each.budget <= budget)
+        for budget in left_out
+        if budget > points[-1].budget
+    }
+    assert cheapest
+    for budget, least in cheapest.items():
+        assert dtr_fx.transform(graph, budget, planner="online", heuristic="lru")[1].overhead > least
+
+
 def test_a_graph_without_shapes_takes_example_inputs_and_stays_as_it_is() -> None:
     def f(x: Tensor) -> Tensor:
         a = (x @ x).sin()

@@ -221,9 +221,17 @@ def test_the_memory_snapshot_reaches_the_planned_peak(report: Report) -> None:
             live -= held.pop(entry["addr"])
         peak = max(peak, live)
     assert peak == report.planned_peak
-    (segment,) = snapshot["segments"]
-    assert segment["allocated_size"] == live
-    assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
+    segments = snapshot["segments"]
+    assert sum(segment["total_size"] for segment in segments) == report.reserved_peak
+    stays = [each for one in segments for each in one["blocks"] if each["state"] == "active_allocated"]
+    assert {each["address"]: each["requested_size"] for each in stays} == held
+    for segment in segments:
+        ends = [segment["address"], *(each["address"] + each["size"] for each in segment["blocks"])]
+        assert [each["address"] for each in segment["blocks"]] == ends[:-1]  # side by side
+        assert ends[-1] == segment["address"] + segment["total_size"]
+        assert segment["allocated_size"] <= segment["total_size"]
+    reserved = [each["size"] for each in snapshot["device_traces"][0] if each["action"] == "segment_alloc"]
+    assert sum(reserved) == report.reserved_peak
 
 
 def test_pytorchs_own_viewer_reads_the_snapshot(report: Report) -> None:

@@ -301,6 +301,8 @@ DEFINITIONS: dict[str, tuple[str, str, Callable]] = {
     "lru": ("local", "staleness", lambda s, m, c: 1 / s),
     "size": ("local", "staleness", lambda s, m, c: 1 / m),
     "msps": ("ancestors", "staleness", lambda s, m, c: c / m),
+    "coop": ("eq", "staleness", lambda s, m, c: c / s),
+    "mge": ("eq", "staleness", lambda s, m, c: c / (m * s)),
     "next-use": ("needed", "next_use", lambda s, m, c: c / (m * s)),
     "next-use-root": ("needed", "next_use", lambda s, m, c: c / (m * s**0.5)),
 }

@@ -127,6 +127,62 @@ def test_the_measured_peak_is_within_the_budget():
     assert bytes_measured(model, forward, x) <= report.budget == int(0.65 * report.baseline_peak)
 
 
+class Words(nn.Module):
+    """A loss over many more words than it is wide."""
+
+    def __init__(self, words: int = 8192) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(32, 32), nn.Linear(32, words, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(x + F.gelu(self.body(x))), x.argmax(1))
+
+
+def gpt2() -> tuple[nn.Module, Tensor]:
+    """That of transformers with its loss, in one graph: without a ``loss_type`` it logs, which breaks it."""
+    transformers = pytest.importorskip("transformers")
+
+    class LanguageModel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = {"vocab_size": 8192, "n_embd": 64, "n_layer": 2, "n_head": 2}
+            options = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+            given = transformers.GPT2Config(**sizes, **options, use_cache=False)
+            self.inner = transformers.GPT2LMHeadModel(given)
+            self.inner.loss_type = "ForCausalLM"
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.inner(tokens, labels=tokens).loss
+
+    return LanguageModel(), torch.randint(8192, (2, 256))
+
+
+@pytest.mark.parametrize(
+    ("make", "slices"),
+    [
+        (lambda: (Words(), torch.randn(512, 32)), "summed"),
+        pytest.param(lambda: (Words(), torch.randn(512, 32)), "exact", marks=pytest.mark.slow),
+        pytest.param(gpt2, "summed", marks=pytest.mark.slow),
+    ],
+)
+def test_slices_hold_a_budget_below_what_one_operator_needs(make, slices):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model, x = make()
+    whole = {"budget": "1%", "executor": "inductor", "slices": "off"}
+    with pytest.raises(InfeasibleBudgetError) as off:
+        torch.compile(model, backend="dtr", options=whole)(x)
+    torch._dynamo.reset()
+    expected = step_of(model, model, x)
+    reports: list[Report] = []
+    options = {"budget": off.value.sliced[slices], "executor": "inductor", "slices": slices}
+    forward = torch.compile(model, backend="dtr", options={**options, "on_report": reports.append})
+    torch.testing.assert_close(step_of(model, forward, x), expected)
+    assert reports[0].slices
+    assert all(region.exact for region in reports[0].slices) == (slices == "exact")
+    assert bytes_measured(model, forward, x) <= reports[0].budget < off.value.lower_bound
+
+
 class Skips(nn.Module):
     """What comes down is concatenated with what comes up again, as in a U-Net."""
 

@@ -230,14 +230,17 @@ def test_modules_are_those_of_the_model(searched: Report) -> None:
 def test_the_tree_is_folded(searched: Report) -> None:
     found = overview(searched)
 
-    def names(depth: int) -> list[str]:
+    def names(depth: int | None) -> list[str]:
         text = render_overview(searched, found, depth=depth).partition("by module\n")[2]
         return [line.split("  ")[0] for line in text.splitlines()[2:]]
 
-    assert names(1) == ["whole graph", "├ token", "├ dropout", "├ blocks.0", "├ norm", "├ head"]
-    assert [name for name in names(2) if name.startswith("│ ├ ")] == [
-        f"│ ├ {module.name}" for module in found.modules.modules[2].modules
+    assert names(1) == ["whole graph", "├ token", "├ dropout", "├ blocks.0", "├ norm", "└ head"]
+    *inside, last = (module.name for module in found.modules.modules[2].modules)
+    assert [name for name in names(2) if name.startswith("│ ")] == [
+        *(f"│ ├ {name}" for name in inside),
+        f"│ └ {last}",
     ]
+    assert len(names(2)) <= len(names(None)) <= 24
 
 
 def test_the_text_fits_a_narrow_terminal(searched: Report) -> None:

@@ -1,6 +1,6 @@
 """What a rewritten graph calls beside PyTorch's operators, held to what ``torch.library.opcheck`` asks.
 
-``opcheck`` takes registered operators.  dtr_fx registers none: it puts functions into graphs.
+``opcheck`` takes registered operators.  dtr_fx registers one, for Inductor; all else are functions.
 """
 
 from __future__ import annotations
@@ -19,16 +19,25 @@ import dtr_fx
 from dtr_fx.compiler import inductor  # with all that a step can load
 from dtr_fx.passes import rng
 from dtr_fx.passes.drops import drop
+from dtr_fx.passes.lower_slices import LowerSlices
 
 pytestmark = pytest.mark.little_effort
 
 aten = torch.ops.aten
 
 
-def test_no_operator_is_registered() -> None:
+def test_the_one_operator_that_is_registered_is_what_its_schema_says() -> None:
     assert inductor
     names = torch._C._dispatch_get_all_op_names()
-    assert [name for name in names if name.partition("::")[0] in ("dtr", "dtr_fx")] == []
+    assert [name for name in names if name.partition("::")[0] in ("dtr", "dtr_fx")] == ["dtr_fx::sliced"]
+    gm = make_fx(lambda x: (x.exp() * 2).sum(0), tracing_mode="fake")(torch.randn(64, 1024))
+    sliced, _ = dtr_fx.transform(gm, "60%", slices="summed")
+    LowerSlices().call(sliced)
+    [node] = sliced.graph.find_nodes(op="call_function", target=torch.ops.dtr_fx.sliced.default)
+    x = torch.randn(64, 1024)
+    torch.library.opcheck(node.target, ([x], node.args[1]))
+    [found] = torch.ops.dtr_fx.sliced([x], node.args[1])
+    torch.testing.assert_close(found, (x.exp() * 2).sum(0))
 
 
 def test_a_rewritten_graph_calls_operators_of_pytorch_and_three_functions() -> None:

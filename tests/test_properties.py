@@ -105,7 +105,7 @@ def test_rewritten_graphs_do_the_same_within_the_budget(
     for options in ({"plan_seconds": 0.02}, {"planner": "online", "heuristic": heuristic}):
         rewritten, report = rewrite(case, budget, **options)
         assert report.planned_peak <= report.budget
-        assert report.lower_bound <= report.planned_peak
+        assert report.lower_bound <= report.planned_peak <= report.reserved_peak
         assert [event.name for event in report.events] == operators(rewritten)
         verify(rewritten)
         assert run(rewritten) == expected, options

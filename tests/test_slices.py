@@ -12,6 +12,7 @@ from steps import bits
 from torch import Tensor
 from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import dtr_fx
 from dtr_fx import InfeasibleBudgetError, OptionError, Report, measure_peak
@@ -25,6 +26,16 @@ def loss_of_words(x: Tensor, y: Tensor, narrow: Tensor, head: Tensor) -> tuple[T
     """A layer, and a loss over more words than it is wide."""
     h = x + F.gelu(x @ narrow)
     return (F.cross_entropy(h @ head.t(), y),)
+
+
+def loss_in_parts(x: Tensor, y: Tensor, narrow: Tensor, head: Tensor) -> Tensor:
+    """Many layers, and a softmax as compilers write it: what it subtracts comes of what it reads."""
+    for _ in range(12):
+        x = x + F.gelu(x @ narrow)
+    scores = x @ head.t()
+    scores = scores - scores.amax(1, keepdim=True)
+    scores = scores - scores.exp().sum(1, keepdim=True).log()
+    return -scores.gather(1, y[:, None]).mean()
 
 
 def loss_of_images(x: Tensor, y: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor]:
@@ -91,6 +102,13 @@ def test_of_a_large_vocabulary_less_than_half_is_left() -> None:
     whole = smallest(gm, "off")
     assert smallest(gm, "exact") <= 0.5 * whole
     assert smallest(gm, "summed") <= 0.35 * whole
+
+
+def test_a_region_takes_in_what_lies_between_its_operators() -> None:
+    weights = [torch.randn(WIDTH, WIDTH), torch.randn(WORDS, WIDTH)]
+    given = torch.randn(ROWS, WIDTH), torch.randint(WORDS, (ROWS,)), *weights
+    gm = make_fx(loss_in_parts, tracing_mode="fake")(*given)
+    assert smallest(gm, "summed") <= 0.2 * smallest(gm, "off")
 
 
 def test_the_report_says_what_runs_in_slices_and_whether_results_may_differ() -> None:

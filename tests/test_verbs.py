@@ -109,7 +109,7 @@ def test_every_figure_of_the_diff_is_the_reports(
         else:
             event = next(shown)
             assert row[2:11].strip() == (event.kind if event.kind != "compute" else "")
-            assert event.origin in row or "…" in row  # cut to its column
+            assert event.origin in row
             assert f" {format_bytes(event.nbytes)} " in row
             assert row.endswith(format_bytes(event.live))
     assert next(shown, None) is None
@@ -196,7 +196,7 @@ def test_every_row_has_a_source_and_a_drop_names_its_operator(
     text = printed(capsys, "diff", folder / "a.json")
     assert "getitem" not in text
     names = re.findall(r"^- drop +(\w+):(\d) ", text, re.MULTILINE)
-    assert names
+    assert ("native_layer_norm", "0") in names
     made = {event.name for event in saved.events if event.kind == "compute"}
     assert {name for name, _ in names} <= made
     name, number = names[0]
@@ -248,10 +248,9 @@ def test_why_tells_a_life(folder: Path, saved: Report, capsys: pytest.CaptureFix
 
 def test_why_of_a_heuristics_plan_has_scores(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     (entry,) = json.loads((folder / "b.json").read_text())
-    names = dict.fromkeys(event["origin"] for event in entry["events"] if event["reason"] == "budget")
+    name = next(event["origin"] for event in entry["events"] if event["reason"] == "budget")
     online = ["--budget", "70%", "--planner", "online", "--heuristic", "dtr-eq"]
-    told = (printed(capsys, "why", *SMALL[:1], name, *SMALL[1:], *online) for name in names)
-    assert any("it went" in text for text in told)
+    assert "it went" in printed(capsys, "why", *SMALL[:1], name, *SMALL[1:], *online)
 
 
 def test_smallest_is_a_budget_that_works(capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,7 +79,8 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from importlib.metadata import version  # where it is asked for: it takes longer than the parser
 
-        parser.exit(0, f"dtr_fx {version('dtr_fx')}, torch {version('torch')}\n")
+        print(f"dtr_fx {version('dtr_fx')}, torch {version('torch')}")
+        parser.exit()
 
 
 def make_parser(wanted: Sequence[str] | None = None) -> Parser:

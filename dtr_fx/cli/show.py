@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     plans.add_arguments(parser)
     add = parser.add_argument
     add("--top", type=positive, default=5, metavar="N", help="values in a table (default: 5)")
-    add("--depth", type=positive, default=2, metavar="N", help="levels of the tree of modules (default: 2)")
+    add("--depth", type=positive, metavar="N", help="levels of the tree of modules (default: some 24 rows)")
 
 
 def run(arguments: argparse.Namespace) -> None:

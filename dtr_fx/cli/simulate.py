@@ -42,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_deallocation(parser, nargs="+", default=["eager"])
     about = "give a replay up that takes more than X times the program's time (default: 2)"
     add("--max-slowdown", type=shared.slowdown, default=2.0, metavar="X", help=about)
+    about = "show what PyTorch's CUDA allocator would reserve, with expandable segments, and how fragmented"
+    add("--reserved", action="store_true", help=about)
     add("--simrd", action="store_true", help="by the rules of the paper's own simulator (see docs/paper.md)")
     add("--json", action="store_true", help="print the results as a JSON list")
     shared.add_outputs(parser, ".csv, .json, or a picture (.png, .svg, .pdf)")
@@ -59,7 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
     if is_drawn:
         check_names_apart(programs)
     axes = arguments.heuristic, arguments.budget, arguments.deallocation
-    sweep = Sweep(programs, *axes, max_slowdown=arguments.max_slowdown)
+    sweep = Sweep(programs, *axes, max_slowdown=arguments.max_slowdown, reserved=arguments.reserved)
     with progress("replays", len(sweep)) as advance:
         results = sweep.run(processes=arguments.jobs, advance=advance)
     if arguments.json:
@@ -93,4 +95,8 @@ def _table(results: Sequence[Replay]) -> str:
         }
         for result in results
     ]
+    for row, result in zip(rows, results):
+        if result.reserved is not None and result.fragmentation is not None:
+            row["reserved"] = format_bytes(result.reserved)
+            row["fragmentation"] = format_percent(result.fragmentation)
     return table(rows, ["deallocation"])

@@ -119,6 +119,9 @@ def _compare(arguments: argparse.Namespace) -> tuple[Sweep, Comparison]:
     with progress("plans", len(budgets) + 1) as advance:
         made = Sweep(graph, budgets, options, watch=lambda done, of: advance(done))
     curve = made.curve
+    if made.dominated:
+        shares = ", ".join(format_percent(budget / curve.baseline_peak) for budget in made.dominated)
+        notes.append(f"left out, as a plan for less memory that was found costs less: {shares}")
     if arguments.optimum is not None:
         notes += _optimum(graph, curve, arguments.optimum, marks)
     operators = sum(node.op.startswith("call") for node in graph.graph.nodes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -21,6 +21,8 @@ from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import copy_of
 from dtr_fx.planning.step import Inputs, call
 from dtr_fx.torch_private import TorchDynamoException, aot_autograd, dynamo_config
+
+log = logging.getLogger(__name__)
 
 
 class Joint(NamedTuple):
@@ -49,12 +51,39 @@ class _Traced(Exception):
 def trace(
     model: Callable[..., Any], inputs: Inputs, decompositions: Mapping[Any, Any] | None = None
 ) -> Joint:
-    """Trace a step as one graph; GraphError where it is several, or has no backward pass."""
+    """Trace a step as one graph; GraphError where it is several, or has no backward pass.
+
+    A call that logs ends a graph under ``torch.compile``: here it is left out, and that is said.
+    """
+    try:
+        return _trace(model, inputs, decompositions, ignored=())
+    except GraphError as error:
+        if error.__cause__ is None:  # traced as one graph
+            raise
+        methods = {method for method in vars(logging.Logger).values() if callable(method)}
+        joint = _trace(model, inputs, decompositions, ignored=methods)
+        _tell(str(error))
+        return joint
+
+
+@functools.cache
+def _tell(why: str) -> None:
+    """Once for each line of the user's."""
+    log.warning("in training %s: plans may differ from those here, for one graph", why)
+
+
+def _trace(
+    model: Callable[..., Any],
+    inputs: Inputs,
+    decompositions: Mapping[Any, Any] | None,
+    *,
+    ignored: Collection[Callable[..., Any]],
+) -> Joint:
     torch.compiler.reset()
     backend = functools.partial(_backend, decompositions)
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     try:
-        with dynamo_config.patch({"allow_rnn": True, _IGNORED: _logging()}):
+        with dynamo_config.patch({"allow_rnn": True, _IGNORED: {*ignored}}):
             call(compiled, inputs)
     except _Traced as traced:
         return traced.joint
@@ -66,14 +95,7 @@ def trace(
     raise GraphError("nothing in the model requires a gradient: there is no backward pass to trade against")
 
 
-def _logging() -> set[Callable[..., Any]]:
-    """What logs: nothing runs, so nothing is told, as where torch exports; else this would end the graph."""
-    return {method for method in vars(logging.Logger).values() if callable(method)}
-
-
-def _backend(
-    decompositions: Mapping[Any, Any] | None, gm: GraphModule, inputs: Sequence[Any]
-) -> Dispatcher:
+def _backend(decompositions: Mapping[Any, Any] | None, gm: GraphModule, inputs: Sequence[Any]) -> Dispatcher:
     compile_step = functools.partial(_stop, decompositions)
     return Dispatcher(Retracer(gm, Options(), compile_step, takes_symbols=False), 1, None, None)
 

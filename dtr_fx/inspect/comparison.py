@@ -193,9 +193,7 @@ def _key(comparison: Comparison) -> str:
 # As a page on which to decide: the curve, a slider over some of its plans, and all that is to be seen of each
 
 
-_RIVAL = (
-    '<li><svg viewBox="-7 -7 14 14" aria-hidden="true"><path class="rival {kind}"/></svg>{name}</li>'
-)
+_RIVAL = '<li><svg viewBox="-7 -7 14 14" aria-hidden="true"><path class="rival {kind}"/></svg>{name}</li>'
 
 
 def decision_page(comparison: Comparison, reports: Sequence[Report], command: str = "") -> str:

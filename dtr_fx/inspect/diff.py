@@ -36,15 +36,18 @@ def render_diff(report: Report, *, width: int = 100, color: bool = False) -> str
 
 
 def circumstances(report: Report) -> str:
-    """One line: who decided, the device, compute, the lower bound, what is sliced, why it was traced."""
+    """One line: who decided, on what, compute, the lower bound, reserved bytes, slices, why it was traced."""
     why = f"; {report.trigger}" if report.trigger else ""
     regions = (f"{region.operators} operators in {region.slices}" for region in report.slices)
     slices = f"; slices: {', '.join(regions)}" if report.slices else ""
+    is_cached = report.device.startswith("cuda") and report.reserved_peak
+    reserved = f"; reserves {format_bytes(report.reserved_peak)}" if is_cached else ""
     refused = f"; {format_count(report.refused, 'order')} refused" if report.refused else ""
     return (
         f"{_DECIDED.get(report.heuristic, report.heuristic)} on {report.device}; "
         f"compute {format_seconds(report.base_cost)} → {format_seconds(report.total_cost)}; "
-        f"lower bound of any plan {format_bytes(report.lower_bound)}{slices}{refused}{report.caution}{why}"
+        f"lower bound of any plan {format_bytes(report.lower_bound)}"
+        f"{reserved}{slices}{refused}{report.caution}{why}"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import networkx as nx
 
 from dtr_fx.report import KINDS, Report
 from dtr_fx.report.blocks import blocks
+from dtr_fx.runtime.caching_allocator import Block, CachingAllocator, Pool
 
 _MICROSECONDS = 1e6
 _OPERATOR = ("target", "phase", "module", "source", "nbytes", "cost")
@@ -101,38 +102,47 @@ def _arrows(report: Report, places: list[dict[str, Any]]) -> Iterator[dict[str, 
 
 
 def to_memory_snapshot(report: Report) -> dict[str, Any]:
-    """The plan's blocks as ``torch.cuda.memory._snapshot()`` has those of an allocator.
+    """The plan as ``torch.cuda.memory._snapshot()`` would have it on a CUDA device that runs nothing else.
 
     Pickle it, and open it at https://pytorch.org/memory_viz, or give it to ``torch.cuda._memory_viz``.
     It shows what the plan counts with: the bytes of each block, its operator and line, and when it is
-    allocated and freed, in planned microseconds.  Each block has a made-up address of its own: nothing is
-    reused, nothing fragments, and there is one segment, one stream, and no cache.
+    allocated and freed, in planned microseconds.  Addresses and segments are those of a simulated
+    ``CachingAllocator``, on one stream.
     """
-    pieces = [piece for piece in _pieces(report) if piece.nbytes]
-    placed = list(zip(pieces, accumulate((piece.nbytes for piece in pieces), initial=0)))
-    live = sum(piece.nbytes for piece in pieces if piece.freed_at is None)
-    segment = {
+    allocator = CachingAllocator.as_configured()
+    trace = list(_trace(report, allocator))
+    segments = [
+        _segment(pool, first) for pool in allocator.pools for first in pool.segments if allocator.reserved
+    ]
+    return {"segments": segments, "device_traces": [trace], "allocator_settings": {}}
+
+
+def _segment(pool: Pool, first: Block) -> dict[str, Any]:
+    inside = list(first.to_the_end())
+    live = sum(block.size for block in inside if not block.is_free)
+    return {
         "device": 0,
-        "address": 0,
-        "total_size": sum(piece.nbytes for piece in pieces),
+        "address": first.address,
+        "total_size": sum(block.size for block in inside),
         "allocated_size": live,
         "active_size": live,
         "stream": 0,
-        "segment_type": "large",
-        "blocks": [_block(piece, address) for piece, address in placed],
+        "segment_type": "small" if pool.is_small else "large",
+        "blocks": list(map(_block, inside)),
     }
-    trace = list(_trace(report, placed))
-    return {"segments": [segment], "device_traces": [trace], "allocator_settings": {}}
 
 
-def _block(piece: _Piece, address: int) -> dict[str, Any]:
-    state = "active_allocated" if piece.freed_at is None else "inactive"
-    sizes = {"size": piece.nbytes, "requested_size": piece.nbytes}
-    return {"address": address, **sizes, "state": state, "frames": piece.frames}
+def _block(block: Block) -> dict[str, Any]:
+    piece = block.owner
+    if not isinstance(piece, _Piece):
+        unused = {"requested_size": 0, "state": "inactive", "frames": []}
+        return {"address": block.address, "size": block.size, **unused}
+    used = {"requested_size": piece.nbytes, "state": "active_allocated", "frames": piece.frames}
+    return {"address": block.address, "size": block.size, **used}
 
 
 class _Piece(NamedTuple):
-    """Memory at an address of its own, from one event (-1: before the step) to another (None: it stays)."""
+    """Memory that is held from one event (-1: before the step) to another (None: it stays)."""
 
     nbytes: int
     made_at: int
@@ -162,18 +172,38 @@ def _frames(name: str, source: str) -> list[dict[str, Any]]:
     return own + ([{"filename": filename, "line": int(line), "name": code}] if line.isdecimal() else [])
 
 
-def _trace(report: Report, placed: Sequence[tuple[_Piece, int]]) -> Iterator[dict[str, Any]]:
-    """Allocations and releases, in order."""
+def _trace(report: Report, allocator: CachingAllocator) -> Iterator[dict[str, Any]]:
+    """What is reserved, allocated and freed, in order."""
     made, freed = defaultdict(list), defaultdict(list)
-    for piece, address in placed:
-        entry = {"addr": address, "size": piece.nbytes, "stream": 0, "frames": piece.frames}
-        made[piece.made_at].append(entry)
-        freed[piece.freed_at].append(entry)
-    yield from ({**entry, "action": "alloc", "time_us": 0} for entry in made[-1])
+    for piece in _pieces(report):
+        if piece.nbytes:
+            made[piece.made_at].append(piece)
+            freed[piece.freed_at].append(piece)
+    held: dict[int, Block] = {}
+
+    def allocate(piece: _Piece, clock: float) -> Iterator[dict[str, Any]]:
+        before = allocator.reserved
+        block = held[id(piece)] = allocator.malloc(piece.nbytes, piece)
+        new = allocator.reserved - before
+        if new:
+            *_, last = block.pool.blocks()
+            yield _entry("segment_alloc", last.address + last.size - new, new, piece, clock)
+        yield _entry("alloc", block.address, piece.nbytes, piece, clock)
+
+    for piece in made[-1]:
+        yield from allocate(piece, 0.0)
     clock = 0.0
     for at, event in enumerate(report.events):
-        yield from ({**entry, "action": "alloc", "time_us": round(clock)} for entry in made[at])
+        for piece in made[at]:
+            yield from allocate(piece, clock)
         clock += event.cost * _MICROSECONDS
-        for entry in freed[at]:
+        for piece in freed[at]:
+            block = held.pop(id(piece))
             for action in ("free_requested", "free_completed"):
-                yield {**entry, "action": action, "time_us": round(clock)}
+                yield _entry(action, block.address, piece.nbytes, piece, clock)
+            allocator.free(block)
+
+
+def _entry(action: str, address: int, nbytes: int, piece: _Piece, clock: float) -> dict[str, Any]:
+    place = {"addr": address, "size": nbytes, "stream": 0}
+    return {"action": action, **place, "frames": piece.frames, "time_us": round(clock)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -12,7 +12,8 @@ from dtr_fx.inspect.text import BOLD, Ink, clip
 from dtr_fx.report import Event, Report, StorageStats
 from dtr_fx.units import format_bytes, format_percent, format_seconds
 
-_MOST = 12  # groups in a table
+_MOST = 12  # groups in a table, modules in one
+_FEW = 24  # rows of a tree
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,9 @@ def _group(name: str, kinds: Mapping[str, Sequence[Event]]) -> Group:
 
 
 def render_overview(
-    report: Report, found: Overview, *, depth: int = 2, width: int = 100, color: bool = False
+    report: Report, found: Overview, *, depth: int | None = None, width: int = 100, color: bool = False
 ) -> str:
-    """The verdict and the tables, for people to read; modules ``depth`` levels deep."""
+    """The verdict and the tables, for people to read; modules ``depth`` levels deep, or in few rows."""
     ink = Ink(color)
     parts = ["\n".join([ink(BOLD, report.summary()), *map(str, report.hints)])]
     for title, storages in (
@@ -143,28 +144,35 @@ def _group_table(groups: Sequence[Group], report: Report) -> str:
     return table(rows) + more
 
 
-def _module_table(tree: Module, depth: int, report: Report) -> str:
-    """The tree, folded below ``depth``; of many modules in one those that cost the most."""
-    return table([_module_row(level, name, figures, report) for level, name, figures in _folded(tree, depth)])
+def _module_table(tree: Module, depth: int | None, report: Report) -> str:
+    """The tree, folded below ``depth``, or so that it has few rows."""
+    if depth is None:
+        levels = range(1, 1 + max(level for level, _ in tree.walk()))
+        depth = max((level for level in levels if len(_folded(tree, level)) <= _FEW), default=1)
+    rows = _folded(tree, depth)
+    return table([_module_row(name, figures, report) for name, figures in rows])
 
 
-def _folded(module: Module, depth: int, level: int = 0) -> Iterator[tuple[int, str, Figures]]:
-    yield level, module.name or "whole graph", module.figures
-    if level == depth:
-        return
+def _folded(module: Module, depth: int) -> list[tuple[str, Figures]]:
+    """A row for the module and each that is in it, down to ``depth``; of many in one those that cost most."""
+    rows = [(module.name or "whole graph", module.figures)]
+    if depth == 0:
+        return rows
     by_cost = sorted(module.modules, key=lambda one: (-one.figures.extra, -one.figures.at_peak))
     rest = {one.path for one in by_cost[_MOST:]}
-    for one in module.modules:
-        if one.path not in rest:
-            yield from _folded(one, depth, level + 1)
+    inside = [_folded(one, depth - 1) for one in module.modules if one.path not in rest]
     if rest:
-        yield level + 1, f"… {len(rest)} more", sum_of(one.figures for one in by_cost[_MOST:])
+        inside.append([(f"… {len(rest)} more", sum_of(one.figures for one in by_cost[_MOST:]))])
+    for left, ((name, figures), *below) in zip(reversed(range(len(inside))), inside):
+        branch, stem = ("├ ", "│ ") if left else ("└ ", "  ")
+        rows += [(branch + name, figures), *((stem + each, of) for each, of in below)]
+    return rows
 
 
-def _module_row(level: int, name: str, figures: Figures, report: Report) -> dict[str, object]:
+def _module_row(name: str, figures: Figures, report: Report) -> dict[str, object]:
     share = figures.extra / report.base_cost if report.base_cost else 0.0
     return {
-        "": "│ " * (level - 1) + "├ " * (level > 0) + name,
+        "": name,
         "compute": format_seconds(figures.cost),
         "at the peak": format_bytes(figures.at_peak),
         "dropped": format_bytes(figures.dropped) if figures.drops else "",

@@ -16,6 +16,7 @@ from dtr_fx.planning.reporting import choices, make_report, storage_stats
 from dtr_fx.report import KINDS, Event, Point, StorageStats
 from dtr_fx.runtime import Plan, Program, Step, resolve
 from dtr_fx.runtime import steps as kinds
+from dtr_fx.runtime.caching_allocator import Block, CachingAllocator
 from dtr_fx.runtime.program import Constant, Keep
 from dtr_fx.search import Policy, run_policy
 
@@ -56,7 +57,8 @@ class LogPlanning:
             events=found.events,
             storages=found.storages(),
         )
-        report = replace(report, model=program.name, options=self._options.others)
+        reserved = found.allocator.reserved
+        report = replace(report, model=program.name, options=self._options.others, reserved_peak=reserved)
         if self._options.watch is None or plan is None:
             return report
         origins = dict(enumerate(found.origins))
@@ -106,12 +108,16 @@ class _Steps:
         self.names = self._names()
         self._parts = dict.fromkeys(KINDS, 0) | {"parameter": program.constants}
         self._resident: dict[int, str] = {}
+        self._blocks: dict[int, Block] = {}
+        self.allocator = CachingAllocator.as_configured()
         self._kinds: dict[int, str] = {}  # when first made
         self._maker = {tensor: self.names[tensor] for tensor in self._constants}
         self._recomputes: Counter[str] = Counter()
         self._done = 0
         self.events: list[Event] = []
         self.points: list[Point] = []
+        for tensor in self._constants:
+            self._allocate(tensor)
         self._read(plan)
 
     def storages(self) -> tuple[StorageStats, ...]:
@@ -158,7 +164,10 @@ class _Steps:
                 self._resident[output.tensor] = kind
                 self._kinds.setdefault(output.tensor, kind)
                 self._parts[kind] += self._program.sizes[output.tensor]
-        self._parts["temporary"] = step.live - sum(self._parts.values())
+                self._allocate(output.tensor)
+        temporary = self._parts["temporary"] = step.live - sum(self._parts.values())
+        if temporary:
+            self.allocator.free(self.allocator.malloc(temporary))
         self.points.append(Point(step.live, name, tuple(self._parts.values())))
         self._parts["temporary"] = 0
         self.events.append(
@@ -179,11 +188,17 @@ class _Steps:
         self._maker.update((output.tensor, name) for output in call.outputs)
         self._done += is_first
 
+    def _allocate(self, tensor: int) -> None:
+        if self._program.sizes[tensor]:
+            self._blocks[tensor] = self.allocator.malloc(self._program.sizes[tensor])
+
     def _free(self, step: Step) -> None:
         tensor = step.storage
         kind = self._resident.pop(tensor, None)
         if kind is not None:
             self._parts[kind] -= self._program.sizes[tensor]
+            if tensor in self._blocks:
+                self.allocator.free(self._blocks.pop(tensor))
         if step.again is None:
             return
         self.events.append(

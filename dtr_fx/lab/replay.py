@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, get_args
 
 from dtr_fx.lab.simrd import SimrdRuntime
 from dtr_fx.runtime import Deallocation, Heuristic, OutOfBudget, Runtime, Thrash, collector_paused, resolve
+from dtr_fx.runtime.caching_allocator import CachingAllocator
 from dtr_fx.runtime.driver import drive
 from dtr_fx.runtime.heuristics import Score
 from dtr_fx.runtime.program import Program
@@ -25,7 +26,9 @@ class Replay:
     unit of cost; ``rematerialized`` counts the latter, and ``rematerialized_bytes`` adds up what they
     allocated.  ``scored`` and ``maintained`` are the storages that were accessed to evaluate the heuristic
     and to keep its metadata (Appendix D.3).  A replay that ran ``"out of memory"`` or began to ``"thrash"``
-    is counted as far as it came.
+    is counted as far as it came.  ``reserved`` are the bytes that PyTorch's CUDA caching allocator would
+    reserve, with expandable segments, and ``fragmentation`` is the share of them that is never in use; None
+    where that was not asked for.
     """
 
     program: str
@@ -42,6 +45,8 @@ class Replay:
     rematerialized_bytes: int
     scored: int
     maintained: int
+    reserved: int | None = None
+    fragmentation: float | None = None
 
     @property
     def slowdown(self) -> float:
@@ -58,13 +63,14 @@ def replay(
     *,
     deallocation: Deallocation = "eager",
     max_slowdown: float = math.inf,
+    reserved: bool = False,
 ) -> Replay:
     """Run a program of ``read_log`` or ``networks`` on the runtime; see ``SimrdRuntime`` for
     ``program.simrd``.
 
     ``budget`` are bytes, constants included; ``program.peak`` is the whole of which the paper takes shares.
     ``heuristic`` and ``deallocation`` are as for ``Runtime``.  ``max_slowdown`` is total over base cost above
-    which the run counts as thrashing and stops.
+    which the run counts as thrashing and stops.  ``reserved`` adds what an allocator would reserve.
 
     Raises ``ValueError`` for a budget that is negative or no number, a policy that is unknown, a slowdown
     below 1; for ``simrd`` with another deallocation than eager.
@@ -78,8 +84,13 @@ def replay(
         raise ValueError(f"the budget is {budget!r}; give bytes, 0 or more, or math.inf for no limit")
     heuristic = resolve(heuristic)
     base = program.cost
+    allocator = CachingAllocator(expandable_segments=True) if reserved else None
     runtime = (SimrdRuntime if program.simrd else Runtime)(
-        budget, heuristic, deallocation=deallocation, max_recompute=(max_slowdown - 1) * base
+        budget,
+        heuristic,
+        deallocation=deallocation,
+        max_recompute=(max_slowdown - 1) * base,
+        allocator=allocator,
     )
     outcome: Outcome = "ok"
     with collector_paused():
@@ -106,6 +117,8 @@ def replay(
         rematerialized_bytes=sum(allocated[op] for op in recomputed),
         scored=runtime.scored,
         maintained=runtime.maintained,
+        reserved=None if allocator is None else allocator.reserved,
+        fragmentation=None if allocator is None else allocator.fragmentation,
     )
 
 

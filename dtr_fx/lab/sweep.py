@@ -30,7 +30,7 @@ class Sweep:
     """Replays of every program with every heuristic, policy and budget.
 
     A budget is a share of the program's own peak if it is a float, bytes if it is an int; ``max_slowdown``
-    is as in ``replay``.  Budgets vary fastest, then policies, then heuristics.
+    and ``reserved`` are as in ``replay``.  Budgets vary fastest, then policies, then heuristics.
     """
 
     programs: Sequence[Program]
@@ -38,6 +38,7 @@ class Sweep:
     budgets: Sequence[float | int] = RATIOS
     deallocations: Sequence[Deallocation] = ("eager",)
     max_slowdown: float = 2.0
+    reserved: bool = False
 
     def __post_init__(self) -> None:
         for program, heuristic, deallocation, asked in self._cases:
@@ -56,18 +57,30 @@ class Sweep:
         self, *, processes: int | None = None, advance: Callable[[int], None] = lambda done: None
     ) -> list[Replay]:
         """All replays; the arguments are those of ``run_tasks``."""
-        return run_cases(self._cases, self.max_slowdown, processes, advance)
+        return run_cases(self._cases, self.max_slowdown, processes, advance, reserved=self.reserved)
 
 
 def run_cases(
-    cases: Sequence[Case], max_slowdown: float, processes: int | None, advance: Callable[[int], None]
+    cases: Sequence[Case],
+    max_slowdown: float,
+    processes: int | None,
+    advance: Callable[[int], None],
+    *,
+    reserved: bool = False,
 ) -> list[Replay]:
-    """The replay of each case; a budget is as in ``Sweep``."""
+    """The replay of each case; budgets and ``reserved`` are as in ``Sweep``."""
 
     def run(number: int) -> Replay:
         program, heuristic, deallocation, asked = cases[number]
         budget = program.budget(asked)
-        return replay(program, budget, heuristic, deallocation=deallocation, max_slowdown=max_slowdown)
+        return replay(
+            program,
+            budget,
+            heuristic,
+            deallocation=deallocation,
+            max_slowdown=max_slowdown,
+            reserved=reserved,
+        )
 
     return run_tasks(run, len(cases), processes, advance)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -34,8 +35,9 @@ def sweep(
     gm, example_inputs:
         As for ``transform``, whose errors are raised.
     budgets:
-        As for ``transform``; 95%, 90%, … of the graph's own peak if None.  Those that no plan fits are left
-        out.  The graph as it is and the smallest budget that is found are always there.
+        As for ``transform``; 95%, 90%, … of the graph's own peak if None.  Left out are those that no plan
+        fits, and those above a budget whose plan costs less.  The graph as it is and the smallest budget
+        that is found are always there.
     options:
         As for the backend, without ``budget``, ``max_overhead`` and ``on_report``.
     watch:
@@ -50,7 +52,10 @@ def sweep(
 
 
 class Sweep:
-    """The plans of one graph for many budgets; the arguments are those of ``sweep``."""
+    """The plans of one graph for many budgets; the arguments are those of ``sweep``.
+
+    ``dominated`` are the budgets that the curve leaves out, as the plan for a smaller one costs less.
+    """
 
     def __init__(
         self,
@@ -61,10 +66,10 @@ class Sweep:
         watch: Callable[[int, int], None] | None = None,
     ) -> None:
         specs = [parse_budget(budget) for budget in (PERCENTS if budgets is None else budgets)]
-        self._graph, self._options = readable_copy(gm, example_inputs), options
+        graph, self._options = readable_copy(gm, example_inputs), options
         self._plans: dict[int, Chosen] = {}
-        with collector_paused(), without_guards(self._graph):
-            planning = self._planning = Planning(self._graph, options)
+        with collector_paused(), without_guards(graph):
+            planning = self._planning = Planning(graph, options)
             alternatives = Alternatives(planning)
             smallest = alternatives.least_memory()
             least, whole = smallest[1], planning.baseline_peak
@@ -78,8 +83,11 @@ class Sweep:
                     points.append(CurvePoint(budget, _peak(found, plan), found.overhead(plan)))
                 if watch is not None:
                     watch(number, len(wanted))
+        cheapest = [*itertools.accumulate((point.overhead for point in reversed(points)), min)]
+        kept = [point for point, least in zip(points, reversed(cheapest)) if point.overhead <= least]
+        self.dominated = [point.budget for point in points if point not in kept]
         self.curve = Curve(
-            points=tuple(points),
+            points=tuple(kept),
             baseline_peak=whole,
             constants=planning.graph.constant_bytes,
             lower_bound=min(each.planner.need.nbytes for each in (planning, alternatives.least) if each),

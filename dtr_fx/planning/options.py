@@ -261,7 +261,8 @@ class Options:
       unrewritten, or ``"inductor"``, which compiles them.  None: on a GPU that Triton compiles for, Inductor
       where sizes are fixed and its kernels fit; else eager.
     - ``slices``: operators may run slice by slice where the budget is tight: ``"exact"`` if results stay the
-      same, bit for bit, ``"summed"`` also if sums are added up in another order, ``"off"`` not at all.
+      same, bit for bit (with Inductor: if no sum is taken in another order), ``"summed"`` also if sums are
+      added up in another order, ``"off"`` not at all.
     - ``policy``: what is kept or recomputed, by path of a module or region; see ``passes.hints``.
     - ``watch``: a value, named as in ``dtr-fx diff``; ``Report.choices`` has each time that it was weighed.
     - ``report``: a file, ``.html`` or ``.json``, for the reports of all graphs planned in this process,
@@ -307,8 +308,6 @@ class Options:
             given = getattr(self, name)
             if given not in known:
                 raise OptionError(f"unknown {name} {given!r}{did_you_mean(given, filter(None, known))}")
-        if self.executor == "inductor" and self.slices == "summed":
-            raise OptionError("slices='summed': Inductor runs no slices; write executor='eager', or leave it")
         if self.plan_seconds is not None and not _is_positive(self.plan_seconds, (int, float)):
             raise OptionError(f"plan_seconds={self.plan_seconds!r}: give seconds above 0, or None")
         if not _is_positive(self.plans_kept, int):

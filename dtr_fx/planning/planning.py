@@ -20,7 +20,7 @@ from dtr_fx.passes import storages
 from dtr_fx.passes.hints import hint_of
 from dtr_fx.passes.liveness import liveness
 from dtr_fx.passes.roles import KEEP
-from dtr_fx.passes.tensors import graph_device
+from dtr_fx.passes.tensors import graph_device, is_view
 from dtr_fx.planning.options import Budget, Options, resolve_budget
 from dtr_fx.planning.planner import Infeasible, Planner
 from dtr_fx.planning.reporting import source_line
@@ -52,9 +52,9 @@ class Planning:
 
     ``before`` is its memory timeline as it is, ``graph`` its program.  ``baseline_peak``, what a share is of
     and no plan exceeds, is its peak as it is or as the user's checkpoints have it, and ``saved`` what it then
-    makes for its backward pass, outputs apart.  The extra workspace that
-    an executor has found a node to need, while it runs under a plan, stands in
-    ``meta["dtr_extra_workspace"]``, in bytes.
+    makes for its backward pass, outputs apart.  The extra workspace that an executor has found nodes to need,
+    while they run under a plan, stands in the graph's ``meta["dtr_extra_workspace"]``, in bytes by name; that
+    of no name (the empty one) is every node's.  Views run nothing.
     """
 
     def __init__(self, gm: GraphModule, options: Options, *, trusts_caller: bool = False) -> None:
@@ -69,7 +69,11 @@ class Planning:
 
             cost = of_kernels(cost, device)
         as_it_is = workspaces(calls)
-        workspace = {node: own + node.meta.get("dtr_extra_workspace", 0) for node, own in as_it_is.items()}
+        extra = gm.meta.get("dtr_extra_workspace", {})
+        workspace = {
+            node: own + (0 if is_view(node) else extra.get(node.name, 0) + extra.get("", 0))
+            for node, own in as_it_is.items()
+        }
         self.gm = gm
         self._original: Planning | None = None
         self.options = options
@@ -307,4 +311,6 @@ def copy_of(gm: GraphModule) -> GraphModule:
     with warnings.catch_warnings():
         # What torch itself deprecates is in the copy.
         warnings.simplefilter("ignore", FutureWarning)
-        return GraphModule(gm, copy.deepcopy(gm.graph))
+        copied = GraphModule(gm, copy.deepcopy(gm.graph))
+    copied.meta.update(gm.meta)
+    return copied

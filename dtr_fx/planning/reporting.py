@@ -213,9 +213,7 @@ def stats_of(program: GraphProgram, events: Sequence[Event]) -> tuple[StorageSta
             return kind_of(makers[number], is_output=number in results)
         return "unused" if own in ("input", "parameter", "optimizer") and number not in constants else own
 
-    described = (
-        (names[at], kind(at), program.values[at].nbytes, at in results) for at in _storages(program)
-    )
+    described = ((names[at], kind(at), program.values[at].nbytes, at in results) for at in _storages(program))
     return storage_stats(described, events)
 
 

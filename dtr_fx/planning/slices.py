@@ -31,7 +31,7 @@ _PATIENCE = 4
 _WORTH = 0.8
 # Slices are tried where no plan fits, or where one adds so much and the lower bound is so near to the budget.
 # Their bound is then to be lower than the budget, or far lower.
-_DEAR, _LOWER, _NEAR, _ROOMY = 0.05, 0.9, 0.7, 1.25
+_DEAR, _LOWER, _NEAR, _ROOMY = 0.02, 0.9, 0.7, 1.25
 
 _MORE: dict[str, tuple[Literal["exact", "summed"], ...]] = {
     "off": ("exact", "summed"),
@@ -51,9 +51,7 @@ class Alternatives:
     @cached_property
     def least(self) -> Planning | None:
         """The graph with the slices that lower its lower bound the most; None if they hardly do."""
-        options = self.whole.options
-        is_off = options.slices == "off" or options.executor == "inductor"
-        found = None if is_off else in_slices(self.whole)
+        found = None if self.whole.options.slices == "off" else in_slices(self.whole)
         enough = _WORTH * self.whole.planner.need.nbytes
         return found if found is not None and found.planner.need.nbytes <= enough else None
 
@@ -120,7 +118,7 @@ class Alternatives:
     def _with_more_slices(self, smallest: int) -> dict[str, int]:
         """Smaller budgets that work under other values of the option ``slices``, as one pass finds them."""
         found: dict[str, int] = {}
-        for how in _MORE[self.whole.options.slices] if self.whole.options.executor != "inductor" else ():
+        for how in _MORE[self.whole.options.slices]:
             options = replace(self.whole.options, slices=how, planner="online")
             variant = in_slices(Planning(self.whole.gm, options))
             if variant is not None and variant.planner.smallest.peak < smallest:
@@ -163,8 +161,13 @@ def _modes(gm: GraphModule) -> set[FakeTensorMode]:
 def _next(planning: Planning, target: float) -> Planning | None:
     """The graph with the region around the operator that needs the most memory in slices, too."""
     call = planning.graph.calls[planning.planner.need.call]
-    gm = copy_of(planning.gm)
+    gm, is_fused = copy_of(planning.gm), planning.options.executor == "inductor"
     [mode] = _modes(gm)
+    if is_fused:
+        # Only here: Inductor takes seconds to import.
+        from dtr_fx.passes.kernels import ContractKernels, ExpandKernels
+
+        ExpandKernels().call(gm)
     for node in list(gm.graph.nodes):
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):  # a constant
@@ -183,6 +186,8 @@ def _next(planning: Planning, target: float) -> Planning | None:
     if best is None:
         return None
     put_in_slices(gm, *best)
+    if is_fused:
+        ContractKernels().call(gm)
     return planning.of_variant(gm)
 
 
@@ -208,7 +213,7 @@ def _fewest(planning: Planning, region: Region, room: float) -> Sliced | None:
         if slices < 1.5 * tried:
             continue
         found = sliced(planning.gm, region, slices)
-        if not (sums or _is_exact(region, found)):
+        if not (sums or planning.options.executor == "inductor" or _is_exact(region, found)):
             continue
         target, tried = found, slices
         if above_inputs(target.module) <= max(small, room - whole):

@@ -16,7 +16,7 @@ from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.contract import ORDER, VALUES, Pipeline
 from dtr_fx.passes.drops import ForgetPlan
-from dtr_fx.passes.liveness import liveness
+from dtr_fx.passes.liveness import allocations, points_of, reserve
 from dtr_fx.passes.propagate import Propagate, fake_mode_of
 from dtr_fx.passes.reach import Reached, reached_by_caller, relied_on
 from dtr_fx.passes.verify import Verify, check_budget
@@ -36,6 +36,7 @@ from dtr_fx.planning.reporting import (
 from dtr_fx.planning.slices import Alternatives
 from dtr_fx.report import Relied
 from dtr_fx.runtime import Heuristic, Plan, collector_paused
+from dtr_fx.runtime.caching_allocator import CachingAllocator
 from dtr_fx.runtime.heuristics import Score
 from dtr_fx.runtime.steps import COMPUTE
 
@@ -86,9 +87,7 @@ def transform(
     >>> bool(rewritten(torch.ones(1024)) == gm(torch.ones(1024)))
     True
     """
-    options = Options(
-        budget, max_overhead, heuristic, costs, planner, plan_seconds, slices=slices
-    )
+    options = Options(budget, max_overhead, heuristic, costs, planner, plan_seconds, slices=slices)
     return rewritten_copy(gm, options, example_inputs)
 
 
@@ -191,9 +190,12 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
     passes = () if plan is None else (Write(planning.graph, plan), Verify())
     Pipeline(*passes, given=(VALUES, ORDER))(gm, laps.take)
     graph, options = planning.graph, planning.options
-    after = liveness(gm, planning.workspace_of, graph.device)
+    steps = list(allocations(gm, planning.workspace_of, graph.device))
+    after = points_of(steps)
     if plan is not None:
         check_budget(after, budget)
+    allocator = CachingAllocator.as_configured()
+    reserve(steps, allocator)
     laps.take("liveness")
     events = events_of(gm, graph, after)
     report = make_report(
@@ -221,6 +223,7 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
         sane_from=planning.sane_from(plan),
         options=options.others,
         slices=slices_of(gm),
+        reserved_peak=allocator.reserved,
     )
     if plan is not None and options.watch is not None:
         origins = {number: call.node.name for number, call in enumerate(graph.calls) if call.role == COMPUTE}

@@ -7,7 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from dtr_fx.errors import OptionError
-from dtr_fx.units import format_bytes, format_count, format_percent, format_seconds, parse_bytes
+from dtr_fx.units import (
+    format_bytes,
+    format_count,
+    format_percent,
+    format_seconds,
+    format_source,
+    parse_bytes,
+)
 
 _Self = TypeVar("_Self", bound="Report")
 
@@ -118,10 +125,10 @@ class Relied:
     safe_budget: int
 
     def __str__(self) -> str:
-        where = f" ({self.source})" if self.source else ""
         return (
-            f"the {self.kind} {self.name}{where} must not be written before the backward pass, which "
-            f"recomputes from it; from a budget of {format_bytes(self.safe_budget)} on no plan does"
+            f"the {self.kind} {self.name}{format_source(self.source)} must not be written before the "
+            "backward pass, which recomputes from it; from a budget of "
+            f"{format_bytes(self.safe_budget)} on no plan does"
         )
 
 
@@ -163,10 +170,9 @@ class SliceStats:
     source: str
 
     def __str__(self) -> str:
-        where = f" ({self.source})" if self.source else ""
         order = "" if self.exact else ", sums in another order: the last bits may differ"
         operators = format_count(self.operators, "operator")
-        return f"{self.name}{where}: {operators} in {self.slices} slices{order}"
+        return f"{self.name}{format_source(self.source)}: {operators} in {self.slices} slices{order}"
 
 
 @dataclass(frozen=True)
@@ -187,7 +193,8 @@ class Report:
     ``hints`` are those of the option ``policy``, and those in the code, ``slices`` the regions that run slice
     by slice.  Of a plan that computes more than five forward passes again, ``sane_from`` is a budget from
     which none does.  ``model`` is what was planned as the caller names it, ``options`` are those that are not
-    the defaults, and ``torch`` is its version.
+    the defaults, and ``torch`` is its version.  ``reserved_peak``
+    is what PyTorch's CUDA caching allocator would reserve for the rewritten graph, 0 where that is not known.
     """
 
     budget: int
@@ -218,6 +225,7 @@ class Report:
     options: str = ""
     torch: str = ""
     slices: tuple[SliceStats, ...] = ()
+    reserved_peak: int = 0
 
     @property
     def verdict(self) -> str:
@@ -303,9 +311,9 @@ class Report:
             for key, item in _PARTS.items():
                 fields[key] = tuple(item(**_with_tuples(entry)) for entry in fields[key])
             return cls(**fields)
-        except (TypeError, KeyError, AttributeError) as error:
+        except (TypeError, KeyError, AttributeError):
             what = "is from an older dtr_fx: make it anew" if schema < SCHEMA else "is damaged"
-            raise ValueError(f"a report of schema {schema} {what} ({error})") from None
+            raise ValueError(f"a report of schema {schema} {what}") from None
 
 
 _FOLLOWS = ("schema", "verdict", "kinds")  # from the other fields, or from the version

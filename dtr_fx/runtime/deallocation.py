@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from . import steps
+from .addresses import Addressed
 from .graph import Frame, Operator, Storage, Tensor
-from .memory import Memory
 from .steps import Step
 
 
-class Deallocating(Memory):
+class Deallocating(Addressed):
     """The end of storages: released, pinned, dropped by a plan, or of no more use."""
 
     def retain(self, tensor: Tensor) -> None:
@@ -61,6 +61,7 @@ class Deallocating(Memory):
                     if tensor is tensor.storage.root:
                         tensor.storage.cost += cost - op.cost
                 op.cost = cost
+        self._place((each.storage for each in op.outputs if each is each.storage.root), op.workspace)
         self.used += op.allocates
         self.peak = max(self.peak, self.used)
         self.clock += op.cost

@@ -86,13 +86,16 @@ class Figure1(Deallocating):
     def allocate_buffer(self, op: Operator) -> None:
         """Evict until the operator's outputs fit (Fig. 1, AllocateBuffer)."""
         while self.used + op.allocates > self.budget:
-            self._neighborhood.refresh()
-            clock = self.base_cost if self.heuristic.time == "next_use" else self.clock
-            choice = self._pool.victim(self._score, self.heuristic.time, clock, self._locked)
-            choice = choice or self._borrow(op)
-            if choice is None:
+            choices = self._choose(op)
+            if not choices:
                 raise OutOfBudget(op.id, op.allocates, self.used, int(self.budget))
-            self.perform_eviction(choice[0], op, steps.BUDGET, choice[1])
+            self._evict(choices, op)
+        if self._lacks_gap(op):
+            self._evict(self._window(op), op)
+
+    def _evict(self, choices: Sequence[tuple[Storage, float]], op: Operator) -> None:
+        for storage, score in choices:
+            self.perform_eviction(storage, op, steps.BUDGET, score)
 
     def perform_eviction(
         self, storage: Storage, op: Operator, reason: str, score: float | None = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from .caching_allocator import Block
+
 
 @dataclass(eq=False, repr=False, slots=True)
 class Storage:
@@ -31,6 +33,7 @@ class Storage:
     dependents: int = 0
     has_let_go: bool = False
     slot: int = -1
+    block: Block | None = None
 
 
 @dataclass(eq=False, repr=False, slots=True)

@@ -19,6 +19,7 @@ Array: TypeAlias = npt.NDArray[np.float64]
 Score: TypeAlias = Callable[[Array, Array, Array], Array]
 Neighborhood: TypeAlias = Literal["exact", "eq", "ancestors", "needed", "local"]
 Time: TypeAlias = Literal["staleness", "next_use"]
+Frees: TypeAlias = Literal["storage", "gap", "window"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,9 @@ class Heuristic:
     e*, ``"eq"`` its union-find approximation, ``"ancestors"`` the evicted ancestors, ``"needed"`` these and
     those evicted descendants that the program will still use, at most the ``horizon`` nearest of them,
     ``"local"`` nothing.  ``time`` is what ``s`` is: the time since the last access or, where it is known,
-    until the next use.
+    until the next use.  ``frees`` is what an eviction is to leave: ``"storage"`` its bytes; ``"gap"`` a large
+    gap, ``m`` being the bytes of the storage and of the free blocks beside it; ``"window"`` a gap for what is
+    allocated, by evicting storages side by side, those with the lowest sum of scores.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Heuristic:
     neighborhood: Neighborhood = "eq"
     time: Time = "staleness"
     horizon: int | None = None
+    frees: Frees = "storage"
 
 
 def parameterized(
@@ -87,6 +91,9 @@ HEURISTICS: dict[str, Heuristic] = {
         _fixed("size", lambda s, m, c: 1.0 / m, "local"),
         _fixed("msps", lambda s, m, c: c / m, "ancestors"),
         random(),
+        # See ``addresses``.  Coop weighs no sizes: every window is large enough.
+        replace(_fixed("coop", lambda s, m, c: c / s, "eq"), frees="window"),
+        replace(_fixed("mge", lambda s, m, c: c / (m * s), "eq"), frees="gap"),
         _fixed("next-use", lambda s, m, c: c / (m * s), "needed", "next_use", _HORIZON),
         _fixed("next-use-root", lambda s, m, c: c / (m * np.sqrt(s)), "needed", "next_use", _HORIZON),
     )

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
+from .caching_allocator import CachingAllocator
 from .graph import Frame, Operator, Storage, Tensor
 from .heuristics import Heuristic, Score, resolve
 from .neighborhood import track
@@ -33,6 +34,7 @@ class Memory(ABC):
         keep_passed: bool = True,
         order: Order = "depth first",
         max_recompute: float = math.inf,
+        allocator: CachingAllocator | None = None,
     ) -> None:
         self.budget = budget
         self.heuristic = resolve(heuristic)
@@ -40,6 +42,9 @@ class Memory(ABC):
         self.keep_passed = keep_passed
         self.order = order
         self.max_recompute = max_recompute
+        if allocator is None and self.heuristic.frees != "storage":
+            allocator = CachingAllocator(expandable_segments=True)
+        self.allocator = allocator
         self.execute: Callable[[Operator], float] | None = None
         self.clock = self.base_cost = 0.0
         self.used = self.peak = 0

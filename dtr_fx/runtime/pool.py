@@ -61,11 +61,7 @@ class Pool:
         """The unlocked storage of lowest score, or None; ties go to the first slot."""
         if not self.members:
             return None
-        scores = self._scored(score, np.maximum(self._elapsed(time, clock), MIN_TIME))
-        for storage in locked:
-            if storage.slot >= 0:
-                scores[storage.slot] = np.inf
-        self.scores = scores
+        scores = self.score(score, time, clock, locked)
         storage = self.members[int(scores.argmin())]
         if storage.locks:
             # None is left, unless those that are have infinite scores, too.
@@ -74,6 +70,15 @@ class Pool:
                 return None
             storage = unlocked[0]
         return storage, float(scores[storage.slot])
+
+    def score(self, score: Score, time: Time, clock: float, locked: Iterable[Storage]) -> Array:
+        """The scores of all members, which become the latest."""
+        scores = self._scored(score, np.maximum(self._elapsed(time, clock), MIN_TIME))
+        for storage in locked:
+            if storage.slot >= 0:
+                scores[storage.slot] = np.inf
+        self.scores = scores
+        return scores
 
     def _elapsed(self, time: Time, clock: float) -> Array:
         n = len(self.members)

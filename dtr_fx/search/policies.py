@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -128,17 +128,15 @@ class _Recording(Runtime):
         super().__init__(*arguments, **settings)
         self._number, self._scored_storage = number, scored
 
-    def perform_eviction(
-        self, storage: Storage, op: Operator, reason: str, score: float | None = None
-    ) -> None:
-        if score is not None:
-            self._record(storage, score)
-        super().perform_eviction(storage, op, reason, score)
+    def _evict(self, choices: Sequence[tuple[Storage, float]], op: Operator) -> None:
+        for step, choice in enumerate(choices, len(self.steps)):
+            self._record(step, *choice)
+        super()._evict(choices, op)
 
-    def _record(self, chosen: Storage, chosen_score: float) -> None:
+    def _record(self, step: int, chosen: Storage, chosen_score: float) -> None:
         scores = self._pool.scores
         for wanted in (storage for storage in self._pool.members if storage.id == self._number):
             score = math.inf if wanted.locks else float(scores[wanted.slot])
             rank = 1 if wanted is chosen else 1 + max(int((scores < score).sum()), 1)
-            scored = Scored(len(self.steps), score, rank, len(scores), chosen.id, chosen_score)
+            scored = Scored(step, score, rank, len(scores), chosen.id, chosen_score)
             self._scored_storage.append(scored)

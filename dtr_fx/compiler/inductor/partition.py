@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.effects import last_writes
 from dtr_fx.passes.hints import mark_hints
 from dtr_fx.passes.kernels import ContractKernels, ExpandKernels
+from dtr_fx.passes.lower_slices import LowerSlices
 from dtr_fx.passes.marks import is_marked
 from dtr_fx.passes.propagate import fake_mode_of
 from dtr_fx.passes.split import prepare, split
@@ -158,14 +158,14 @@ class Partitioner(Setting, CustomPartitionerFn):
                 nbytes = self._budget_of(gm, marked)
                 in_bytes = replace(options.budget, kind="bytes", value=nbytes, others=Others())
                 options = replace(options, budget=in_bytes)
-            # A view runs nothing, whatever kernels name it among those that they come from.
-            for node in itertools.filterfalse(is_view, gm.graph.nodes):
-                self._step_of.update((inner.name, node.name) for inner in kernels.operators(node))
-                extra = (self._extra_workspace.get(name, 0) for name in (node.name, _ANY))
-                node.meta["dtr_extra_workspace"] = sum(extra)
+            gm.meta["dtr_extra_workspace"] = self._extra_workspace
             self.report = rewrite(gm, options)
             self.budget = self.report.budget
-            Pipeline(LowerDrops(), ExpandKernels(), given=(VALUES, KERNELS))(gm)
+            for node in gm.graph.nodes:
+                # A view runs nothing, whatever kernels name it among those that they come from.
+                if not is_view(node) and "dtr" not in node.meta:
+                    self._step_of.update((inner.name, node.name) for inner in kernels.operators(node))
+            Pipeline(LowerDrops(), ExpandKernels(), LowerSlices(), given=(VALUES, KERNELS))(gm)
             gm.recompile()
             pair = split(gm, inputs, **{name: facts[name] for name in facts if name != "compiler"})
             self.storage_of = _storages_saved(pair[0])

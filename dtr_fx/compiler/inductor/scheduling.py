@@ -244,7 +244,9 @@ def _with_layouts(graph: Graph, origin: Node, operands: Sequence[Any]) -> Node:
     for used in origin.all_input_nodes:
         copies[used] = graph.placeholder(used.name)
         copies[used].meta["val"] = _laid_out(used.meta.get("val"), laid_out.get(used))
-    return graph.node_copy(origin, copies.__getitem__)
+    copy = graph.node_copy(origin, copies.__getitem__)
+    copy.target = origin.meta.get("dtr_sliced", origin.target)
+    return copy
 
 
 def _laid_out(value: Any, operand: Any) -> Any:

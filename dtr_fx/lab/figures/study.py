@@ -53,7 +53,7 @@ def _ablation(cost: Cost) -> tuple[Series, ...]:
 SERIES: dict[int, tuple[Series, ...]] = {
     2: _named("dtr", "dtr-eq", "dtr-local", "lru", "size", "msps", "rand"),
     7: _ablation("exact"),
-    8: _ablation("eq"),
+    8: (*_ablation("eq"), *_named("coop", "mge")),
     9: _ablation("local"),
     10: _ablation("no"),
     11: tuple(Series("dtr", (HEURISTICS["dtr"],), policy) for policy in ("ignore", "eager", "banish")),

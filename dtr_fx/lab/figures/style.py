@@ -55,6 +55,8 @@ _HEURISTICS: dict[str, Look] = {
     "size": Look(r"$h_\mathrm{size}$", "#CC79A7", "P"),
     "msps": Look(r"$h_\mathrm{MSPS}$", "#56B4E9", "h"),
     "rand": Look(r"$h_\mathrm{rand}$", "#777777", "<"),
+    "coop": Look("Coop", "#AA4499", "X"),
+    "mge": Look("MegEngine", "#DDCC77", "d"),
     "next-use": Look("next use", "#000000", "p"),
     "next-use-root": Look("next use, root", "#882255", ">"),
 } | {

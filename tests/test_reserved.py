@@ -1,0 +1,100 @@
+"""What a CUDA card would reserve for a plan, as the report says it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.fx import GraphModule, symbolic_trace
+
+import dtr_fx
+from dtr_fx.cli import main
+from dtr_fx.inspect.diff import circumstances, render_diff
+from dtr_fx.lab.log import AliasLine, CallLine, ConstantLine, Line, MemoryLine, write_log
+from dtr_fx.passes.liveness import allocations, points_of, reserve
+from dtr_fx.planning.transform import readable_copy
+from dtr_fx.runtime.caching_allocator import MIB, CachingAllocator
+
+CPU = torch.device("cpu")
+
+
+def mib(count: float) -> torch.Tensor:
+    return torch.ones(int(count * MIB) // 4)
+
+
+def chain(x: torch.Tensor) -> torch.Tensor:
+    a = torch.sin(x)
+    b = torch.cos(a)
+    c = torch.exp(b)
+    return c + a
+
+
+def with_shapes(x: torch.Tensor) -> GraphModule:
+    return readable_copy(symbolic_trace(chain), [x])
+
+
+def test_a_graph_asks_for_its_storages_in_the_order_in_which_they_live() -> None:
+    steps = list(allocations(with_shapes(mib(1)), {"cos": 512}, CPU))
+    told = [getattr(step, "kind", getattr(step, "name", "free")) for step in steps]
+    makes = "activation sin activation cos activation exp".split()
+    assert told == ["input", *makes, "free", "output", "add", "free", "free"]
+    assert [point.live / MIB for point in points_of(steps)] == [2, 3 + 512 / MIB, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("size", "reserved"),
+    [
+        (1, 4),  # x, a; b, c in two small segments; the sum where b was
+        (2, 20),  # x, a, b, c in one large segment; the sum where b was
+        (9, 40),  # x, a; b, c
+        (9.5, 40),
+        (11, 4 * 12),  # each in a segment of its own; the sum where b was
+        (0.25, 2),
+    ],
+)
+def test_what_is_reserved_is_that_on_paper(size: float, reserved: int) -> None:
+    _, report = dtr_fx.transform(symbolic_trace(chain), 1.0, example_inputs=[mib(size)])
+    assert report.planned_peak == 4 * size * MIB
+    assert report.reserved_peak == reserved * MIB
+
+
+def test_the_settings_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reserved() -> int:
+        return dtr_fx.transform(symbolic_trace(chain), 1.0, example_inputs=[mib(11)])[1].reserved_peak // MIB
+
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64, expandable_segments:True")
+    assert reserved() == 60  # three pages for 44 MiB
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:False")
+    assert reserved() == 48
+
+
+def test_a_temporary_is_free_for_the_next_operator() -> None:
+    allocator = CachingAllocator()
+    reserve(allocations(with_shapes(mib(4)), {"sin": 9 * MIB, "cos": 9 * MIB}, CPU), allocator)
+    # x, a and the first 9 MiB are in one segment; with b there are 8 left for the second.
+    assert allocator.reserved == 40 * MIB
+    assert allocator.peak_allocated == (3 * 4 + 9) * MIB
+
+
+def test_it_is_said_for_a_cuda_device_alone() -> None:
+    _, report = dtr_fx.transform(symbolic_trace(chain), 1.0, example_inputs=[mib(11)])
+    assert "reserves" not in render_diff(report)
+    on_card = replace(report, device="cuda:0")
+    assert "; reserves 48.0 MiB" in circumstances(on_card)
+    assert "; reserves 48.0 MiB" in render_diff(on_card, width=200)
+    assert dtr_fx.Report.from_json(on_card.to_json()).reserved_peak == 48 * MIB
+
+
+def test_a_log_has_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A constant of 3 MiB, results of 3 and 15 MiB: 20 MiB, and 16 of its own for the last."""
+    lines: list[Line] = [ConstantLine("x"), MemoryLine(3 * MIB, "x")]
+    for name, read, size in (("a", "x", 3), ("b", "a", 15)):
+        call = CallLine((read,), "f", (name,), 1000)
+        lines += [call, MemoryLine(size * MIB, name), AliasLine(-1, name)]
+    write_log(tmp_path / "small.log", lines)
+    main(["diff", str(tmp_path / "small.log"), "--budget", "100%", "--json"])
+    [plan] = json.loads(capsys.readouterr().out)
+    assert (plan["planned_peak"] // MIB, plan["reserved_peak"] // MIB) == (21, 36)
