@@ -153,6 +153,19 @@ def static_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
 
 
+class WithoutMemory(FakeTensorMode):
+    """The mode of models without memory, of any size: of their graphs nothing large is run for a figure."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
+
+
+def is_without_memory(node: Node) -> bool:
+    """True if the node's value stands for one that there never was."""
+    values = (node.meta.get("val"), *(used.meta.get("val") for used in node.all_input_nodes))
+    return isinstance(fake_mode_of_values(values), WithoutMemory)
+
+
 def fake_mode_of(gm: GraphModule) -> FakeTensorMode | None:
     return fake_mode_of_values(node.meta.get("val") for node in gm.graph.nodes)
 

@@ -66,7 +66,10 @@ def save_state(device: str) -> torch.Tensor:
     """The state of the device's default generator, on the CPU (5,056 bytes for the CPU, 16 for CUDA)."""
     if device == "cpu":
         return torch.get_rng_state()
-    state: torch.Tensor = torch.get_device_module(device).get_rng_state(device)
+    module = torch.get_device_module(device)
+    if not module.is_available():  # the graph is planned for another machine
+        return torch.zeros(16, dtype=torch.uint8)
+    state: torch.Tensor = module.get_rng_state(device)
     return state
 
 

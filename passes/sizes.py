@@ -1,4 +1,4 @@
-"""Numbers for the symbols in a graph's sizes, as if it had been traced with tensors of these sizes."""
+"""Other values in a traced graph, as if it had been traced at other sizes, or on another device."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from sympy import Expr, Integer, Symbol
 from torch import SymBool, SymFloat, SymInt, Tensor
 from torch.fx import GraphModule
+from torch.fx.node import map_aggregate
 
 from dtr_fx.errors import GraphError
 from dtr_fx.passes.propagate import static_mode
@@ -61,3 +62,55 @@ def give_sizes(gm: GraphModule, values: Mapping[Symbol, Integer]) -> None:
                 value = node.meta["val"]
                 is_one = isinstance(value, (Tensor, SymInt))
                 node.meta["val"] = sized(value) if is_one else pytree.tree_map(sized, value)
+
+
+def extrapolate(gm: GraphModule, other: GraphModule, steps: int) -> None:
+    """Put values into ``meta["val"]`` whose sizes differ from the graph's so many times as the other's do.
+
+    GraphError where the two differ in more than sizes.
+    """
+    pairs = list(zip(gm.graph.nodes, other.graph.nodes))
+    kinds = ([(node.op, node.target) for node in each.graph.nodes] for each in (gm, other))
+    if next(kinds) != next(kinds):
+        raise GraphError("the operators differ with the batch, so that none is planned for batches at large")
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def line(size: int, twin: int) -> int:
+        return size + steps * (twin - size)
+
+    def sized(value: Any, twin: Any) -> Any:
+        if not isinstance(value, FakeTensor):
+            return value
+        key = storage_key(value)
+        if key not in storages:
+            nbytes = line(value.untyped_storage().nbytes(), twin.untyped_storage().nbytes())
+            storages[key] = torch.empty(nbytes, dtype=torch.uint8, device="meta").untyped_storage()
+        shape, stride = map(line, value.shape, twin.shape), map(line, value.stride(), twin.stride())
+        tensor = torch.empty(0, dtype=value.dtype, device="meta")
+        offset = line(int(value.storage_offset()), int(twin.storage_offset()))
+        tensor.set_(storages[key], offset, tuple(shape), tuple(stride))
+        return FakeTensor(value.fake_mode, tensor, value.fake_device)
+
+    with unset_fake_temporarily(), torch.no_grad():
+        for node, twin in pairs:
+            if "val" in node.meta:
+                node.meta["val"] = pytree.tree_map(sized, node.meta["val"], twin.meta["val"])
+
+
+def put_on(gm: GraphModule, device: torch.device) -> None:
+    """Have the graph's tensors on a device, which need not be here, in the storages that they share."""
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return device
+        if not isinstance(value, FakeTensor) or value.layout is not torch.strided:
+            return value
+        tensor = torch.empty(0, dtype=value.dtype, device="meta")
+        tensor.set_(value.untyped_storage(), value.storage_offset(), value.shape, value.stride())
+        return FakeTensor(value.fake_mode, tensor, device)
+
+    with unset_fake_temporarily(), torch.no_grad():
+        for node in gm.graph.nodes:
+            node.args, node.kwargs = map_aggregate((node.args, node.kwargs), moved)
+            if "val" in node.meta:
+                node.meta["val"] = pytree.tree_map(moved, node.meta["val"])

@@ -140,7 +140,7 @@ class GraphProgram:
         forward, backward = self.calls[: self.boundary], self.calls[self.boundary :]
         made = {self.storage(value) for step in forward for value in step.outputs}
         read = {self.storage(value) for step in backward if step.role != ARRIVE for value in step.inputs}
-        kept = {self.storage(value) for step in forward for value in step.pins}
+        kept = {self.storage(value) for step in forward for value in step.pins} | {*self.constants}
         return sum(self.values[storage].nbytes for storage in (made & read) - kept)
 
     @property

@@ -30,9 +30,9 @@ from dtr_fx import InfeasibleBudgetError, measure_peak
 from dtr_fx.lab import baselines
 from dtr_fx.lab.zoo import MODELS
 from dtr_fx.passes.verify import verify
+from dtr_fx.planning.alternatives import Alternatives
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Planning
-from dtr_fx.planning.slices import Alternatives
 from dtr_fx.torch_private import FakeTensorMode
 from dtr_fx.units import format_bytes, format_percent
 

@@ -241,17 +241,6 @@ def test_pytorchs_own_viewer_reads_the_snapshot(report: Report) -> None:
     assert "snapshot.pickle" in _memory_viz.trace_plot(snapshot)
 
 
-def test_a_loss_without_a_backward_pass_on_meta_is_an_error() -> None:
-    with torch.device("meta"):
-        model, x, y = nn.Linear(8, 16), torch.randn(4, 8), torch.zeros(4, dtype=torch.long)
-
-    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(model(x), y)
-
-    with pytest.raises(dtr_fx.GraphError, match="no backward pass"):
-        dtr_fx.explain(loss, (x, y))
-
-
 def test_a_plan_out_of_all_proportion_says_from_where_it_is_not(caplog: pytest.LogCaptureFixture) -> None:
     layers = [layer for _ in range(24) for layer in (nn.Linear(32, 32), nn.Tanh())]
     model, x = nn.Sequential(*layers), torch.randn(512, 32)

@@ -291,6 +291,32 @@ def test_threads_may_transform_at_once() -> None:
     assert together == [peak(rows) for rows in range(300, 308)]
 
 
+@pytest.mark.parametrize("options", OPTIONS, ids=["share", "bytes"])
+def test_a_thread_trains_while_the_steps_of_another_fail(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model, failing = (
+        nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())))
+        for _ in range(2)
+    )
+    expected = step(model, model)
+    given = {"plan_seconds": 0.02, **options}
+    forward, fails = (torch.compile(each, backend="dtr", options=given) for each in (model, failing))
+
+    def fail_again_and_again() -> None:
+        for number in range(20):
+            loss = fails(torch.ones(ROWS + number % 3, WIDTH)).square().mean()
+            loss.register_hook(lambda _: _raise_if_asked("loss"))
+            with pytest.raises(LookupError, match="of the test"):
+                loss.backward()
+
+    _raised_by["loss"] = LookupError
+    with ThreadPoolExecutor(1) as other:
+        end = other.submit(fail_again_and_again)
+        for _ in range(20):
+            assert all(map(torch.equal, step(model, forward), expected))
+        end.result()
+
+
 def _steps_in_a_child(model: nn.Module, forward: Any, expected: list[Tensor], found: Any) -> None:
     known = all(map(torch.equal, step(model, forward), expected))
     step(model, forward, ROWS + 2)

@@ -21,7 +21,7 @@ __all__ = ["main", "make_parser"]
 # Modules of this package. They import torch, which takes seconds, where a model is planned: --help, errors of
 # usage and saved plans need not wait for it.
 _TAKE_TARGETS = ("diff", "show", "timeline", "why", "smallest")
-_COMMANDS = (*_TAKE_TARGETS, *"sweep record simulate figures bench completion".split())
+_COMMANDS = (*_TAKE_TARGETS, *"sweep estimate record simulate figures bench completion".split())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

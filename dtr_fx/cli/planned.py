@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,13 +16,19 @@ from torch.fx import GraphModule
 
 from dtr_fx.cli.arguments import read, setting
 from dtr_fx.cli.output import waiting
-from dtr_fx.cli.targets import LOGS, PROGRAM, SAVED, fails_by_itself, load_target, one_line
+from dtr_fx.cli.targets import LOGS, PROGRAM, SAVED, fails_by_itself, load_fake, load_target, one_line
+from dtr_fx.costs.devices import named_device
+from dtr_fx.costs.roofline import roofline
 from dtr_fx.errors import CommandError, GraphError, did_you_mean
 from dtr_fx.inspect.views import Report
-from dtr_fx.planning.options import Options
+from dtr_fx.passes.propagate import WithoutMemory
+from dtr_fx.passes.sizes import put_on
+from dtr_fx.planning.options import Options, parse_budget
 
 if TYPE_CHECKING:
     from dtr_fx.compiler.joint import Joint
+
+CARD = torch.device("cuda")  # what a graph is traced for that runs on a named card
 
 Planner: TypeAlias = Callable[[Options], list[Report]]
 
@@ -29,9 +36,13 @@ Planner: TypeAlias = Callable[[Options], list[Report]]
 def planner(arguments: argparse.Namespace) -> Planner:
     """Load the command's target; what is returned plans it, as often as it is called."""
     target, settings = arguments.target, dict(arguments.arg)
-    if arguments.optimizer is not None:
-        step = _whole_step(target, settings, arguments.optimizer)
-        return lambda options: [_planned(step, options)]
+    if target.endswith(LOGS) and arguments.device is not None:
+        raise CommandError(
+            f"{target} has the costs of the device that it was recorded on: leave --device out"
+        )
+    if arguments.optimizer is not None or arguments.device is not None:
+        step = graph_of(arguments)
+        return lambda options: [_planned(step, for_device(options, arguments))]
     if target.endswith(LOGS):
         from dtr_fx.lab.log_plans import LogPlanning
 
@@ -98,7 +109,7 @@ def _planned(graph: GraphModule, options: Options) -> Report:
         return rewritten_copy(graph, options)[1]
 
 
-def _optimizer(text: str) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+def optimizer_of(text: str) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """An optimizer of ``torch.optim`` and its settings, as in ``sgd momentum=0.9``."""
     name, *settings = text.split()
     known = {name.lower(): kind for name, kind in vars(torch.optim).items() if isinstance(kind, type)}
@@ -115,7 +126,7 @@ def _whole_step(target: str, settings: Mapping[str, Any], optimizer: str) -> Gra
     """The target's whole training step as one graph, without a plan."""
     if target.endswith((SAVED, PROGRAM, *LOGS)):
         raise CommandError(f"{target} is no model: leave --optimizer out")
-    make, given = _optimizer(optimizer)
+    make, given = optimizer_of(optimizer)
     model, inputs = load_target(target, **settings)
     if not isinstance(model, torch.nn.Module):
         raise CommandError(f"{target}: a function has no parameters to train; give a module")
@@ -145,15 +156,31 @@ def _exported_graph(target: str, settings: Mapping[str, Any]) -> GraphModule:
 def graph_of(arguments: argparse.Namespace) -> GraphModule:
     """The command's target as the one graph that ``planner`` plans, traced on fake tensors."""
     target, settings = arguments.target, dict(arguments.arg)
+    if arguments.device is not None:
+        named_device(arguments.device)  # what is wrong with it is told before anything is traced
     if arguments.optimizer is not None:
-        return _whole_step(target, settings, arguments.optimizer)
-    if target.endswith(PROGRAM):
-        return _exported_graph(target, settings)
+        graph = _whole_step(target, settings, arguments.optimizer)
+    elif target.endswith(PROGRAM):
+        graph = _exported_graph(target, settings)
+    else:
+        with WithoutMemory():
+            graph = joint_of(*load_fake(target, **settings), target).planned
+    if arguments.device not in (None, "cpu"):
+        put_on(graph, CARD)
+    return graph
 
-    from dtr_fx.torch_private import FakeTensorMode
 
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        return joint_of(*load_target(target, **settings), target).planned
+def for_device(options: Options, arguments: argparse.Namespace) -> Options:
+    """The options with the costs and the memory of the device that the command names, if it does."""
+    if arguments.device is None:
+        return options
+    if options.costs != "roofline":
+        raise CommandError("--costs profile times the operators here: leave it out, or --device")
+    device = named_device(arguments.device)
+    budget = options.budget if options.budget.kind != "auto" else parse_budget(int(device.memory))
+    # To find out what operators do slice by slice they are traced anew, which takes the device.
+    slices = options.slices if arguments.device == "cpu" else "off"
+    return replace(options, costs=roofline(device), budget=budget, slices=slices)
 
 
 def joint_of(model: Callable[..., Any], inputs: Any, target: str) -> Joint:

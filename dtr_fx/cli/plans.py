@@ -30,7 +30,8 @@ TARGETS = """TARGET is one of
   FILE.log, FILE.log.gz       an operator log, as dtr-fx record writes it
 
 A model is compiled, run forward, and run backward from its output if that is a scalar, else from the sum of
-its floating-point outputs. Each graph that is traced on the way has a plan of its own. With --optimizer the
+its floating-point outputs. Each graph that is traced on the way has a plan of its own. A model on the meta
+device can have any size: it is planned as on a CPU, and nothing of it is run. With --optimizer the
 whole training step is one graph, traced and not run, and a budget counts gradients and the optimizer's state.
 """
 
@@ -59,6 +60,8 @@ def add_target(parser: argparse.ArgumentParser, help: str = "a model, a log or s
     parser.add_argument("target", metavar="TARGET", help=help)
     about = 'plan whole steps of this optimizer, with its settings: adamw, "sgd lr=0.1 momentum=0.9"'
     parser.add_argument("--optimizer", metavar="NAME", help=about)
+    about = "plan for a device that need not be here: h100, a100-80, rtx4090, ..., or FILE.toml"
+    parser.add_argument("--device", metavar="NAME", help=about)
     add_settings(parser)
 
 
@@ -136,7 +139,7 @@ def parse_options(text: str) -> dict[str, Any]:
 
 def saved_reports(path: str, arguments: argparse.Namespace | None = None) -> list[Report]:
     """Reports in a file: one, or a list of them."""
-    for name in (*_PLAN_OPTIONS, "arg"):
+    for name in (*_PLAN_OPTIONS, "arg", "device"):
         if arguments is not None and getattr(arguments, name):
             raise CommandError(f"{path} holds plans that are made: leave --{name.replace('_', '-')} out")
     try:

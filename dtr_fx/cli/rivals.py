@@ -11,14 +11,14 @@ from torch.fx import GraphModule
 
 from dtr_fx.cli.output import tracked, waiting
 from dtr_fx.cli.planned import joint_of
-from dtr_fx.cli.targets import load_target
+from dtr_fx.cli.targets import load_fake
 from dtr_fx.compiler.joint import Joint
 from dtr_fx.errors import GraphError
 from dtr_fx.inspect.comparison import Mark
 from dtr_fx.lab import baselines
+from dtr_fx.passes.propagate import WithoutMemory
 from dtr_fx.planning.judge import Judgement, judge
 from dtr_fx.runtime import RunFailed
-from dtr_fx.torch_private import FakeTensorMode
 
 _INDUCTOR = (
     "Inductor before fusion: the step in Inductor's operators, as Inductor splits it by default; its extra "
@@ -28,8 +28,8 @@ _INDUCTOR = (
 
 def beside_rivals(arguments: argparse.Namespace) -> tuple[GraphModule, list[Mark], list[str]]:
     """The two passes as one graph, other ways to run them, and what is to be said of these."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        model, inputs = load_target(arguments.target, **dict(arguments.arg))
+    with WithoutMemory():
+        model, inputs = load_fake(arguments.target, **dict(arguments.arg))
         joint = joint_of(model, inputs, arguments.target)
         eager = judge(*baselines.eager(joint))
         marks, notes = [Mark("eager", "", eager.peak, 0.0)], list[str]()

@@ -72,7 +72,7 @@ def _smallest(arguments: argparse.Namespace) -> Report:
         planning.planner = planner
         return planning.report()
     plans.check_target(target)
-    from dtr_fx.cli.planned import graph_of
+    from dtr_fx.cli.planned import for_device, graph_of
     from dtr_fx.planning.curve import smallest_plan
 
-    return smallest_plan(graph_of(arguments), options)
+    return smallest_plan(graph_of(arguments), for_device(options, arguments))

@@ -105,17 +105,20 @@ def _chosen(curve: Curve, peaks: Collection[int]) -> Iterator[int]:
 
 def _compare(arguments: argparse.Namespace) -> tuple[Sweep, Comparison]:
     """Plan the target's training step for every budget, and judge other ways to run it."""
-    from dtr_fx.cli.planned import graph_of
+    from dtr_fx.cli.planned import for_device, graph_of
     from dtr_fx.cli.rivals import beside_rivals
     from dtr_fx.planning.curve import Sweep
 
-    if arguments.optimizer is None:
+    if arguments.optimizer is None and arguments.device is None:
         graph, marks, notes = beside_rivals(arguments)
     else:
         graph, marks = graph_of(arguments), []
-        notes = ["a whole step: no rivals, which have a budget for two passes only"]
+        whole = "a whole step: no rivals, which have a budget for two passes only"
+        notes = [
+            whole if arguments.device is None else "for a named device: no rivals; dtr-fx estimate has some"
+        ]
     budgets = [*arguments.budgets, *(mark.peak for mark in marks)]
-    options = Options(plan_seconds=arguments.plan_seconds, slices=arguments.slices)
+    options = for_device(Options(plan_seconds=arguments.plan_seconds, slices=arguments.slices), arguments)
     with progress("plans", len(budgets) + 1) as advance:
         made = Sweep(graph, budgets, options, watch=lambda done, of: advance(done))
     curve = made.curve

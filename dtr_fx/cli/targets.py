@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,15 +34,43 @@ def load_target(target: str, **settings: Any) -> tuple[Callable[..., Any], Input
 
     A module may import from the working directory, a file from its own.
     """
+    with _factory(target) as factory:
+        return _called(factory, settings, target)
+
+
+def load_fake(target: str, **settings: Any) -> tuple[Callable[..., Any], Inputs]:
+    """As ``load_target``, under a mode of fake tensors: what cannot be built of these is built as it is.
+
+    So are modules that are converted, by ``.bfloat16()``, say; on ``meta`` they take no memory, either.
+    """
+    from dtr_fx.torch_private import unset_fake_temporarily
+
+    try:
+        return load_target(target, **settings)
+    except CommandError:
+        with unset_fake_temporarily():
+            return load_target(target, **settings)
+
+
+def default_of(target: str, name: str) -> Any:
+    """What a target's factory takes for an argument that it is not given; None if it has no such argument."""
+    with _factory(target) as factory:
+        argument = inspect.signature(factory).parameters.get(name)
+    return None if argument is None or argument.default is argument.empty else argument.default
+
+
+@contextlib.contextmanager
+def _factory(target: str) -> Iterator[Callable[..., object]]:
+    """A target's factory, which can import its neighbours as long as this lasts."""
     place, name = find_factory(target)
     if place == "zoo":
         from dtr_fx.lab.zoo import MODELS
 
-        return _called(MODELS[name], settings, target)
+        yield MODELS[name]
+        return
     is_file = place.endswith(".py")
     with _importable(Path(place).resolve().parent if is_file else Path.cwd()):
-        module = _import(place, is_file=is_file)
-        return _called(_member(module, name, place), settings, target)
+        yield _member(_import(place, is_file=is_file), name, place)
 
 
 def find_factory(target: str) -> tuple[str, str]:

@@ -24,6 +24,7 @@ from dtr_fx.compiler.accounting import shared_accounting
 from dtr_fx.compiler.dispatch import Dispatcher
 from dtr_fx.compiler.dynamo import keep_what_is_saved, module_names, sized_inputs
 from dtr_fx.compiler.frames import watch_frames
+from dtr_fx.compiler.memoryless import traceable
 from dtr_fx.compiler.reference import Pair, budget_of, pytorch_step
 from dtr_fx.compiler.retrace import Record, Retracer
 from dtr_fx.compiler.symbolic import Trace
@@ -180,7 +181,7 @@ def check_backward(joint: GraphModule) -> None:
     if graph_device(joint).type == "meta" and not has_gradients(joint):
         raise GraphError(
             "PyTorch traces no backward pass of this model on the meta device, where some losses, such as "
-            "cross_entropy, are not differentiated: put the model on the CPU, or leave the loss out"
+            "cross_entropy, are not differentiated: give the model to dtr_fx.explain, or put it on the CPU"
         )
 
 
@@ -215,15 +216,16 @@ _COMPILE = {
 def plan_step(model: Callable[..., Any], inputs: Inputs, options: Options) -> list[Report]:
     """A report for each graph of one step that is compiled and run; see ``explain``."""
     reports: list[Report] = []
-    given = {**vars(options), "executor": options.executor or "eager", "on_report": reports.append}
-    compiled = torch.compile(model, backend=functools.partial(dtr, options=given))
+    asked = {**vars(options), "executor": options.executor or "eager", "on_report": reports.append}
+    compiled = torch.compile(model, backend=functools.partial(dtr, options=asked))
     try:
         with (
+            traceable(model, inputs) as given,
             _left_alone(model),
             # Each plan is a compilation, and Dynamo runs what was compiled eight times uncompiled.
             dynamo_config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize),
         ):
-            loss = loss_of(call(compiled, inputs))
+            loss = loss_of(call(compiled, given))
             if loss is not None:
                 loss.backward()
     finally:

@@ -25,19 +25,19 @@ from torch.fx.traceback import annotate, preserve_node_meta
 from torch.nn.utils import get_total_norm
 
 from dtr_fx.compiler.dynamo import recurrence_as_in_eager
+from dtr_fx.compiler.memoryless import fake, has_no_memory
 from dtr_fx.compiler.provenance import tell_backward, told
 from dtr_fx.errors import GraphError, OptionError
 from dtr_fx.passes.contract import VALUES, Pipeline
 from dtr_fx.passes.hints import mark_hints
 from dtr_fx.passes.marks import check_marks
-from dtr_fx.passes.propagate import Propagate, static_mode
+from dtr_fx.passes.propagate import Propagate, WithoutMemory, static_mode
 from dtr_fx.passes.split import ExecutionOrder, MergeDuplicates
 from dtr_fx.passes.tensors import UPDATE, is_tangent, storage_keys
 from dtr_fx.torch_private import (
     ConstantSource,
     DataDependent,
     DynamicShape,
-    FakeTensor,
     GradAOTOutput,
     InputMutationAOTOutput,
     PlainAOTInput,
@@ -200,7 +200,8 @@ class _Capture:
         self._nesting = nesting
         self._parts = micro_batches
         self._max_norm = max_norm
-        self._mode = static_mode()
+        tensors = (*model.parameters(), *model.buffers())
+        self._mode = WithoutMemory() if any(map(has_no_memory, tensors)) else static_mode()
         self._results = Results(None, [])
 
     def trace(self) -> Captured:
@@ -254,12 +255,7 @@ class _Capture:
         return list(self._model.parameters())
 
     def _fake(self, tensor: Tensor) -> Tensor:
-        """As the tensor, without its memory; one of no device is taken for one of the CPU."""
-        if not (tensor.is_meta or isinstance(tensor, FakeTensor)):
-            return self._mode.from_tensor(tensor.detach(), static_shapes=True)
-        device = "cpu" if tensor.is_meta else tensor.device
-        with self._mode:
-            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+        return fake(tensor, self._mode)
 
     def _symbol(self, number: Number) -> Any:
         source = ConstantSource(_name(number))

@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 from dtr_fx.compiler.backend import boxed_compiler, check_backward
 from dtr_fx.compiler.dispatch import Dispatcher
 from dtr_fx.compiler.dynamo import module_names
+from dtr_fx.compiler.memoryless import traceable
 from dtr_fx.compiler.retrace import Retracer
 from dtr_fx.errors import GraphError
 from dtr_fx.passes.hints import mark_hints
@@ -83,8 +84,11 @@ def _trace(
     backend = functools.partial(_backend, decompositions)
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     try:
-        with dynamo_config.patch({"allow_rnn": True, _IGNORED: {*ignored}}):
-            call(compiled, inputs)
+        with (
+            dynamo_config.patch({"allow_rnn": True, _IGNORED: {*ignored}}),
+            traceable(model, inputs) as given,
+        ):
+            call(compiled, given)
     except _Traced as traced:
         return traced.joint
     except TorchDynamoException as error:

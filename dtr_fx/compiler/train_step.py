@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dtr_fx.compiler.backend import boxed_compiler
 from dtr_fx.compiler.capture import PLAIN, Captured, StepModel, batch_size, capture, numbers_of
+from dtr_fx.compiler.memoryless import has_no_memory
 from dtr_fx.compiler.publish import publish
 from dtr_fx.errors import GraphError, InfeasibleBudgetError, OptionError
 from dtr_fx.inspect.views import Report
@@ -27,7 +28,7 @@ from dtr_fx.passes.updates import EarlyUpdates
 from dtr_fx.planning.options import Options, parse_budget
 from dtr_fx.planning.planning import copy_of
 from dtr_fx.planning.transform import rewrite
-from dtr_fx.torch_private import FakeTensor, OptimizedModule, pytree, read
+from dtr_fx.torch_private import OptimizedModule, pytree, read
 from dtr_fx.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ class TrainStep:
         known = self._steps.get(self._key(leaves, nesting), [])
         step = next((step for step in known if step.holds(numbers)), None)
         if step is None:
-            if any(one.is_meta or isinstance(one, FakeTensor) for one in self._model.parameters()):
+            if any(map(has_no_memory, self._model.parameters())):
                 raise OptionError(
                     "the model has no memory: plan its step by graph(...), or move it to a device"
                 )

@@ -19,6 +19,7 @@ from torch.fx import Node
 from dtr_fx.costs.measure import free_memory
 from dtr_fx.passes import rng
 from dtr_fx.passes.effects import may_run_twice
+from dtr_fx.passes.propagate import is_without_memory
 from dtr_fx.passes.subgraphs import is_higher_order
 from dtr_fx.passes.tensors import called_module, held_by, hint, tensors_of
 from dtr_fx.torch_private import (
@@ -28,6 +29,9 @@ from dtr_fx.torch_private import (
     no_python_dispatcher,
     pytree,
 )
+
+# What is run of a model without memory, which may have any size, is to take a second at most.
+_MOST_BYTES = 2**26
 
 
 @contextlib.contextmanager
@@ -82,10 +86,22 @@ class Maker:
         return self.tensor(value) if isinstance(value, Tensor) else known(value)
 
 
+def _bytes_to_run(node: Node) -> int:
+    """Those of its operands and results."""
+    tensors = (leaf for used in (node, *node.all_input_nodes) for leaf in tensors_of(used.meta.get("val")))
+    return sum(_extent(tensor) * tensor.element_size() for tensor in tensors)
+
+
+def is_too_large(node: Node) -> bool:
+    """True if the node is of a model without memory, and too large to be run for a figure."""
+    return is_without_memory(node) and _bytes_to_run(node) > _MOST_BYTES
+
+
 def prepared(node: Node, device: torch.device) -> Callable[[], Any]:
     """The node's operator on made-up tensors, which live as long as the function."""
-    tensors = (leaf for used in (node, *node.all_input_nodes) for leaf in tensors_of(used.meta.get("val")))
-    needed = sum(_extent(tensor) * tensor.element_size() for tensor in tensors)
+    if is_too_large(node):
+        raise CannotRunAlone("it is large, and the model has no memory")
+    needed = _bytes_to_run(node)
     free = free_memory(device)
     # As much again for what the operator takes for itself.
     if free is not None and 2 * needed > free:

@@ -14,7 +14,8 @@ from typing import cast
 import torch
 from torch.fx import Node
 
-from dtr_fx.costs.roofline import FUNCTION, SCALAR, Cost, device_figures
+from dtr_fx.costs.devices import FUNCTION, SCALAR, device_figures
+from dtr_fx.costs.roofline import Cost
 from dtr_fx.passes import kernels
 from dtr_fx.passes.tensors import hint, tensors_of
 

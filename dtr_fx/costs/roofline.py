@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
+from dtr_fx.costs.devices import Device, device_figures
 from dtr_fx.costs.profile import Profile
 from dtr_fx.errors import OptionError, ask
 from dtr_fx.passes import subgraphs
@@ -22,48 +22,19 @@ from dtr_fx.passes.slices import Sliced
 from dtr_fx.passes.tensors import held_by, hint, tensors_of
 
 Cost = Callable[[Node], float]
-
-# What generated code computes on a CPU (see ``kernels``).
-FUNCTION = "function"  # vectorized
-SCALAR = "scalar"  # one element after the other
-
-
-@dataclass(frozen=True)
-class Device:
-    """FLOP/s by bytes per element, bytes/s of memory, seconds of launching: data-sheet values (dense).
-
-    ``arithmetic`` is seconds per element of what Inductor generates code for, by kind, where that is slow.
-    """
-
-    flops: Mapping[int, float]
-    bandwidth: float
-    launch: float = 4e-6
-    arithmetic: Mapping[str, float] = field(default_factory=dict)
-
-
-CPU = Device({4: 2e11, 2: 1e11, 8: 1e11}, 3e10, 2e-6, {FUNCTION: 1.5e-10, SCALAR: 1.2e-9})
-_ACCELERATORS = {
-    "H200": Device({2: 989e12, 4: 67e12, 8: 34e12}, 4.8e12),
-    "H100": Device({2: 989e12, 4: 67e12, 8: 34e12}, 3.35e12),
-    "A100": Device({2: 312e12, 4: 19.5e12, 8: 9.7e12}, 2.0e12),
-    "L40": Device({2: 181e12, 4: 90e12, 8: 1.4e12}, 0.86e12),
-    "V100": Device({2: 125e12, 4: 15.7e12, 8: 7.8e12}, 0.9e12),
-    "T4": Device({2: 65e12, 4: 8.1e12, 8: 0.25e12}, 0.32e12),
+_aten = torch.ops.aten
+# What a CPU's operators are on a card, for graphs that were traced without one.
+_ON_CARDS = {
+    _aten._scaled_dot_product_flash_attention_for_cpu: _aten._scaled_dot_product_flash_attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        _aten._scaled_dot_product_flash_attention_backward
+    ),
 }
-_UNKNOWN_ACCELERATOR = Device({2: 100e12, 4: 15e12, 8: 7e12}, 1e12)
 
 
-def device_figures(device: torch.device) -> Device:
-    """The figures of a device, by its name."""
-    if device.type == "cpu":
-        return CPU
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" and torch.cuda.is_available() else ""
-    return next((figures for key, figures in _ACCELERATORS.items() if key in name), _UNKNOWN_ACCELERATOR)
-
-
-def roofline(device: torch.device) -> Cost:
-    """A cost function for the nodes of a graph on ``device``."""
-    figures = device_figures(device)
+def roofline(device: torch.device | Device) -> Cost:
+    """A cost function for the nodes of a graph on a device that is here, or one with these figures."""
+    figures = device if isinstance(device, Device) else device_figures(device)
 
     def cost(node: Node) -> float:
         if subgraphs.is_higher_order(node) and subgraphs.graphs_of(node):
@@ -83,7 +54,10 @@ def flops(node: Node) -> int:
     facts = node.meta.get("dtr_facts")
     if facts is not None:
         return int(facts.flops)
-    formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    operator = getattr(node.target, "overloadpacket", None)
+    if operator in _ON_CARDS and held_by(node)[0].device != "cpu":
+        operator = _ON_CARDS[operator]
+    formula = flop_registry.get(operator)
     if formula is None:
         return 0
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))

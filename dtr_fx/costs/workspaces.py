@@ -1,7 +1,8 @@
 """Bytes that an operator allocates for itself while it runs, and frees before it returns.
 
 A rule says how many: mostly none, else a formula read off the kernel (checked on torch 2.13, CPU).  What no
-rule covers is run once, alone, on inputs of the same shapes, strides and types.
+rule covers is run once, alone, on inputs of the same shapes, strides and types; of models without memory not
+what is large, which then counts as none.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.fx import GraphModule, Node
 from dtr_fx.costs.isolated import (
     CannotRunAlone,
     fresh_storages,
+    is_too_large,
     known,
     on_made_up,
     outside_of_tracing,
@@ -53,11 +55,24 @@ def memory_timeline(gm: GraphModule) -> list[Point]:
 def workspaces(nodes: Iterable[Node]) -> dict[Node, int]:
     """Hidden temporary bytes of each operator, those of other devices than the CPU taken as none."""
     known = {node: _inside(node) if is_higher_order(node) else _known(node) for node in nodes}
+    large = [node for node, nbytes in known.items() if nbytes is None and is_too_large(node)]
+    if large:
+        _tell_of(", ".join(sorted({str(node.target) for node in large})))
+        known.update(dict.fromkeys(large, 0))
     unknown = [node for node, nbytes in known.items() if nbytes is None]
     with compile_lock:  # one thread measures
         # No profiler can measure beside a running one: as much again as the outputs.
         found = {node: _fresh_bytes(node) for node in unknown} if any_profiler_runs() else _measure(unknown)
     return {node: found[node] if nbytes is None else nbytes for node, nbytes in known.items()}
+
+
+@functools.cache  # once is enough
+def _tell_of(operators: str) -> None:
+    log.warning(
+        "what these operators take for themselves is not counted: %s; the model has no memory, and they are "
+        "too large to be run for a figure",
+        operators,
+    )
 
 
 def _inside(node: Node) -> int:

@@ -11,9 +11,9 @@ from torch.fx import GraphModule
 
 from dtr_fx.errors import OptionError
 from dtr_fx.inspect.views import Report
+from dtr_fx.planning.alternatives import Alternatives, Chosen
 from dtr_fx.planning.options import PERCENTS, Options, parse_budget
 from dtr_fx.planning.planning import Planning, copy_of
-from dtr_fx.planning.slices import Alternatives, Chosen
 from dtr_fx.planning.transform import Laps, carry_out, readable_copy, without_guards
 from dtr_fx.report import Curve, CurvePoint
 from dtr_fx.runtime import Plan, collector_paused

@@ -21,6 +21,7 @@ from dtr_fx.passes.propagate import Propagate, fake_mode_of
 from dtr_fx.passes.reach import Reached, reached_by_caller, relied_on
 from dtr_fx.passes.verify import Verify, check_budget
 from dtr_fx.passes.write import Write
+from dtr_fx.planning.alternatives import Alternatives
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Carried, Planning, copy_of
 from dtr_fx.planning.reporting import (
@@ -33,7 +34,6 @@ from dtr_fx.planning.reporting import (
     source_line,
     stats_of,
 )
-from dtr_fx.planning.slices import Alternatives
 from dtr_fx.report import Relied
 from dtr_fx.runtime import Heuristic, Plan, collector_paused
 from dtr_fx.runtime.caching_allocator import CachingAllocator

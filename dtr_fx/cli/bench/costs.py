@@ -21,7 +21,7 @@ measured, and how many pairs of plans for one budget are in the right order:
 
 With --kernels, without a TARGET: what the code that Inductor generates takes for an element, by operator, of
 2**20 single-precision elements in the cache. What is above relu, which moves as many bytes, are the seconds
-per element in the costs of a CPU (costs/roofline.py); the elements of a maximum are those of its windows:
+per element in the costs of a CPU (costs/devices.py); the elements of a maximum are those of its windows:
 
   OMP_NUM_THREADS=1 dtr-fx bench costs --kernels
 """
@@ -47,9 +47,10 @@ from torch.fx import Node
 from dtr_fx.cli.bench import Rows, add_targets, each_target
 from dtr_fx.cli.output import tracked
 from dtr_fx.cli.targets import load_trainee
+from dtr_fx.costs.devices import FUNCTION, SCALAR
 from dtr_fx.costs.isolated import signature
 from dtr_fx.costs.profile import Profile
-from dtr_fx.costs.roofline import FUNCTION, SCALAR, roofline
+from dtr_fx.costs.roofline import roofline
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
 from dtr_fx.passes.tensors import hint, tensors_of

@@ -1,0 +1,216 @@
+"""What a model's training step takes on a device, at any batch, in several ways to run it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dtr_fx.cli.planned import CARD, joint_of, optimizer_of
+from dtr_fx.cli.targets import default_of, load_fake
+from dtr_fx.compiler.joint import Joint
+from dtr_fx.costs.devices import CPU, Device
+from dtr_fx.costs.roofline import roofline
+from dtr_fx.errors import CommandError
+from dtr_fx.lab import baselines
+from dtr_fx.passes.hints import mark_hints
+from dtr_fx.passes.propagate import WithoutMemory
+from dtr_fx.passes.sizes import extrapolate, put_on
+from dtr_fx.planning.judge import judge
+from dtr_fx.planning.options import Options
+from dtr_fx.planning.planning import Planning, copy_of
+from dtr_fx.torch_private import make_state
+
+BATCH = "batch"  # the argument of a factory that is one
+# What the forward pass costs of a step, of which it is a third: to compute it all again.
+MOST_EXTRA = 1 / 3
+# The two batches that are traced; of one, tensors are laid out otherwise.
+_TRACED = 2, 3
+_EFFORT = 0.02
+
+
+@dataclass(frozen=True)
+class Run:
+    """A step of one batch as it is run in one way: its peak in bytes, its seconds, the extra share."""
+
+    batch: int | None
+    peak: int
+    seconds: float
+    overhead: float
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to run a step, at the batch that is asked for, and at the largest that fits; None without any."""
+
+    asked: Run | None
+    largest: Run | None
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """What a step holds, the ``activations`` those that autograd saves for the backward pass."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    inputs: int
+    activations: int
+
+
+class Sizing:
+    """The step of a target on a device; peaks have the optimizer's state in them.
+
+    It is traced once, or if the factory takes a batch for two of them; for others sizes are extrapolated.
+    """
+
+    def __init__(
+        self, target: str, settings: Mapping[str, Any], device: Device, optimizer: str | None
+    ) -> None:
+        self._device = device
+        self.batch: int | None = settings.get(BATCH, default_of(target, BATCH))
+        batches = [dict(settings)] if self.batch is None else [{**settings, BATCH: each} for each in _TRACED]
+        with WithoutMemory():
+            made = [load_fake(target, **each) for each in batches]
+            self._joints = [joint_of(model, inputs, target) for model, inputs in made]
+            model, _ = made[0]
+            if not isinstance(model, torch.nn.Module):
+                raise CommandError(f"{target}: a function has no parameters to train; give a module")
+            self.state = 0 if optimizer is None else _state_bytes(model, optimizer)
+        names = {id(module): name for name, module in model.named_modules()}
+        self._blocks = [names[id(block)] for block in baselines.blocks_of(model)]
+        self._parameters = list(model.parameters())
+
+    @property
+    def operators(self) -> set[str]:
+        return {str(node.target) for node in self._joints[0].planned.graph.nodes}
+
+    @functools.cache  # noqa: B019  it lives as long as the command
+    def _planning(self, batch: int | None, is_checkpointed: bool = False) -> Planning:
+        gm = self._at([joint.planned for joint in self._joints], batch)
+        if is_checkpointed:
+            mark_hints(gm, [(name, "recompute") for name in self._blocks])
+        return Planning(gm, Options(costs=self._cost, slices="off", plan_seconds=_EFFORT))
+
+    @property
+    def _cost(self) -> Callable[..., float]:
+        return roofline(self._device)
+
+    def _at(self, graphs: list[torch.fx.GraphModule], batch: int | None) -> torch.fx.GraphModule:
+        """The graph of a batch, as if it had been traced on the device."""
+        gm = copy_of(graphs[0])
+        if batch is not None:
+            extrapolate(gm, graphs[1], batch - _TRACED[0])
+        if self._device.flops is not CPU.flops:
+            put_on(gm, CARD)
+        return gm
+
+    def bytes(self, batch: int | None) -> Bytes:
+        planning = self._planning(batch)
+        weights = sum(parameter.nbytes for parameter in self._parameters)
+        gradients = sum(parameter.nbytes for parameter in self._parameters if parameter.requires_grad)
+        held = planning.graph.constant_bytes - weights
+        return Bytes(weights, gradients, self.state, max(0, held), planning.saved)
+
+    # Ways to run the step; None where there is no such way.
+
+    def as_it_is(self, batch: int | None) -> Run:
+        planning = self._planning(batch)
+        return Run(batch, planning.baseline_peak + self.state, planning.base_cost, 0.0)
+
+    def checkpointed(self, batch: int | None) -> Run | None:
+        """With every block of the model computed again."""
+        if not self._blocks:
+            return None
+        planning = self._planning(batch, True)
+        plan = planning.planner.checkpointed
+        if plan is None:
+            return None
+        overhead = planning.overhead(plan)
+        return Run(batch, plan.peak + self.state, planning.base_cost * (1 + overhead), overhead)
+
+    def partitioned(self, batch: int | None) -> Run:
+        """As ``torch.compile`` splits the step by default."""
+        planning = self._planning(batch)
+        joint = Joint(
+            self._at([joint.graph for joint in self._joints], batch), *self._joints[0][1:3], planning.gm
+        )
+        found = judge(*baselines.min_cut(joint, 1.0), costs=self._cost)
+        return Run(batch, found.peak + self.state, found.cost, found.cost / planning.base_cost - 1)
+
+    def planned(self, batch: int | None) -> Run | None:
+        """By a plan of ours in the device's memory, at no more than ``MOST_EXTRA``; None if none is found."""
+        planning, room = self._planning(batch), int(self._device.memory) - self.state
+        if planning.baseline_peak <= room:
+            return self.as_it_is(batch)
+        plan = planning.planner.search(room, planning.graph.program, lambda: None)
+        if plan is None or (overhead := planning.overhead(plan)) > MOST_EXTRA:
+            return None
+        return Run(batch, plan.peak + self.state, planning.base_cost * (1 + overhead), overhead)
+
+    def fits(self, run: Run | None) -> bool:
+        return run is not None and run.peak <= self._device.memory
+
+    def ways(self) -> dict[str, Way]:
+        """Each way at the batch that is asked for, and at the largest that fits."""
+        return {
+            "as it is": self._way(self.as_it_is),
+            "checkpoint every block": self._way(self.checkpointed),
+            "PyTorch's partitioner": Way(self.partitioned(self.batch), None),
+            "dtr_fx": self._way(self.planned, self.checkpointed if self._blocks else self.as_it_is),
+        }
+
+    def _way(
+        self, run: Callable[[int | None], Run | None], near: Callable[[int], Run | None] | None = None
+    ) -> Way:
+        if self.batch is None:
+            return Way(run(None), None)
+        guess = on_a_line(near or run, self._device.memory)
+        return Way(run(self.batch), None if guess is None else largest(run, self.fits, guess))
+
+
+def _state_bytes(model: torch.nn.Module, optimizer: str) -> int:
+    """Those that the optimizer's first step makes."""
+    make, settings = optimizer_of(optimizer)
+    made = make(model.parameters(), **settings)
+    make_state(made, [each for each in model.parameters() if each.requires_grad])
+    entries = (value for state in made.state.values() for value in state.values())
+    return sum(entry.nbytes for entry in entries if isinstance(entry, torch.Tensor))
+
+
+def largest(way: Callable[[int], Run | None], fits: Callable[[Run | None], bool], near: int) -> Run | None:
+    """The run of the largest batch that fits, to 3%; None if not even one does.  Peaks grow with it."""
+    low, high, step = 0, 0, max(1, near // 8)
+    found: Run | None = None
+    batch = near
+    while high != 1 and not (low and high):
+        run = way(batch)
+        if fits(run):
+            found, low = run, batch
+            batch += step
+        else:
+            high = batch
+            batch = max(1, batch - step)
+        step *= 2
+    while high - low > max(1, low // 32):
+        middle = (low + high) // 2
+        run = way(middle)
+        if fits(run):
+            found, low = run, middle
+        else:
+            high = middle
+    return found
+
+
+def on_a_line(way: Callable[[int], Run | None], memory: float) -> int | None:
+    """About the largest batch, if peaks grow as from one to two; None if they do not, or one is too many."""
+    first = way(1)
+    if first is None or first.peak > memory:
+        return None
+    second = way(2)
+    if second is None or second.peak <= first.peak:
+        return None
+    return 1 + int((memory - first.peak) / (second.peak - first.peak))
