@@ -141,7 +141,7 @@ def test_the_documents_table_has_these_figures() -> None:
     assert told.keys() == CARDS.keys()
     for name, card in CARDS.items():
         speeds = [card.flops[width] / 1e12 for width in (2, 4, 8)]
-        assert told[name] == pytest.approx([card.memory / 1e9, card.bandwidth / 1e12, *speeds])
+        assert told[name] == pytest.approx([card.memory / 2**30, card.bandwidth / 1e12, *speeds])
 
 
 def test_sizes_of_a_batch_are_those_that_are_traced() -> None:

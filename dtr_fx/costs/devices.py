@@ -1,7 +1,8 @@
 """What devices can do, by name: figures of data sheets, so that a graph can be planned for an absent one.
 
-Memory is in the data sheet's gigabytes, taken as decimal, which leaves a part for what else is on the card.
-Arithmetic is dense, without sparsity.
+Memory is what PyTorch finds on such a card, the "total capacity" that its errors tell of: the least that was
+seen, rounded down.  Drivers and error correction take a part of what the data sheet has.  Arithmetic is
+dense, without sparsity.
 """
 
 from __future__ import annotations
@@ -47,24 +48,24 @@ CPU = Device(
 def _card(
     memory: float, bandwidth: float, flops: tuple[float, float, float], transfer: float, source: str
 ) -> Device:
-    """A card of so many GB, TB/s, and TFLOP/s in 2, 4 and 8 bytes per element."""
+    """A card of so many GiB, TB/s, and TFLOP/s in 2, 4 and 8 bytes per element."""
     by_width = {width: each * 1e12 for width, each in zip((2, 4, 8), flops)}
-    return Device(by_width, bandwidth * 1e12, memory=memory * 1e9, transfer=transfer, source=source)
+    return Device(by_width, bandwidth * 1e12, memory=memory * 2**30, transfer=transfer, source=source)
 
 
 # The figures in 4 bytes are without TF32, as PyTorch multiplies by default.
 CARDS = {
-    "h200": _card(141, 4.8, (989, 67, 34), _PCIE5, "data sheet of NVIDIA H200 SXM"),
-    "h100": _card(80, 3.35, (989, 67, 34), _PCIE5, "data sheet of NVIDIA H100 SXM"),
-    "a100-80": _card(80, 2.039, (312, 19.5, 9.7), _PCIE4, "data sheet of NVIDIA A100 80GB SXM"),
-    "a100-40": _card(40, 1.555, (312, 19.5, 9.7), _PCIE4, "data sheet of NVIDIA A100 40GB SXM"),
-    "l40s": _card(48, 0.864, (362, 91.6, 1.43), _PCIE4, "data sheet of NVIDIA L40S, 64 bits by its chip"),
-    "l4": _card(24, 0.3, (121, 30.3, 0.47), _PCIE4, "data sheet of NVIDIA L4, 64 bits by its chip"),
-    "v100": _card(16, 0.9, (125, 15.7, 7.8), _PCIE3, "data sheet of NVIDIA V100 16GB SXM2"),
-    "t4": _card(16, 0.32, (65, 8.1, 0.25), _PCIE3, "data sheet of NVIDIA T4, 64 bits by its chip"),
-    "rtx4090": _card(24, 1.008, (165.2, 82.6, 1.29), _PCIE4, "NVIDIA's Ada whitepaper, GeForce RTX 4090"),
-    "rtx3090": _card(24, 0.936, (71, 35.6, 0.56), _PCIE4, "NVIDIA's GA102 whitepaper, GeForce RTX 3090"),
-    "mi300x": _card(192, 5.3, (1307.4, 163.4, 81.7), _PCIE5, "data sheet of AMD Instinct MI300X"),
+    "h200": _card(139.7, 4.8, (989, 67, 34), _PCIE5, "data sheet of NVIDIA H200 SXM"),
+    "h100": _card(79.1, 3.35, (989, 67, 34), _PCIE5, "data sheet of NVIDIA H100 SXM"),
+    "a100-80": _card(79.1, 2.039, (312, 19.5, 9.7), _PCIE4, "data sheet of NVIDIA A100 80GB SXM"),
+    "a100-40": _card(39.3, 1.555, (312, 19.5, 9.7), _PCIE4, "data sheet of NVIDIA A100 40GB SXM"),
+    "l40s": _card(44.3, 0.864, (362, 91.6, 1.43), _PCIE4, "data sheet of NVIDIA L40S, 64 bits by its chip"),
+    "l4": _card(22.0, 0.3, (121, 30.3, 0.47), _PCIE4, "data sheet of NVIDIA L4, 64 bits by its chip"),
+    "v100": _card(15.7, 0.9, (125, 15.7, 7.8), _PCIE3, "data sheet of NVIDIA V100 16GB SXM2"),
+    "t4": _card(14.7, 0.32, (65, 8.1, 0.25), _PCIE3, "data sheet of NVIDIA T4, 64 bits by its chip"),
+    "rtx4090": _card(23.5, 1.008, (165.2, 82.6, 1.29), _PCIE4, "NVIDIA's Ada whitepaper, GeForce RTX 4090"),
+    "rtx3090": _card(23.5, 0.936, (71, 35.6, 0.56), _PCIE4, "NVIDIA's GA102 whitepaper, GeForce RTX 3090"),
+    "mi300x": _card(191.6, 5.3, (1307.4, 163.4, 81.7), _PCIE5, "data sheet of AMD Instinct MI300X"),
 }
 _UNKNOWN_CARD = Device({2: 100e12, 4: 15e12, 8: 7e12}, 1e12, source="an estimate")
 _WIDTHS = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 4, torch.float64: 8}
