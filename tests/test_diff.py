@@ -299,4 +299,5 @@ def test_a_graph_within_its_budget_fits_without_a_plan() -> None:
 def test_the_second_line_says_who_decided() -> None:
     made = replace(report(), heuristic="search")
     assert render_diff(made).splitlines()[1].startswith("search decided, runtime checked on cpu; ")
-    assert render_diff(replace(made, refused=2)).splitlines()[1].endswith("; 2 orders refused")
+    refused = render_diff(replace(made, refused=2), width=120)
+    assert refused.splitlines()[1].endswith("; 2 orders refused")

@@ -154,7 +154,8 @@ PLAN = Report(
     seconds={},
 )
 SNAPSHOT = """\
-fits: peak 4.00 MiB → 3.00 MiB, budget 3.00 MiB, 1 drop, 1 recompute, overhead 16.7%
+fits: peak 4.00 MiB → 3.00 MiB, budget 3.00 MiB, 1 drop, 1 recompute,
+overhead 16.7%
 dtr-eq on cpu; compute 6.00 ms → 7.00 ms; lower bound of any plan 2.00 MiB
 
 before  peak 4.00 MiB at op_4

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from dtr_fx.errors import CommandError
-from dtr_fx.inspect.text import BOLD, DIM, GREEN, RED, YELLOW, Ink, clip, price_of, without_folder
+from dtr_fx.inspect.text import BOLD, DIM, GREEN, RED, YELLOW, Ink, clip, price_of, without_folder, wrap
 from dtr_fx.inspect.timeline import NARROWEST, timelines
 from dtr_fx.report import Event, Report
 from dtr_fx.units import format_bytes, format_count, format_percent, format_seconds
@@ -28,8 +28,9 @@ def render_diff(report: Report, *, width: int = 100, color: bool = False) -> str
     """A plan's changes to a graph, for people to read; at least 72 columns are taken."""
     ink = Ink(color)
     width = max(width, NARROWEST)
-    verdict = ink(BOLD if report.verdict == "fits" else f"{BOLD};{RED}", report.summary())
-    lines = [verdict, ink(DIM, circumstances(report)), *map(str, (*report.hints, *report.slices)), ""]
+    verdict = ink(BOLD if report.verdict == "fits" else f"{BOLD};{RED}", wrap(report.summary(), width))
+    rest = [wrap(str(each), width) for each in (*report.hints, *report.slices)]
+    lines = [verdict, ink(DIM, wrap(circumstances(report), width)), *rest, ""]
     lines += timelines(report, width, ink)
     lines += _diff(report.events, width, ink)
     return "\n".join(line.rstrip() for line in lines) + "\n"

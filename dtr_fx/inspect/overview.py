@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from dtr_fx.inspect.modules import Figures, Module, module_tree, sum_of
 from dtr_fx.inspect.table import table
-from dtr_fx.inspect.text import BOLD, Ink, clip
+from dtr_fx.inspect.text import BOLD, Ink, clip, wrap
 from dtr_fx.report import Event, Report, StorageStats
 from dtr_fx.units import format_bytes, format_percent, format_seconds
 
@@ -84,7 +84,7 @@ def render_overview(
 ) -> str:
     """The verdict and the tables, for people to read; modules ``depth`` levels deep, or in few rows."""
     ink = Ink(color)
-    parts = ["\n".join([ink(BOLD, report.summary()), *map(str, report.hints)])]
+    parts = ["\n".join([ink(BOLD, wrap(report.summary(), width)), *map(str, report.hints)])]
     for title, storages in (
         ("largest values", found.by_bytes),
         ("values that cost the most to compute again", found.by_cost),

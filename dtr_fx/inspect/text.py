@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from dataclasses import dataclass
 
 from dtr_fx.units import format_seconds
@@ -24,6 +25,11 @@ class Ink:
 def clip(text: str, width: int) -> str:
     """The text in at most ``width`` columns."""
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
+
+
+def wrap(text: str, width: int) -> str:
+    """The text in lines of at most ``width`` columns, whole words each."""
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def price_of(again: float | None, away: float | None) -> str:

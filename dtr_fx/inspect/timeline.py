@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from dtr_fx.inspect.table import table
-from dtr_fx.inspect.text import BLOCKS, BOLD, RED, YELLOW, Ink, clip, without_folder
+from dtr_fx.inspect.text import BLOCKS, BOLD, RED, YELLOW, Ink, clip, without_folder, wrap
 from dtr_fx.report import KINDS, Point, Report
 from dtr_fx.units import format_bytes
 
@@ -18,7 +18,8 @@ _TALL = 12  # rows of a chart that stands alone
 def render_timeline(report: Report, *, width: int = 100, color: bool = False) -> str:
     """Both charts, and the live bytes at their peaks, by kind."""
     ink = Ink(color)
-    lines = [ink(BOLD, report.summary()), "", *timelines(report, max(width, NARROWEST), ink, _TALL)]
+    width = max(width, NARROWEST)
+    lines = [ink(BOLD, wrap(report.summary(), width)), "", *timelines(report, width, ink, _TALL)]
     return "\n".join([*(line.rstrip() for line in lines), _parts_table(report)]) + "\n"
 
 
