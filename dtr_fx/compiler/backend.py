@@ -33,7 +33,7 @@ from dtr_fx.inspect.views import Report
 from dtr_fx.passes.contract import VALUES, Pipeline
 from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.hints import hint_of, mark_hints
-from dtr_fx.passes.marks import runs_again
+from dtr_fx.passes.marks import check_marks, runs_again
 from dtr_fx.passes.reach import has_gradients
 from dtr_fx.passes.split import MergeDuplicates, prepare, repeat_results, split
 from dtr_fx.passes.tensors import graph_device
@@ -136,6 +136,7 @@ def _partition(
             "leave the budget out"
         )
     mark_hints(joint, options.policy, module_names())
+    check_marks(joint)  # before PyTorch's partitioner meets what it cannot obey either
     is_hinted = any(runs_again(node) and hint_of(node) for node in joint.graph.nodes)
     free = options.is_default and not is_hinted
     reference = pytorch_step(joint, inputs, facts) if free else None
