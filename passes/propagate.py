@@ -5,6 +5,7 @@ What was run here has its mutations, randomness and FLOPs in ``meta["dtr_facts"]
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -154,16 +155,22 @@ def static_mode() -> FakeTensorMode:
 
 
 class WithoutMemory(FakeTensorMode):
-    """The mode of models without memory, of any size: of their graphs nothing large is run for a figure."""
+    """The mode of models without memory, which may have any size.
 
-    def __init__(self) -> None:
+    Of their graphs no operator is run for a figure whose operands and results take more than ``largest``
+    bytes: by default so many that it takes a second at most.
+    """
+
+    def __init__(self, largest: float = 2**26) -> None:
         super().__init__(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
+        self.largest = largest
 
 
-def is_without_memory(node: Node) -> bool:
-    """True if the node's value stands for one that there never was."""
+def largest_to_run(node: Node) -> float:
+    """How many bytes the node's operator may take to be run for a figure."""
     values = (node.meta.get("val"), *(used.meta.get("val") for used in node.all_input_nodes))
-    return isinstance(fake_mode_of_values(values), WithoutMemory)
+    mode = fake_mode_of_values(values)
+    return mode.largest if isinstance(mode, WithoutMemory) else math.inf
 
 
 def fake_mode_of(gm: GraphModule) -> FakeTensorMode | None:

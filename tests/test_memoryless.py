@@ -199,3 +199,33 @@ def _without_times(data: Any) -> Any:
     if isinstance(data, dict):
         return {name: _without_times(value) for name, value in data.items() if name not in ("seconds",)}
     return list(map(_without_times, data)) if isinstance(data, list) else data
+
+
+LARGE = """
+import torch
+from torch.nn import functional as F
+
+
+class Attention(torch.nn.Linear):
+    def forward(self, x):
+        q, k, v = super().forward(x).unflatten(-1, (3, 4, 64)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).square().mean()
+
+
+def make():
+    return Attention(256, 768), torch.randn(16, 512, 256)
+"""
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_what_diff_runs_of_a_model_that_is_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "large.py").write_text(LARGE)
+    target = f"{tmp_path / 'large.py'}:make"
+    assert main(["diff", target, "--budget", "100%", "--json"]) == 0
+    [report] = json.loads(capsys.readouterr().out)
+    assert main(["sweep", target, "--budgets", "100%", "--no-rivals", "--plan-seconds", "0.01", "--json"]) == 0
+    curve = json.loads(capsys.readouterr().out)["curve"]
+    assert curve["baseline_peak"] == report["baseline_peak"]
+    assert "not counted" not in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -163,7 +164,7 @@ def graph_of(arguments: argparse.Namespace) -> GraphModule:
     elif target.endswith(PROGRAM):
         graph = _exported_graph(target, settings)
     else:
-        with WithoutMemory():
+        with WithoutMemory(math.inf):  # as diff runs it
             graph = joint_of(*load_fake(target, **settings), target).planned
     if arguments.device not in (None, "cpu"):
         put_on(graph, CARD)

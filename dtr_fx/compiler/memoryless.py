@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CellType
 from typing import Any
 
@@ -45,7 +45,7 @@ def traceable(model: Callable[..., Any], inputs: Any) -> Iterator[Any]:
     if not any(map(has_no_memory, [*tensors, *_tensors(inputs)])):
         yield inputs
         return
-    mode = WithoutMemory()
+    mode = _mode_for([*tensors, *_tensors(inputs)])
     stand_ins = {id(value): _stand_in(value, mode) for value in (*tensors, *_tensors(inputs))}
     try:
         for module, name, value in state:
@@ -55,6 +55,15 @@ def traceable(model: Callable[..., Any], inputs: Any) -> Iterator[Any]:
     finally:
         for module, name, value in state:
             setattr(module, name, value)
+
+
+def _mode_for(tensors: Iterable[Tensor]) -> WithoutMemory:
+    """A mode that runs what those of the tensors run; on ``meta`` that is little."""
+    absent = [tensor for tensor in tensors if has_no_memory(tensor)]
+    modes = {tensor.fake_mode for tensor in absent if isinstance(tensor, FakeTensor)}
+    given = [mode.largest for mode in modes if isinstance(mode, WithoutMemory)]
+    is_known = given and not any(tensor.is_meta for tensor in absent)
+    return WithoutMemory(min(given)) if is_known else WithoutMemory()
 
 
 def _stand_in(tensor: Tensor, mode: FakeTensorMode) -> Tensor:

@@ -19,7 +19,7 @@ from torch.fx import Node
 from dtr_fx.costs.measure import free_memory
 from dtr_fx.passes import rng
 from dtr_fx.passes.effects import may_run_twice
-from dtr_fx.passes.propagate import is_without_memory
+from dtr_fx.passes.propagate import largest_to_run
 from dtr_fx.passes.subgraphs import is_higher_order
 from dtr_fx.passes.tensors import called_module, held_by, hint, tensors_of
 from dtr_fx.torch_private import (
@@ -29,9 +29,6 @@ from dtr_fx.torch_private import (
     no_python_dispatcher,
     pytree,
 )
-
-# What is run of a model without memory, which may have any size, is to take a second at most.
-_MOST_BYTES = 2**26
 
 
 @contextlib.contextmanager
@@ -94,7 +91,7 @@ def _bytes_to_run(node: Node) -> int:
 
 def is_too_large(node: Node) -> bool:
     """True if the node is of a model without memory, and too large to be run for a figure."""
-    return is_without_memory(node) and _bytes_to_run(node) > _MOST_BYTES
+    return _bytes_to_run(node) > largest_to_run(node)
 
 
 def prepared(node: Node, device: torch.device) -> Callable[[], Any]:
