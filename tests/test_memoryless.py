@@ -225,7 +225,9 @@ def test_a_sweep_runs_what_diff_runs_of_a_model_that_is_here(
     target = f"{tmp_path / 'large.py'}:make"
     assert main(["diff", target, "--budget", "100%", "--json"]) == 0
     [report] = json.loads(capsys.readouterr().out)
-    assert main(["sweep", target, "--budgets", "100%", "--no-rivals", "--plan-seconds", "0.01", "--json"]) == 0
+    assert (
+        main(["sweep", target, "--budgets", "100%", "--no-rivals", "--plan-seconds", "0.01", "--json"]) == 0
+    )
     curve = json.loads(capsys.readouterr().out)["curve"]
     assert curve["baseline_peak"] == report["baseline_peak"]
     assert "not counted" not in caplog.text
