@@ -237,7 +237,10 @@ def test_llamas_have_the_published_sizes(name: str, parameters: int) -> None:
 @pytest.mark.slow
 def test_a_llama_of_eight_billion(capsys: pytest.CaptureFixture[str]) -> None:
     file = Path(__file__).parent.parent / "examples/llama.py"
-    found = estimate(capsys, f"{file}:llama_8b", "--device", "h100", "--optimizer", "adamw")
+    found = estimate(
+        capsys, f"{file}:llama_8b", "--device", "h100", "--optimizer", "adamw", "--arg", "batch=2"
+    )
     assert found["bytes"]["parameters"] == found["bytes"]["gradients"] == 2 * 8_030_261_248
     assert found["bytes"]["optimizer"] == pytest.approx(4 * 8_030_261_248, rel=1e-6)
-    assert found["ways"]["as it is"]["asked"]["peak"] > 80e9 > found["ways"]["dtr_fx"]["asked"]["peak"]
+    memory = CARDS["h100"].memory
+    assert found["ways"]["as it is"]["asked"]["peak"] > memory >= found["ways"]["dtr_fx"]["asked"]["peak"]
