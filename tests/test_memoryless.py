@@ -231,3 +231,15 @@ def test_a_sweep_runs_what_diff_runs_of_a_model_that_is_here(
     curve = json.loads(capsys.readouterr().out)["curve"]
     assert curve["baseline_peak"] == report["baseline_peak"]
     assert "not counted" not in caplog.text
+
+
+def test_a_loss_of_which_torch_traces_no_backward_pass_on_meta_is_an_error() -> None:
+    with torch.device("meta"):
+        model, x, y = nn.Linear(8, 16), torch.randn(4, 8), torch.zeros(4, dtype=torch.long)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(model(x), y)
+
+    torch.compiler.reset()
+    with pytest.raises(dtr_fx.GraphError, match=r"no backward pass.*dtr_fx\.explain"):
+        torch.compile(loss, backend="dtr")(x, y)
