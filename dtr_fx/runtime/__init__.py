@@ -1,5 +1,6 @@
 """The paper's runtime, without torch: programs, plans, storages, operators, heuristics and eviction."""
 
+from .channels import Link
 from .driver import collector_paused
 from .failures import OutOfBudget, RunFailed, Thrash
 from .graph import Operator, Storage, Tensor
@@ -14,6 +15,7 @@ __all__ = [
     "HEURISTICS",
     "Deallocation",
     "Heuristic",
+    "Link",
     "Operator",
     "Order",
     "OutOfBudget",

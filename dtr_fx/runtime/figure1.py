@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from . import steps
-from .deallocation import Deallocating
 from .failures import Discarded, OutOfBudget, RunFailed, Thrash
 from .graph import Frame, Operator, Storage, Tensor
+from .moving import Moving
 from .steps import Step
 
 
-class Figure1(Deallocating):
+class Figure1(Moving):
     """PerformOp, Rematerialize, AllocateBuffer and PerformEviction."""
 
     def perform_op(
@@ -104,11 +104,13 @@ class Figure1(Deallocating):
         self._pool.remove(storage)
         self._free(storage)
         storage.evicted = True
-        self._neighborhood.evicted(storage)
+        if storage.outside is None:
+            self._neighborhood.evicted(storage)
         self.steps.append(Step(steps.DROP, op.id, storage.id, self.used, reason, score))
 
     def _execute(self, op: Operator) -> None:
         self.allocate_buffer(op)
+        self._await(op)
         self._run_and_record(op)
         if self.recompute_cost > self.max_recompute:
             raise Thrash(f"rematerialization costs more than {self.max_recompute}")

@@ -12,7 +12,9 @@ from .caching_allocator import Block
 class Storage:
     """A buffer of ``size`` bytes: the unit that is evicted and rematerialized (C.1).
 
-    ``dependents`` are storages that could still ask for it: evictable, and themselves not retired.
+    ``dependents`` are storages that could still ask for it: evictable, and themselves not retired.  It is
+    ``outside``, too, from that time on, and ``arrives`` when what was last brought back is there, until
+    something has waited for that.
     """
 
     id: int
@@ -34,6 +36,8 @@ class Storage:
     has_let_go: bool = False
     slot: int = -1
     block: Block | None = None
+    outside: float | None = None
+    arrives: float | None = None
 
 
 @dataclass(eq=False, repr=False, slots=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 from .caching_allocator import CachingAllocator
+from .channels import Channels, Link
 from .graph import Frame, Operator, Storage, Tensor
 from .heuristics import Heuristic, Score, resolve
 from .neighborhood import track
@@ -35,6 +36,7 @@ class Memory(ABC):
         order: Order = "depth first",
         max_recompute: float = math.inf,
         allocator: CachingAllocator | None = None,
+        link: Link | None = None,
     ) -> None:
         self.budget = budget
         self.heuristic = resolve(heuristic)
@@ -45,9 +47,11 @@ class Memory(ABC):
         if allocator is None and self.heuristic.frees != "storage":
             allocator = CachingAllocator(expandable_segments=True)
         self.allocator = allocator
+        self.channels = None if link is None else Channels(link)
         self.execute: Callable[[Operator], float] | None = None
-        self.clock = self.base_cost = 0.0
+        self.clock = self.base_cost = self.waited = 0.0
         self.used = self.peak = 0
+        self.moved = self.moved_peak = 0
         self.steps: list[Step] = []
         self.storages: list[Storage] = []
         self._operators = 0
@@ -62,7 +66,7 @@ class Memory(ABC):
     @property
     def recompute_cost(self) -> float:
         """The cost of the rematerialized operators so far."""
-        return self.clock - self.base_cost
+        return self.clock - self.base_cost - self.waited
 
     @property
     def scored(self) -> int:
@@ -138,7 +142,8 @@ class Memory(ABC):
             storage.last_access = self.clock
         else:
             storage.evicted = False
-            self._neighborhood.restored(storage)
+            if storage.outside is None:
+                self._neighborhood.restored(storage)
         storage.resident = storage.root.defined = True
         if not storage.pinned and storage.size:
             self._pool.add(storage)

@@ -8,17 +8,19 @@ from dataclasses import asdict, dataclass
 
 from .program import Program
 from .runtime import Runtime
-from .steps import COMPUTE, DROP, RECOMPUTE, Step, trace
+from .steps import COMPUTE, DROP, OFFLOAD, RECOMPUTE, RELOAD, Step, trace
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of a program under a budget: compute, recompute, drop, and banish (free for good).
+    """The steps of a program under a budget: compute, recompute, drop, banish (free for good), offload, reload
+    and wait.
 
     Steps name operators and storages by their numbers in the program.  ``budget`` and ``peak`` are bytes,
     ``cost`` is that of the recomputed operators, in the program's unit.  ``decided_by`` is the heuristic
     that chose what to drop, or ``"search"``.  ``refused`` counts the orders of the search that the runtime
-    could not carry out: each is a defect.
+    could not carry out: each is a defect.  ``waited`` is the time in which compute waits for transfers, and
+    ``outside`` are the most bytes that are moved out at once.
 
     Examples
     --------
@@ -33,17 +35,42 @@ class Plan:
     cost: float
     decided_by: str = "search"
     refused: int = 0
+    waited: float = 0.0
+    outside: int = 0
 
     @classmethod
     def of(cls, program: Program, runtime: Runtime, decided_by: str) -> Plan:
         """The plan that a runtime has carried out with a program."""
         steps = _with_reasons(program, runtime.steps)
-        return cls(steps, runtime.budget, runtime.peak, runtime.recompute_cost, decided_by)
+        return cls(
+            steps,
+            runtime.budget,
+            runtime.peak,
+            runtime.recompute_cost,
+            decided_by,
+            waited=runtime.waited,
+            outside=runtime.moved_peak,
+        )
 
     @property
     def order(self) -> list[int]:
-        """The operators as they run, recomputed ones included."""
-        return [step.op for step in self.steps if step.kind in (COMPUTE, RECOMPUTE)]
+        """The operators as they run, those included that are recomputed or whose results are brought back."""
+        order: list[int] = []
+        for step, before in zip(self.steps, (None, *self.steps)):
+            is_another = before is None or (before.kind, before.op) != (RELOAD, step.op)
+            if step.kind in (COMPUTE, RECOMPUTE) or (step.kind == RELOAD and is_another):
+                order.append(step.op)
+        return order
+
+    @property
+    def moved(self) -> frozenset[int]:
+        """The operators whose results are moved out."""
+        return frozenset(step.op for step in self.steps if step.kind == OFFLOAD)
+
+    @property
+    def extra(self) -> float:
+        """What the plan adds to the program's own cost: what is computed again, and what waits."""
+        return self.cost + self.waited
 
     def __str__(self) -> str:
         """The plan in the paper's notation."""
@@ -77,6 +104,8 @@ def _with_reasons(program: Program, steps: Sequence[Step]) -> tuple[Step, ...]:
             for output in call.outputs:
                 if output.alias is None:
                     made[output.tensor] = clock, call.cost
+        elif step.kind == RELOAD:
+            made[step.storage] = clock, step.again or 0.0
         elif step.kind == DROP and step.storage in made:
             start, again = made.pop(step.storage)
             step = step._replace(nbytes=program.sizes[step.storage], again=again, away=clock - start)

@@ -15,7 +15,8 @@ from .graph import Tensor
 class Runtime(Figure1):
     """Runs operators under a byte budget, evicting and rematerializing as the paper prescribes.
 
-    Its state is ``Memory``; ``Deallocating`` has what the program has released (C.5), ``Figure1`` the rest.
+    Its state is ``Memory``; ``Deallocating`` has what the program has released (C.5), ``Moving``
+    transfers, ``Figure1`` the rest.
     ``execute``, where it is set, runs an operator right after room was made for it, and returns what that
     cost; the first time counts.  Else nothing is run, and costs are as given.
 
@@ -33,6 +34,8 @@ class Runtime(Figure1):
     order:
         What is missing is rematerialized ``"depth first"``, input by input (as in the paper), or in
         ``"program"`` order, all at once and each operator of it once.
+    link:
+        Where storages may be moved to and brought back from, beside the compute clock; see ``Moving``.
     max_recompute:
         Cost of rematerialized operators above which a run gives up with ``Thrash``.
 

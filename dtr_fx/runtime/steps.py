@@ -1,4 +1,4 @@
-"""The steps of a run: an operator is computed or recomputed, a storage dropped or banished, and why."""
+"""The steps of a run: an operator is computed or recomputed, a storage dropped, banished or moved, and why."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 COMPUTE, RECOMPUTE, DROP, BANISH = "compute", "recompute", "drop", "banish"
+OFFLOAD, RELOAD, WAIT = "offload", "reload", "wait"
+_LETTERS = {COMPUTE: "C", RECOMPUTE: "R", DROP: "D", BANISH: "B", OFFLOAD: "O", RELOAD: "L", WAIT: "W"}
 
 # Why a storage was dropped or banished.
 BUDGET = "budget"  # evicted to make room (Fig. 1, PerformEviction)
@@ -19,8 +21,8 @@ DEAD = "dead"  # nothing can ask for it again
 class Step(NamedTuple):
     """One step of a run, and of the plan that is made of it.
 
-    ``op`` is the operator that ran, or for which room was made; ``storage`` is the dropped or banished
-    storage, -1 for a computation.  ``live`` are the bytes resident: during a computation, and after a drop.
+    ``op`` is the operator that ran, for which room was made, or that made what is moved; ``storage`` is what
+    is dropped, banished, moved or waited for, -1 for a computation.  ``live`` are the bytes resident: during a computation, and after a drop.
     ``reason`` says why a storage went, ``score`` is what the heuristic gave one that was evicted for the
     budget.  A plan adds, to each drop of a storage that comes back, its bytes, the seconds to make it
     ``again``, and the seconds of compute for which it is ``away``.
@@ -38,13 +40,14 @@ class Step(NamedTuple):
 
 
 def trace(steps: Iterable[Step], op_name: Callable[[int], str], storage_name: Callable[[int], str]) -> str:
-    """A run on one line: ``C`` compute, ``R`` recompute, ``D`` drop, ``B`` banish.
+    """A run on one line: ``C`` compute, ``R`` recompute, ``D`` drop, ``B`` banish, ``O`` offload,
+    ``L`` reload, ``W`` wait.
 
     >>> trace([Step("compute", 0, -1, 1), Step("drop", 1, 0, 0, "budget", 0.5)],
     ...       "f{}".format, "t{}".format)
     'C f0, D t0'
     """
     return ", ".join(
-        f"{step.kind[0].upper()} " + (storage_name(step.storage) if step.storage >= 0 else op_name(step.op))
+        f"{_LETTERS[step.kind]} " + (storage_name(step.storage) if step.storage >= 0 else op_name(step.op))
         for step in steps
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 
 from dtr_fx.runtime import Plan, Program, RunFailed, Runtime, Tensor, collector_paused
 from dtr_fx.runtime.driver import constant, keep, perform
@@ -22,39 +23,49 @@ class RefusedOrder(Exception):
         self.budget = budget
 
 
-def execute_order(program: Program, order: Sequence[int], budget: float = math.inf) -> Plan:
+def execute_order(
+    program: Program, order: Sequence[int], budget: float = math.inf, moved: Collection[int] = ()
+) -> Plan:
     """Run a program's calls in an order in which some come again.
 
     A storage is dropped after the last read before it is made again, and freed for good after its last read;
     one that is kept before the last operator stays.  What comes again for nothing is left out.  An operator
     that may be deferred runs when something reads what it makes.  What an order forgets, such as a view that
-    must be taken again, the runtime rematerializes by itself.
+    must be taken again, the runtime rematerializes by itself.  What the operators ``moved`` make is moved out,
+    and comes back where they come again.
 
     Raises ``RunFailed`` if the order does not fit into the budget.
     """
-    runtime = Runtime(budget, "dtr-local", deallocation="ignore", order="program")
+    runtime = Runtime(budget, "dtr-local", deallocation="ignore", order="program", link=program.link)
     with collector_paused():
-        _execute(program, order, runtime)
+        _execute(program, order, runtime, moved)
     return Plan.of(program, runtime, "search")
 
 
-def execute_found(program: Program, order: Sequence[int], budget: float) -> Plan | None:
+def execute_found(
+    program: Program, order: Sequence[int], budget: float, moved: Collection[int] = ()
+) -> Plan | None:
     """As ``execute_order``, for an order that fits by its lifetimes: None, where the runtime refuses it.
 
     Raises ``RefusedOrder`` instead if the environment variable ``DTR_DEBUG`` is set.
     """
     try:
-        return execute_order(program, order, budget)
+        return execute_order(program, order, budget, moved)
     except RunFailed as failure:
         if os.environ.get("DTR_DEBUG"):
             raise RefusedOrder(program, order, budget, failure) from failure
         return None
 
 
-def _execute(program: Program, order: Sequence[int], runtime: Runtime) -> None:
+def _execute(program: Program, order: Sequence[int], runtime: Runtime, moved: Collection[int]) -> None:
     operators = Operators.of(program)
-    order = _without_idle(operators, order)
-    lives = Lifetimes(operators, enumerate(order), len(order))
+    order = _without_idle(operators, order, moved)
+    comes_back = Counter(order)
+    moved = {op for op in moved if comes_back[op] > 1}
+    movers = defaultdict(list)
+    for op in sorted(moved):
+        movers[operators.moved_by[op]].append(op)
+    lives = Lifetimes(operators, enumerate(order), len(order), moved)
     calls = list(program.calls())
     tensors: dict[int, Tensor] = {}
     for step in program.instructions:
@@ -65,17 +76,25 @@ def _execute(program: Program, order: Sequence[int], runtime: Runtime) -> None:
     reads = [{program.storages[tensor] for tensor in call.inputs} - constants.keys() for call in calls]
     done: set[int] = set()
     for slot, op in enumerate(order):
-        touched = (*(number[tensor] for tensor in reads[op] if tensor in number), *operators.makes[op])
+        read = reads[op] if op not in done or op not in moved else ()
+        ended = movers[op] if op not in done else ()
+        copied = [storage for mover in ended for storage in operators.makes[mover]]
+        touched = (*(number[tensor] for tensor in read if tensor in number), *operators.makes[op], *copied)
         dying = {storage: again for storage in touched if (again := lives.dies(storage, slot)) is not None}
         if op in done:
             for storage in operators.makes[op]:
+                tensor = tensors[operators.tensor[storage]]
                 if storage not in dying:
-                    runtime.access(tensors[operators.tensor[storage]])
+                    (runtime.bring_back if op in moved else runtime.access)(tensor)
         elif not lives.is_deferred(op, slot):
             done.add(op)
             perform(runtime, calls[op], tensors, op)
             for kept in program.kept_after.get(op, ()) if op < len(calls) - 1 else ():
                 keep(runtime, tensors[kept])
+            for storage in operators.makes[op] if op in moved else ():
+                runtime.move_out(tensors[operators.tensor[storage]])
+            for storage in copied:
+                runtime.wait_out(tensors[operators.tensor[storage]])
         for storage, is_made_again in dying.items():
             tensor = tensors.get(operators.tensor[storage])
             if tensor is not None:
@@ -84,7 +103,7 @@ def _execute(program: Program, order: Sequence[int], runtime: Runtime) -> None:
         keep(runtime, tensors[result])
 
 
-def _without_idle(operators: Operators, order: Sequence[int]) -> list[int]:
+def _without_idle(operators: Operators, order: Sequence[int], moved: Collection[int]) -> list[int]:
     """The order without the repeated runs of which nothing that is made is read."""
     first: dict[int, int] = {}
     for slot, op in enumerate(order):
@@ -96,5 +115,5 @@ def _without_idle(operators: Operators, order: Sequence[int]) -> list[int]:
         if first[op] == slot or not read.isdisjoint(operators.makes[op]):
             found.append(op)
             read.difference_update(operators.makes[op])
-            read.update(operators.reads[op])
+            read.update(operators.reads[op] if first[op] == slot or op not in moved else ())
     return found[::-1]

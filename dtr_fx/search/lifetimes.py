@@ -6,11 +6,14 @@ operator first comes after those that it reads is a plan.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from dtr_fx.runtime.program import Program
+from dtr_fx.runtime.channels import Link
+from dtr_fx.runtime.program import Call, Output, Program
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,8 @@ class Operators:
     It may run again if it ``repeats``, and for the first time later than it stands if it ``may_defer``.
     ``maker``, ``size`` and ``tensor``, its number in the program, are per storage.  ``kept`` are read at the
     end.  ``holds`` are the bytes of an operator's results that stay from its first run on; they are none of
-    the storages.
+    the storages.  Where an operator's results may be moved, ``out`` and ``back`` are what copying all of them
+    takes, else infinite, and if they are, they are held until the operator ``moved_by`` runs first.
     """
 
     reads: tuple[tuple[int, ...], ...]
@@ -36,6 +40,10 @@ class Operators:
     kept: tuple[int, ...]
     holds: tuple[int, ...]
     tensor: tuple[int, ...]
+    out: tuple[float, ...]
+    back: tuple[float, ...]
+    moved_by: tuple[int, ...]
+    link: Link | None
 
     @staticmethod
     def of(program: Program) -> Operators:
@@ -62,6 +70,7 @@ class Operators:
                 if not call.recomputable:
                     repeats[op] = False
         results = (tensor for tensors in program.kept_after.values() for tensor in tensors)
+        out, back, moved_by = _transfers(program, calls, fresh)
         return Operators(
             reads=reads,
             makes=makes,
@@ -76,24 +85,59 @@ class Operators:
             kept=tuple(dict.fromkeys(number[tensor] for tensor in results if tensor in number)),
             holds=holds,
             tensor=tuple(own),
+            out=out,
+            back=back,
+            moved_by=moved_by,
+            link=program.link,
         )
+
+
+def _transfers(
+    program: Program, calls: Sequence[Call], fresh: Sequence[Sequence[Output]]
+) -> tuple[tuple[float, ...], tuple[float, ...], tuple[int, ...]]:
+    """``out``, ``back`` and ``moved_by`` of ``Operators``, from the time that the operators take as they are."""
+    link, last = program.link, len(calls) - 1
+    out, back, moved_by = [math.inf] * len(calls), [math.inf] * len(calls), [0] * len(calls)
+    ends = list(accumulate(call.cost for call in calls))
+    for op, (call, outputs) in enumerate(zip(calls, fresh)):
+        sizes = [output.size for output in outputs if output.size]
+        if link is not None and call.movable and sizes:
+            out[op] = sum(map(link.time_out, sizes))
+            back[op] = sum(map(link.time_back, sizes))
+            moved_by[op] = min(bisect_left(ends, ends[op] + out[op], op + 1), last)
+    return tuple(out), tuple(back), tuple(moved_by)
 
 
 class Lifetimes:
     """Where each operator runs and each storage is read, by slots that grow along an order.
 
-    The order is slots with the operators that run there; at ``end`` what is kept is read.
+    The order is slots with the operators that run there; at ``end`` what is kept is read.  Where the results
+    of an operator are ``moved`` out, its repeated runs are transfers and read nothing.
     """
 
-    def __init__(self, operators: Operators, order: Iterable[tuple[int, int]], end: int) -> None:
+    def __init__(
+        self,
+        operators: Operators,
+        order: Iterable[tuple[int, int]],
+        end: int,
+        moved: Collection[int] = (),
+    ) -> None:
         self.operators = operators
         self.end = end
+        self.moved = set(moved)
         self.runs: list[list[int]] = [[] for _ in operators.makes]
         self.reads: list[list[int]] = [[] for _ in operators.size]
+        movers: dict[int, list[int]] = {}
+        for op in self.moved:
+            movers.setdefault(operators.moved_by[op], []).append(op)
         for slot, op in order:
+            is_first = not self.runs[op]
             self.runs[op].append(slot)
-            for storage in operators.reads[op]:
+            for storage in operators.reads[op] if is_first or op not in self.moved else ():
                 self.reads[storage].append(slot)
+            for mover in movers.get(op, ()) if is_first else ():
+                for storage in operators.makes[mover]:
+                    self.reads[storage].append(slot)
         for storage in operators.kept:
             self.reads[storage].append(end)
 

@@ -7,11 +7,13 @@ change does to memory is a sum over a few intervals.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from dtr_fx.runtime.channels import Channels
 
 from .lifetimes import Lifetimes, Operators
 
@@ -22,11 +24,15 @@ _DENSE = 5
 
 
 class Found(NamedTuple):
-    """An order, the cost of its repeated runs, and its bytes above the budget, summed over slots."""
+    """An order, the cost of its repeated runs, and its bytes above the budget, summed over slots.
+
+    The results of the operators ``moved`` are moved out: these run again as transfers.
+    """
 
     cost: float
     over: int
     order: list[int]
+    moved: frozenset[int] = frozenset()
 
 
 class Timeline(Lifetimes):
@@ -34,7 +40,8 @@ class Timeline(Lifetimes):
 
     It has none until it is told an order.  ``cost`` is that of the repeated runs, ``changes`` how often the
     bytes of some slots changed.  Where the first run of an operator is deferred, the first of its repeated
-    runs costs nothing.  Changes since the last ``commit`` are taken back by ``undo``.
+    runs costs nothing.  Changes since the last ``commit`` are taken back by ``undo``.  ``load`` is the time that
+    all transfers take, which does not count as cost.
     """
 
     def __init__(self, operators: Operators, budget: int) -> None:
@@ -42,7 +49,7 @@ class Timeline(Lifetimes):
         self.budget = budget
         self.changes = 0
 
-    def settle(self, order: Sequence[int]) -> Found:
+    def settle(self, order: Sequence[int], moved: Collection[int] = ()) -> Found:
         """Start anew from an order: every run has a slot, with free slots between them."""
         ops = self.operators
         self.op_at: dict[int, int] = {}
@@ -50,7 +57,7 @@ class Timeline(Lifetimes):
         self._deferred = [False] * len(ops.makes)
         self._place: dict[int, int] = {}
         self._added = 0
-        self.cost = 0.0
+        self.cost = self.load = 0.0
         known: set[int] = set()
         for position, op in enumerate(order):
             if op in known and not ops.makes[op]:
@@ -58,17 +65,63 @@ class Timeline(Lifetimes):
             slot = (position + 1) * _STRIDE
             self.op_at[slot] = op
             if op in known:
-                self.cost += ops.again[op]
+                if op in moved:
+                    self.load += ops.back[op]
+                else:
+                    self.cost += ops.again[op]
                 self._list(slot)
             known.add(op)
+        self.load += sum(ops.out[op] for op in moved)
         self.slots = list(self.op_at)
-        super().__init__(ops, self.op_at.items(), (len(order) + 1) * _STRIDE)
+        super().__init__(ops, self.op_at.items(), (len(order) + 1) * _STRIDE, moved)
         self.used = self._live()
+        self._measure()
         self.commit()
         for op in range(len(self.runs)):
             self._defer(op)
         self.commit()
-        return Found(self.cost, self.over, self.order)
+        return Found(self.cost, self.over, self.order, frozenset(self.moved))
+
+    def _measure(self) -> None:
+        """``clock`` is when what runs in each slot starts, if nothing waits; later changes leave it as it is."""
+        taken = np.zeros(self.end + 3)
+        known: set[int] = set()
+        for slot, op in self.op_at.items():
+            taken[slot + 1] = 0.0 if op in known and op in self.moved else self.operators.again[op]
+            known.add(op)
+        self.clock = np.cumsum(taken)
+
+    def waited(self) -> float:
+        """The time that operators wait for transfers; see ``channels``."""
+        ops, link = self.operators, self.operators.link
+        if link is None or not self.moved:
+            return 0.0
+        channels, known = Channels(link), set()
+        clock = waited = 0.0
+        outside: dict[int, float] = {}
+        arrives: dict[int, float] = {}
+        movers: dict[int, list[int]] = {}
+        moved = {op for op in self.moved if len(self.runs[op]) > 1}
+        for op in moved:
+            movers.setdefault(ops.moved_by[op], []).append(op)
+        for slot in self.slots:
+            op = self.op_at[slot]
+            if op in known and op in moved:
+                for storage in ops.makes[op]:
+                    arrives[storage] = channels.bring_back(clock, ops.size[storage], outside[op])
+                continue
+            until = max([clock, *(arrives.pop(each, 0.0) for each in ops.reads[op])])
+            waited += until - clock
+            clock = until + ops.again[op]
+            if op not in known:
+                known.add(op)
+                if op in moved:
+                    ends = [channels.move_out(clock, ops.size[storage]) for storage in ops.makes[op]]
+                    outside[op] = max(ends)
+                until = max([clock, *(outside[mover] for mover in movers.get(op, ()))])
+                waited += until - clock
+                clock = until
+        return waited
 
     def _live(self) -> npt.NDArray[np.int64]:
         """The bytes that are live in each slot."""
@@ -77,8 +130,9 @@ class Timeline(Lifetimes):
         for op, runs in enumerate(self.runs):
             for number, slot in enumerate(runs):
                 stays = 0 if number else ops.holds[op]
-                change[slot] += ops.temporary[op]
-                change[slot + 1] -= ops.temporary[op] - stays
+                temporary = self._temporary(op) if number else ops.temporary[op]
+                change[slot] += temporary
+                change[slot + 1] -= temporary - stays
                 change[self.end + 1] -= stays
                 for storage in ops.makes[op]:
                     change[slot] += ops.size[storage]
@@ -101,7 +155,7 @@ class Timeline(Lifetimes):
         """Make the changes so far permanent."""
         self._shifts: list[tuple[int, int, int]] = []
         self._undoing: list[tuple[Callable[[Any, Any], object], Any, Any]] = []
-        self._cost_before, self._added_before = self.cost, self._added
+        self._before = self.cost, self.load, self._added
 
     def undo(self) -> None:
         """Take back every change since the last ``commit``."""
@@ -109,7 +163,7 @@ class Timeline(Lifetimes):
             self.used[start:stop] -= nbytes
         for undo, one, other in reversed(self._undoing):
             undo(one, other)
-        self.cost, self._added = self._cost_before, self._added_before
+        self.cost, self.load, self._added = self._before
         self.commit()
 
     def free_slot(self, after: int, before: int) -> int | None:
@@ -124,7 +178,7 @@ class Timeline(Lifetimes):
     def spread_if_dense(self) -> None:
         """Spread the runs evenly again if many were added since, so that there are free slots everywhere."""
         if self._added * _DENSE > len(self.slots):
-            self.settle(self.order)
+            self.settle(self.order, self.moved)
 
     def add(self, op: int, slot: int) -> None:
         """Run an operator once more, in an empty slot; what is read later is read from this run."""
@@ -133,8 +187,8 @@ class Timeline(Lifetimes):
         self._write(op, slot)
         self._added += 1
         self._undoing.append((self._erase, op, slot))
-        self.cost += self.operators.again[op]
-        for storage in self.operators.reads[op]:
+        self._pay(op, 1)
+        for storage in self.reads_again(op):
             self._read(storage, slot)
         if not self.is_read(op, before):
             self.remove(before)
@@ -148,14 +202,46 @@ class Timeline(Lifetimes):
         self._count(op, slot, slot, -1)
         self._erase(op, slot)
         self._undoing.append((self._write, op, slot))
-        self.cost -= self.operators.again[op]
-        for storage in self.operators.reads[op]:
+        self._pay(op, -1)
+        for storage in self.reads_again(op):
             self._unread(storage, slot)
             maker = self.operators.maker[storage]
             run = self.run_before(maker, slot)
             if not self.is_read(maker, run):
                 self.remove(run)
         self._defer(op)
+
+    def reads_again(self, op: int) -> tuple[int, ...]:
+        """The storages that a repeated run of an operator reads."""
+        return () if op in self.moved else self.operators.reads[op]
+
+    def move(self, op: int) -> None:
+        """Move an operator's results out, or no longer; its repeated runs become the other kind."""
+        slots = self.runs[op][1:]
+        for slot in slots:
+            self.remove(slot)
+        self._toggle(op, op)
+        self._undoing.append((self._toggle, op, op))
+        held = self.runs[self.operators.moved_by[op]][0]
+        for storage in self.operators.makes[op]:
+            (self._read if op in self.moved else self._unread)(storage, held)
+        self.load += self.operators.out[op] if op in self.moved else -self.operators.out[op]
+        if op in self.moved or self.operators.repeats[op]:
+            for slot in slots:
+                self.add(op, slot)
+
+    def _toggle(self, op: int, _: int) -> None:
+        self.moved.symmetric_difference_update((op,))
+
+    def _pay(self, op: int, sign: int) -> None:
+        if op in self.moved:
+            self.load += sign * self.operators.back[op]
+        else:
+            self.cost += sign * self.operators.again[op]
+
+    def _temporary(self, op: int) -> int:
+        """The bytes that a repeated run takes for itself."""
+        return 0 if op in self.moved else self.operators.temporary[op]
 
     def _count(self, op: int, slot: int, run: int, sign: int) -> None:
         """Count the bytes that a run in a slot takes or, where what ``run`` makes is read later, saves."""
@@ -165,7 +251,7 @@ class Timeline(Lifetimes):
                 self._bytes(self.touched_before(storage, slot) + 1, slot, -size)
             else:
                 self._bytes(slot, slot + 1, size)
-        self._bytes(slot, slot + 1, sign * self.operators.temporary[op])
+        self._bytes(slot, slot + 1, sign * self._temporary(op))
 
     def _defer(self, op: int) -> None:
         """Count the first run of an operator as none, or as one, if that has changed."""

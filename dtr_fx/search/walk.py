@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 
 from dtr_fx.search.timeline import Found, Timeline
@@ -28,6 +28,12 @@ _FAR = 6.0
 _EARLY = 0.3
 # How often what an operator reads is made again for it where it is live, and where it is not, and how deep.
 _LIVE, _GONE, _DEEPEST = 0.2, 0.7, 10
+# Of a second of transfer: its price at first, as a share of a second of compute, and the factors; how much of
+# the transfers is waited for where they are hidden.
+_TOLL, _CHEAPER, _DEARER, _HIDDEN = 0.1, 0.9, 1.15, 0.01
+# Seconds per run of a simulation of the transfers; how often something is moved or no longer, one of those that
+# come back, and how often a copy back is issued ahead.
+_SIMULATE, _MOVES, _ONE_OF_THEM, _AHEAD = 1e-6, 0.1, 0.8, 0.8
 # How many storages are looked at for one that is idle, and how often for one run less.
 _TRIES = 20
 _REPAIRS = 6
@@ -42,6 +48,7 @@ def walk(
     penalty: float = 1.0,
     seed: int = 0,
     any_will_do: bool = False,
+    moved: Collection[int] = (),
 ) -> Found | None:
     """The cheapest order within the line's budget that is found from ``order`` on, or the first; or None.
 
@@ -49,7 +56,7 @@ def walk(
     in units of the average operator's cost, and ``penalty``, the factor on the usual price of a byte above
     the budget, are those of the first step: the hotter, the more often one that costs more is taken.
     """
-    line.settle(order)
+    line.settle(order, moved)
     return _Walk(line, seed, penalty).find(seconds, temperature, any_will_do)
 
 
@@ -65,8 +72,10 @@ class _Walk:
         self._large = [
             storage
             for storage, size in enumerate(operators.size)
-            if size and operators.repeats[operators.maker[storage]]
+            if size and (operators.repeats[op := operators.maker[storage]] or operators.back[op] < math.inf)
         ]
+        self._movable = [op for op, back in enumerate(operators.back) if back < math.inf]
+        self._toll, self._simulated = _TOLL, 0
         self._weights = list(accumulate(operators.size[storage] for storage in self._large))
         self._change_seconds = _CHANGE + _CHANGE_PER_OPERATOR * len(operators.makes)
         self._moves = self._looks = 0
@@ -92,16 +101,18 @@ class _Walk:
             if self._moves % _ROUND == 0:
                 line.spread_if_dense()
                 self._price = min(self._price * (_RISE if line.over else _FALL), _HIGHEST)
+                self._charge()
                 energy = self._energy()
         return self._best
 
     def _spent(self) -> float:
         """Seconds that a usual machine would have taken so far."""
         changes = self._line.changes - self._changes_before
-        return self._moves * _MOVE + self._looks * _LOOK + changes * self._change_seconds
+        simulated = self._simulated * len(self._line.slots) * _SIMULATE
+        return self._moves * _MOVE + self._looks * _LOOK + changes * self._change_seconds + simulated
 
     def _energy(self) -> float:
-        return self._line.cost + self._price * self._line.over
+        return self._line.cost + self._toll * self._line.load + self._price * self._line.over
 
     def _accepts(self, rise: float) -> bool:
         return rise <= 0 or (
@@ -112,11 +123,26 @@ class _Walk:
         line = self._line
         # Sums of the same costs in another order differ in their last digits.
         if not line.over and (self._best is None or line.cost < self._best.cost - 1e-9 * self._unit):
-            self._best = Found(line.cost, line.over, line.order)
+            cost = line.cost + self._waited()
+            if self._best is None or cost < self._best.cost - 1e-9 * self._unit:
+                self._best = Found(cost, line.over, line.order, frozenset(line.moved))
+
+    def _waited(self) -> float:
+        """The time that operators wait for transfers."""
+        self._simulated += bool(self._line.moved)
+        return self._line.waited()
+
+    def _charge(self) -> None:
+        """Raise the toll of transfers where operators wait for them, else lower it."""
+        if self._line.moved:
+            is_hidden = self._waited() <= _HIDDEN * self._line.load
+            self._toll = min(self._toll * (_CHEAPER if is_hidden else _DEARER), 1.0)
 
     def _change(self) -> None:
         choice = self._random.random()
-        if choice < 0.25:
+        if self._movable and self._random.random() < _MOVES:
+            self._move()
+        elif choice < 0.25:
             if not self._make_room():
                 self._run_again()
         elif not self._line.repeated:
@@ -127,6 +153,15 @@ class _Walk:
             self._shift()
         else:
             self._swap()
+
+    def _move(self) -> None:
+        """The results of an operator that runs again are moved instead, or no longer."""
+        line = self._line
+        op = self._random.choice(self._movable)
+        if line.repeated and self._random.random() < _ONE_OF_THEM:
+            op = line.op_at[self._random.choice(line.repeated)]
+        if op in line.moved or len(line.runs[op]) > 1 and self._operators.back[op] < math.inf:
+            line.move(op)
 
     def _remove(self) -> None:
         """One repeated run less, rather one that costs more."""
@@ -169,23 +204,40 @@ class _Walk:
             return False
         self._looks += 1
         found = [
-            (operators.again[operators.maker[storage]] / operators.size[storage], storage, slot)
+            (self._cheapest(operators.maker[storage]) / operators.size[storage], storage, slot)
             for storage in self._random.choices(self._large, cum_weights=self._weights, k=_TRIES)
             if (slot := line.read_after_idling(storage, worst)) is not None
         ]
         if found:
             _, storage, slot = min(found)
+            op = operators.maker[storage]
+            if op not in line.moved and self._cheapest(op) < self._computed(op):
+                line.move(op)
             self._make_again_in_time(storage, slot)
         return True
 
+    def _computed(self, op: int) -> float:
+        return self._operators.again[op] if self._operators.repeats[op] else math.inf
+
+    def _cheapest(self, op: int) -> float:
+        """What it costs to have an operator's results again, be it by moving them."""
+        out = 0.0 if op in self._line.moved else self._operators.out[op]
+        again = math.inf if op in self._line.moved else self._computed(op)
+        return min(again, self._toll * (out + self._operators.back[op]))
+
     def _make_again_in_time(self, storage: int, slot: int) -> None:
-        early = self._random.random() < _EARLY
+        is_moved = self._operators.maker[storage] in self._line.moved
+        early = self._random.random() < (_AHEAD if is_moved else _EARLY)
         self._make_again(storage, self._earlier(storage, slot) if early else slot, 0)
 
     def _earlier(self, storage: int, slot: int) -> int:
         """The slot of a run after which something that the storage is made from would be gone."""
         line, operators = self._line, self._operators
-        reads = operators.reads[operators.maker[storage]]
+        op = operators.maker[storage]
+        if op in line.moved:
+            before = line.clock[slot] - operators.back[op]
+            return max(line.touched_before(storage, slot) + 1, int(line.clock.searchsorted(before)))
+        reads = operators.reads[op]
         if not reads:
             return slot
         after = line.touched_before(self._random.choice(reads), slot)
@@ -198,15 +250,19 @@ class _Walk:
         line, operators = self._line, self._operators
         op = operators.maker[storage]
         touched = line.touched_before(storage, slot)
-        if not operators.repeats[op] or not line.runs_between(touched, slot):
+        if op in line.moved:
+            touched = max(touched, line.runs[operators.moved_by[op]][0])
+        elif not operators.repeats[op]:
+            return
+        if not line.runs_between(touched, slot):
             return
         target = line.free_slot(touched, slot)
         if target is None:
             return
-        for read in operators.reads[op]:
+        for read in line.reads_again(op):
             if self._random.random() < self._chance(read, target, depth):
                 self._make_again(read, target, depth + 1)
-        target = line.free_slot(line.touched_before(storage, slot), slot)
+        target = line.free_slot(touched, slot)
         if target is not None:
             line.add(op, target)
 
