@@ -25,7 +25,7 @@ from dtr_fx.passes.tensors import (
 )
 from dtr_fx.report import KINDS, Point
 from dtr_fx.runtime.caching_allocator import Block, CachingAllocator
-from dtr_fx.runtime.steps import DROP, RECOMPUTE
+from dtr_fx.runtime.steps import DROP, OFFLOAD, RECOMPUTE, RELOAD, WAIT
 
 
 class Allocation(NamedTuple):
@@ -120,9 +120,11 @@ def allocations(gm: GraphModule, workspace: Mapping[str, int], device: torch.dev
             for tangent in tangents:
                 yield from allocate(tangent)
             tangents = []
-        if not (is_selection(node) or role(node) == DROP):
+        if role(node) in (OFFLOAD, WAIT):
+            yield Run(node.name, 0)
+        elif not (is_selection(node) or role(node) == DROP):
             yield from allocate(node)
-            temporary = workspace.get(origin_name(node), 0)
+            temporary = 0 if role(node) == RELOAD else workspace.get(origin_name(node), 0)
             if node.target is rng.replay:
                 temporary += storage_bytes(rng.save_state(str(device)), device)
             yield Run(node.name, temporary)
@@ -142,6 +144,8 @@ def kind_of(node: Node, *, is_output: bool) -> str:
         return constant_kind(node)
     if role(node) == RECOMPUTE:
         return "recomputed"
+    if role(node) == RELOAD:
+        return "activation"
     if is_backward(node):
         return "gradient"
     if is_update(node):

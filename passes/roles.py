@@ -19,7 +19,7 @@ def facts(node: Node) -> dict[str, Any]:
 
 
 def role(node: Node) -> str:
-    """One of the above, ``"recompute"`` or ``"drop"``."""
+    """One of the above, or a kind of step: recompute, drop, offload, reload, wait."""
     return str(facts(node)["role"])
 
 

@@ -31,11 +31,17 @@ from dtr_fx.passes.tensors import (
     is_tangent,
     is_update,
     module_state,
+    tensors_of,
 )
+from dtr_fx.passes.transfers import is_movable
 from dtr_fx.passes.updates import read_before_updates
 from dtr_fx.runtime.program import Call, Constant, Instruction, Keep, Output, Program, Release
 from dtr_fx.runtime.steps import COMPUTE
 from dtr_fx.torch_private import pytree
+
+
+# Bytes of an operator's results below which they are not moved.
+_SMALLEST_MOVED = 4096
 
 
 class Value(NamedTuple):
@@ -54,7 +60,8 @@ class NodeCall:
     ``selections`` are the ``getitem`` nodes that take its result apart.  ``kept`` maps an input that the
     graph changes later to the value of its copy, which a recompute reads.  ``workspace`` are the bytes that
     any run takes for itself, ``replay_workspace`` those that a recompute adds, if it is ``recomputable``.
-    ``mark`` is what the user said of its results in a checkpoint's region.
+    ``mark`` is what the user said of its results in a checkpoint's region.  They are ``movable`` if they can be
+    moved out and back.
     """
 
     node: Node
@@ -65,6 +72,7 @@ class NodeCall:
     workspace: int = 0
     replay_workspace: int = 0
     recomputable: bool = True
+    movable: bool = False
     mark: CheckpointPolicy | None = None
     selections: list[Node] = field(default_factory=list)
     kept: dict[Node, int] = field(default_factory=dict)
@@ -109,6 +117,7 @@ class GraphProgram:
                     may_defer=self._may_defer(number),
                     replay_workspace=call.replay_workspace,
                     serves_recompute=call.role in (SAVE_RNG, KEEP),
+                    movable=call.movable and (self.boundary is None or number < self.boundary),
                 )
             )
             found += [*map(Keep, call.pins), *map(Release, call.releases)]
@@ -179,12 +188,13 @@ def analyze(
     *,
     replays_randomness: bool = True,
     trusts_caller: bool = False,
+    moves: bool = False,
 ) -> GraphProgram:
     """The graph as a program, with the bytes that are on ``device``; values share storages as tensors do.
 
     ``cost`` gives seconds, ``workspace`` bytes that only the operator sees.  Random operators run once where
     nothing ``replays_randomness``.  What the caller may write before the backward pass is not read by a
-    recompute, unless the plan ``trusts_caller`` not to.
+    recompute, unless the plan ``trusts_caller`` not to.  Results may be moved out if a plan ``moves`` any.
     """
     writes, between = last_writes(gm.graph), written_after_forward(gm)
     reached = reached_by_caller(gm, "input", "output")
@@ -202,6 +212,7 @@ def analyze(
         writes,
         last_write,
         given_back(gm),
+        moves,
         *read_before_updates(gm),
     )
     for name, tensor in module_state(gm):
@@ -228,6 +239,7 @@ class _Analysis:
     writes: dict[int, int]
     last_write: dict[int, int]
     given_back: set[int]
+    moves: bool
     read_before: dict[int, int]
     stay: set[Node]
     keys: list[int] = field(default_factory=list)
@@ -264,6 +276,7 @@ class _Analysis:
         for step in self.program.calls:
             last_use.update(dict.fromkeys((*step.outputs, *step.inputs), step))
             step.pins = [value for value in step.outputs if value in held]
+            step.movable = step.movable and not step.pins
         for value, step in last_use.items():
             if value not in self.results and value not in self.constants:
                 step.releases.append(value)
@@ -314,8 +327,17 @@ class _Analysis:
         if fresh or not step.recomputable:
             step.cost = self.cost(node)
             step.workspace = self.workspace.get(node, 0)
+        step.movable = bool(fresh) and not is_written and self._is_movable(node, step)
         self.step_of[node] = step
         self.program.calls.append(step)
+
+    def _is_movable(self, node: Node, step: NodeCall) -> bool:
+        """True if the results are large enough to be moved, and nobody writes them or holds on to them."""
+        if not self.moves or _is_used_whole(node) or any(self.keys[v] in self.last_write for v in step.outputs):
+            return False
+        tensors = tensors_of(node.meta.get("val"))
+        nbytes = sum(self.program.values[value].nbytes for value in step.outputs)
+        return nbytes >= _SMALLEST_MOVED and len(tensors) == len(step.outputs) and all(map(is_movable, tensors))
 
     def _select(self, node: Node) -> None:
         source, index = node.args

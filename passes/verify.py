@@ -8,6 +8,8 @@ same operator      a recompute calls what its origin calls
 same values        and on what its origin read: origins, their recomputes, kept copies that are copies
 same randomness    a random recompute replays the state saved right before its origin
 not twice          nothing that writes, or takes part in an effect, is recomputed
+moved              what is brought back was moved out before, and both copies have been waited for: before the
+                   moved value is dropped, and before anything reads the one that is back
 not after a write  a recompute neither reads a storage that was written since its origin read it, nor makes
                    anew one that was written since
 """
@@ -24,7 +26,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from dtr_fx.errors import DTRError
-from dtr_fx.passes import rng, subgraphs
+from dtr_fx.passes import rng, subgraphs, transfers
 from dtr_fx.passes.contract import PLAN, VALUES, VERIFIED, Pass
 from dtr_fx.passes.reach import given_back
 from dtr_fx.passes.roles import KEEP, SAVE_RNG, origin_name, role
@@ -38,7 +40,7 @@ from dtr_fx.passes.tensors import (
     tensors_of,
 )
 from dtr_fx.report import Point
-from dtr_fx.runtime.steps import DROP, RECOMPUTE
+from dtr_fx.runtime.steps import DROP, OFFLOAD, RECOMPUTE, RELOAD, WAIT
 from dtr_fx.torch_private import OpOverload, schema_of
 
 
@@ -86,6 +88,8 @@ class _Check:
         self._versions_read: dict[str, dict[str, int]] = {}
         self._open_states: list[Node] = []
         self._state_of: dict[str, Node] = {}
+        self._leaving: dict[int, Node] = {}
+        self._arriving: dict[int, Node] = {}
 
     def visit(self, node: Node) -> None:
         self._check_live(node)
@@ -97,6 +101,8 @@ class _Check:
                 self._given_back.difference_update(keys)
         elif kind == RECOMPUTE:
             self._check_recompute(node)
+        elif kind in (OFFLOAD, RELOAD, WAIT):
+            self._check_transfer(node)
         elif kind == SAVE_RNG:
             if node.target is not rng.save_state:
                 raise _broken("same randomness", node, "it does not save the generator's state")
@@ -110,8 +116,41 @@ class _Check:
             self._versions_read[node.name] = self._versions(node)
         self._keys[node] = storage_keys(node)
 
+    def _check_transfer(self, node: Node) -> None:
+        """The rule ``moved``; values are told by their storages, handles by the nodes."""
+        name = origin_name(node)
+        value, handle = node.args[0], node.args[-1]
+        if node.target is transfers.offload:
+            assert isinstance(value, Node)
+            if origin_name(value) != name:
+                raise _broken("moved", node, f"it moves {value}, not {name}")
+            self._leaving.update(dict.fromkeys(self._keys[value], node))
+        elif node.target is transfers.wait_offload:
+            value, handle = handle, value
+            assert isinstance(value, Node)
+            if any(self._leaving.pop(key, None) is not handle for key in self._keys[value]):
+                raise _broken("moved", node, f"{handle} does not move {value} out")
+        elif node.target is transfers.reload:
+            handle = value
+            if not (isinstance(handle, Node) and handle.target is transfers.wait_offload):
+                raise _broken("moved", node, f"{handle} has not been waited for")
+            if origin_name(handle) != name:
+                raise _broken("moved", node, f"{handle} is not of {name}")
+            self._arriving.update(dict.fromkeys(storage_keys(node), node))
+        else:
+            assert isinstance(value, Node)
+            if any(self._arriving.pop(key, None) is not value for key in self._keys[value]):
+                raise _broken("moved", node, f"{value} is not on its way back")
+            if handle is not value.args[0]:
+                raise _broken("moved", node, f"{value} is not brought back from {handle}")
+
     def _check_live(self, node: Node) -> None:
         for used in node.all_input_nodes:
+            if self._arriving and node.target is not transfers.wait_reload:
+                if not self._arriving.keys().isdisjoint(self._keys.get(used, ())):
+                    raise _broken("moved", node, f"it reads {used.name} before it is there")
+            if role(node) == DROP and not self._leaving.keys().isdisjoint(self._keys.get(used, ())):
+                raise _broken("moved", node, f"{used.name} has not been moved out yet")
             if used not in self._keys:
                 raise _broken("live", node, f"it reads {used.name}, which does not stand before it")
             for key in self._keys[used] if self._dropped else ():

@@ -11,16 +11,19 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from dtr_fx.passes import rng
+from dtr_fx.passes import rng, transfers
 from dtr_fx.passes.contract import ORDER, PLAN, VALUES, VERIFIED, Pass
 from dtr_fx.passes.drops import drop, hoist_drops
 from dtr_fx.passes.propagate import fake_mode_of
-from dtr_fx.passes.roles import ARRIVE, SAVE_RNG
+from dtr_fx.passes.roles import ARRIVE, SAVE_RNG, role
 from dtr_fx.passes.storages import GraphProgram, NodeCall
 from dtr_fx.passes.tensors import empty_like, is_backward, storage_key, tensors_of, view_like
 from dtr_fx.runtime import Plan, Step
-from dtr_fx.runtime.steps import COMPUTE, DROP, RECOMPUTE
+from dtr_fx.runtime.steps import COMPUTE, DROP, OFFLOAD, RECOMPUTE, RELOAD, WAIT
 from dtr_fx.torch_private import pytree, rename
+
+# What ``meta`` says of where a node comes from.
+_PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "fwd_nn_module_stack", "original_aten")
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,13 @@ class Write(Pass):
     """Write a plan into the graph that its program was read from.
 
     Drop and Recompute nodes stand in the order of the plan; what is read after a drop is the newest copy;
-    every new node has ``meta["dtr"]`` with its role and, for a recompute, its origin.
+    every new node has ``meta["dtr"]`` with its role and, for a recompute, its origin.  What the plan moves goes to
+    the ``tier`` (see ``tiers``).
     """
 
     program: GraphProgram
     plan: Plan
+    tier: str = ""
 
     name = "emit"
     requires = (VALUES, ORDER)
@@ -40,14 +45,14 @@ class Write(Pass):
     breaks = (VERIFIED,)
 
     def call(self, gm: GraphModule) -> bool:
-        _Writer(gm, self.program, self.plan).run()
+        _Writer(gm, self.program, self.plan, self.tier).run()
         return True
 
 
 class _Writer:
     """Edits a graph so that it does what a plan says."""
 
-    def __init__(self, gm: GraphModule, program: GraphProgram, plan: Plan) -> None:
+    def __init__(self, gm: GraphModule, program: GraphProgram, plan: Plan, tier: str) -> None:
         self._program = program
         self._steps = plan.steps
         self._calls = program.calls
@@ -61,6 +66,8 @@ class _Writer:
         self._origin: dict[Node, Node] = {}
         self._old_value: dict[Node, Any] = {}
         self._saved: dict[int, Node] = {}
+        self._tier = tier
+        self._handle: dict[int, Node] = {}
         self._resident: set[int] = set()
         self._selections: list[Node] = []
         self._anchor = self._graph.output_node()
@@ -80,6 +87,8 @@ class _Writer:
                         self._saved[call.outputs[0]] = self._save(call)
                 elif step.kind == RECOMPUTE:
                     self._recompute(self._calls[step.op])
+                elif step.kind in (OFFLOAD, RELOAD, WAIT):
+                    self._transfer(step)
                 else:
                     self._resident.discard(step.storage)
                     is_given_back = step.storage in self._program.given_back
@@ -179,6 +188,43 @@ class _Writer:
         node.meta["val"] = source.meta["val"][selection.args[1]]
         self._name_after(node, selection)
         self._selections.append(node)
+
+    def _transfer(self, step: Step) -> None:
+        """Move a storage out, bring it back, or wait for either."""
+        origin = self._holder[step.storage]
+        value = self._newest_of(origin)
+        handle = self._handle.get(step.storage)
+        name, is_back = origin.name, role(value) == RELOAD
+        with self._graph.inserting_before(self._anchor):
+            if step.kind == OFFLOAD:
+                node = self._graph.call_function(transfers.offload, (value, self._tier))
+                node.meta["val"] = self._handle_value()
+                self._handle[step.storage] = node
+            elif step.kind == RELOAD:
+                like = origin.meta["val"]
+                layout = [*like.shape], [*like.stride()], like.dtype, str(like.device)
+                node = self._graph.call_function(transfers.reload, (handle, *layout))
+                node.meta["val"] = empty_like(like)
+                self._resident.add(step.storage)
+            elif is_back:
+                node = self._graph.call_function(transfers.wait_reload, (value, handle))
+                node.meta["val"] = view_like(value.meta["val"], value.meta["val"])
+            else:
+                node = self._graph.call_function(transfers.wait_offload, (handle, value))
+                assert handle is not None
+                node.meta["val"] = handle.meta["val"]
+                self._handle[step.storage] = node
+        if step.kind == RELOAD or is_back:
+            self._newest[origin] = node
+            self._origin[node] = origin
+        rename(node, f"{name}_{step.kind}")
+        if step.kind == RELOAD:
+            node.meta |= {key: fact for key, fact in origin.meta.items() if key in _PROVENANCE}
+        self._describe(node, role=step.kind, origin=name, seconds=step.seconds)
+
+    def _handle_value(self) -> torch.Tensor:
+        with self._mode or contextlib.nullcontext():
+            return torch.empty(1, dtype=torch.int64)
 
     def _drop(self, step: Step) -> None:
         holder = self._holder[step.storage]

@@ -20,7 +20,13 @@ from dtr_fx.units import format_bytes, format_count, format_percent, format_seco
 _CONTEXT = 1  # unchanged operators shown on either side of a change
 _FILE_AND_LINE = 10  # columns
 _DECIDED = {"search": "search decided, runtime checked", "none": "as it was"}
-_CHANGES = {"drop": ("- drop", RED), "recompute": ("+ recompute", GREEN)}
+_CHANGES = {
+    "drop": ("- drop", RED),
+    "recompute": ("+ recompute", GREEN),
+    "offload": ("> offload", YELLOW),
+    "reload": ("< reload", GREEN),
+    "wait": ("= wait", YELLOW),
+}
 _CHANGES_OF_TWO = {**_CHANGES, "compute": ("~ late", YELLOW)}
 
 
@@ -57,8 +63,9 @@ def circumstances(report: Report) -> str:
 
 def sections(events: Sequence[Event]) -> Iterator[tuple[str, list[Event | list[Event]]]]:
     """The title of each phase, empty where a graph has none, and its rows: steps, and folds of operators."""
-    # A banished storage is freed where the original graph frees it too: nothing changed there.
-    steps = [event for event in events if event.kind != "banish"]
+    # A banished storage is freed where the original graph frees it too: nothing changed there.  Nor where a copy
+    # has ended before it is waited for.
+    steps = [event for event in events if event.kind != "banish" and (event.kind != "wait" or event.cost)]
     backward = [number for number, event in enumerate(steps) if event.phase == "backward"]
 
     def section(number: int) -> str:
@@ -70,6 +77,7 @@ def sections(events: Sequence[Event]) -> Iterator[tuple[str, list[Event | list[E
         phase = " and ".join(dict.fromkeys(event.phase for event in members))
         kinds = [event.kind for event in members]
         nouns = {"compute": "operator", "drop": "drop", "recompute": "recompute"}
+        nouns |= {kind: kind for kind in ("offload", "reload") if kind in kinds}
         counts = ", ".join(format_count(kinds.count(kind), noun) for kind, noun in nouns.items())
         yield f"{phase}: {counts}" if phase else "", _folded(members)
 
@@ -153,6 +161,10 @@ def _reasons(event: Event) -> tuple[str, ...]:
     score = "" if event.score is None else f"({event.score:.2g})"
     stated = f"{event.reason} {score}".strip()
     price, again = price_of(event.again, event.away), price_of(event.again, None)
+    if event.transfer:
+        return (f"{format_seconds(event.transfer)} beside compute", format_seconds(event.transfer))
+    if event.kind == "wait":
+        return (f"until the copy has ended, {format_seconds(event.cost)}", format_seconds(event.cost))
     if event.kind == "recompute" and event.cost:
         return f"{stated}, {format_seconds(event.cost)}", stated
     if not price:
@@ -259,8 +271,9 @@ def _counts(found: Difference) -> str:
     for side, letter in enumerate("AB"):
         kinds = [change.event.kind for change in found.changes if change.only_in == side]
         drops, recomputes, late = map(kinds.count, ("drop", "recompute", "compute"))
+        moved = f", {format_count(kinds.count('offload'), 'offload')}" if "offload" in kinds else ""
         waiting = f", {format_count(late, 'late operator')}" if late else ""
-        made = f"{format_count(drops, 'drop')}, {format_count(recomputes, 'recompute')}{waiting}"
+        made = f"{format_count(drops, 'drop')}, {format_count(recomputes, 'recompute')}{moved}{waiting}"
         parts.append(f"only in {letter}: {made}")
     a, b = found.plans
     return "; ".join((*parts, f"overhead {format_percent(a.overhead)} → {format_percent(b.overhead)}"))

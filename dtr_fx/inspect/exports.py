@@ -16,6 +16,7 @@ from dtr_fx.runtime.caching_allocator import Block, CachingAllocator, Pool
 
 _MICROSECONDS = 1e6
 _OPERATOR = ("target", "phase", "module", "source", "nbytes", "cost")
+_LANES = ("compute", "recompute", "offload", "reload")
 _TRACED = ("target", "module", "source", "phase", "nbytes", "live", "reason", "score", "again", "away")
 
 
@@ -58,21 +59,38 @@ def to_networkx(report: Report) -> nx.DiGraph:
 def to_chrome_trace(report: Report) -> str:
     """The step as planned, for chrome://tracing and https://ui.perfetto.dev.
 
-    Operators lie one after the other, as long as their costs say.  Live bytes by kind are a counter, drops
+    Operators lie one after the other, as long as their costs say; copies out and back have a lane each.  Live bytes by kind are a counter, drops
     are instants, and an arrow leads from each drop to the recompute that it makes necessary.
     """
     clock = accumulate((event.cost * _MICROSECONDS for event in report.events), initial=0.0)
+    lanes = [name for name in _LANES if name in ("compute", "recompute") or _has(report, name)]
     places = [
-        {"pid": 1, "tid": 2 if event.kind == "recompute" else 1, "ts": start}
+        {"pid": 1, "tid": lanes.index(event.kind) + 1 if event.kind in lanes else 1, "ts": start}
         for event, start in zip(report.events, clock)
     ]
+    for place, start in _transfers(report, places):
+        place["ts"] = start
     process = {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "dtr_fx: the step as planned"}}
     threads = (
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": thread, "args": {"name": name}}
-        for thread, name in enumerate(("compute", "recompute"), 1)
+        for thread, name in enumerate(lanes, 1)
     )
     traced = [process, *threads, *_steps(report, places), *_arrows(report, places)]
     return json.dumps({"traceEvents": traced, "displayTimeUnit": "ms"})
+
+
+def _has(report: Report, kind: str) -> bool:
+    return any(event.kind == kind for event in report.events)
+
+
+def _transfers(report: Report, places: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], float]]:
+    """The places of transfers, with when each starts: behind the one before it in its lane."""
+    ends: defaultdict[str, float] = defaultdict(float)
+    for event, place in zip(report.events, places):
+        if event.transfer:
+            start = max(place["ts"], ends[event.kind])
+            ends[event.kind] = start + event.transfer * _MICROSECONDS
+            yield place, start
 
 
 def _steps(report: Report, places: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -84,7 +102,7 @@ def _steps(report: Report, places: list[dict[str, Any]]) -> Iterator[dict[str, A
         if event.kind == "drop":
             yield {**step, "ph": "i", "s": "t", "name": f"drop {event.origin}"}
             continue
-        yield {**step, "ph": "X", "dur": event.cost * _MICROSECONDS}
+        yield {**step, "ph": "X", "dur": (event.cost + event.transfer) * _MICROSECONDS}
         if parts.get(event.name):
             counts = dict(zip(KINDS, parts[event.name]))
             yield {"ph": "C", "pid": 1, "ts": place["ts"], "name": "live bytes", "args": counts}

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from dtr_fx.passes.hints import Hint
+    from dtr_fx.tiers.tier import Tier
 
 _FORMS = (
     "write a fraction of the graph's own peak (0.6 or '60%'), bytes (an int, '8GiB' or '8GB'), "
@@ -32,7 +33,7 @@ _FORMS = (
 # The caching allocator takes memory in blocks of 2 MiB and more, and what lies between them is lost.
 _USABLE = 0.95
 # What shapes a plan, beside its limit and hints.
-_SHAPING = ("heuristic", "costs", "planner", "plan_seconds", "executor", "slices")
+_SHAPING = ("heuristic", "costs", "planner", "plan_seconds", "executor", "slices", "offload")
 _NAMES = {
     "planner": ("search", "online"),
     "executor": ("eager", "inductor", None),
@@ -154,6 +155,13 @@ def _parse_overhead(value: object) -> float | None:
     return _Overhead(share)
 
 
+def _parse_offload(given: object) -> Tier | None:
+    # Only here: an option that few give.
+    from dtr_fx.tiers.tier import Tier
+
+    return Tier.parse(given)
+
+
 def _parse_policy(given: object) -> tuple[Hint, ...]:
     if not given:
         return ()
@@ -263,6 +271,9 @@ class Options:
     - ``slices``: operators may run slice by slice where the budget is tight: ``"exact"`` if results stay the
       same, bit for bit (with Inductor: if no sum is taken in another order), ``"summed"`` also if sums are
       added up in another order, ``"off"`` not at all.
+    - ``offload``: where values may be moved to instead of computed again: ``"host"`` memory beside a GPU,
+      ``"disk"`` (the folder of temporary files) or a folder, bytes of host memory (``"16GiB"``), or a place with
+      its limit (``"disk:16GiB"``).
     - ``policy``: what is kept or recomputed, by path of a module or region; see ``passes.hints``.
     - ``watch``: a value, named as in ``dtr-fx diff``; ``Report.choices`` has each time that it was weighed.
     - ``report``: a file, ``.html`` or ``.json``, for the reports of all graphs planned in this process,
@@ -285,6 +296,7 @@ class Options:
     plan_seconds: float | None = None
     executor: Literal["eager", "inductor"] | None = None
     slices: Literal["exact", "summed", "off"] = "exact"
+    offload: _Option[Tier | None] = _Option(_parse_offload, None)
     policy: _Option[tuple[Hint, ...]] = _Option(_parse_policy, None)
     watch: str | None = None
     report: _Option[Path | None] = _Option(_parse_report, None)
@@ -308,6 +320,8 @@ class Options:
             given = getattr(self, name)
             if given not in known:
                 raise OptionError(f"unknown {name} {given!r}{did_you_mean(given, filter(None, known))}")
+        if self.offload is not None and self.executor == "inductor":
+            raise OptionError("offload: kernels of Inductor move nothing; leave executor out, or offload")
         if self.plan_seconds is not None and not _is_positive(self.plan_seconds, (int, float)):
             raise OptionError(f"plan_seconds={self.plan_seconds!r}: give seconds above 0, or None")
         if not _is_positive(self.plans_kept, int):

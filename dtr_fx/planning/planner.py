@@ -48,7 +48,7 @@ class Infeasible(Exception):
 class Planner:
     """Plans for one program by the heuristic, the planner and the effort of the options, for any budget.
 
-    ``need`` is what no plan can do without, ``marks`` is what the user said of operators, by their numbers.
+    A program with a link may be planned with transfers.  ``need`` is what no plan can do without, ``marks`` is what the user said of operators, by their numbers.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Planner:
 
     def plan(self, budget: int) -> Plan:
         """A plan within ``budget`` bytes; Infeasible if there is none at this budget or a smaller one."""
-        plan = self.search(budget, self.program, lambda: self.smallest)
+        plan = self.search(budget, self.program, lambda: self._smallest_computed)
         marked = self.checkpointed
         if marked is not None and marked.peak <= budget:
             plan = _cheapest(filter(None, [plan, marked]))
@@ -88,14 +88,14 @@ class Planner:
         """As ``plan``, with ``saved`` bytes between the passes beside ``held``, or as few as are found."""
         free = self.plan(budget)
         repaired = self._repaired(free, budget, held + saved)
-        if repaired is not None and repaired.cost <= free.cost:
+        if repaired is not None and repaired.extra <= free.extra:
             return free
         limited = limit_saved(self.program, held + saved, budget)
         plan = _cheapest(filter(None, [repaired, self.search(budget, limited, lambda: repaired)]))
         while plan is None:
             saved = 2 * saved + 1
             plan = self._repaired(free, budget, held + saved)
-        return execute_order(self.program, plan.order, budget)
+        return execute_order(self.program, plan.order, budget, plan.moved)
 
     def _repaired(self, free: Plan, budget: int, most: int) -> Plan | None:
         """A plan that was made without a limit between the passes, changed to keep it."""
@@ -103,7 +103,7 @@ class Planner:
         fitting = []
         for order in (free.order, rerun_forward(self.program, free.order)):
             with contextlib.suppress(RunFailed):
-                fitting.append(execute_order(limited, order, budget))
+                fitting.append(execute_order(limited, order, budget, free.moved))
         return _cheapest(fitting)
 
     @cached_property
@@ -114,13 +114,29 @@ class Planner:
         return found
 
     def _find_smallest(self) -> Plan:
-        bound = self.need.nbytes
+        plan, program = self._smallest_computed, self.program
+        if not self._may_move(program):
+            return plan
+        return search.smallest_with_moves(program, self.need.nbytes, plan, self._effort(program))
+
+    @cached_property
+    def _smallest_computed(self) -> Plan:
+        """The same without transfers."""
+        program = replace(self.program, link=None)
+        bound = lower_bound(program).nbytes
         if self._online:
-            plan = search.smallest_by_passes(self.program, bound, [self._policy]).plan
+            plan = search.smallest_by_passes(program, bound, [self._policy]).plan
         else:
-            plan = search.smallest(self.program, bound, self._seconds)
-        plans = filter(None, [self._obeying(plan, self.program, math.inf), self.checkpointed])
+            plan = search.smallest(program, bound, self._seconds)
+        plans = filter(None, [self._obeying(plan, program, math.inf), self.checkpointed])
         return min(plans, key=lambda plan: plan.peak)
+
+    def _may_move(self, program: Program) -> bool:
+        """True if plans may have transfers: those of the online planner, and marks, know none."""
+        return program.link is not None and not (self._online or self.must)
+
+    def _effort(self, program: Program) -> float:
+        return search.default_effort(program) if self._seconds is None else self._seconds
 
     @cached_property
     def checkpointed(self) -> Plan | None:
@@ -147,13 +163,16 @@ class Planner:
         return self._kept.find(lambda: self._search(budget, program, lowest), "search", budget, program)
 
     def _search(self, budget: int, program: Program, lowest: Callable[[], Plan | None]) -> Plan | None:
+        computed = replace(program, link=None)
         if self._online:
-            return self.one_pass(budget, program)
-        try:
-            plan = search.search(self._weighed(program), budget, self._policy, self._seconds, lowest)
-        except search.Infeasible:
-            return None
-        return self._obeying(plan, program, budget)
+            return self.one_pass(budget, computed)
+        plan: Plan | None = None
+        with contextlib.suppress(search.Infeasible):
+            found = search.search(self._weighed(computed), budget, self._policy, self._seconds, lowest)
+            plan = self._obeying(found, computed, budget)
+        if not self._may_move(program) or (plan is not None and not plan.cost):
+            return plan
+        return search.with_moves(program, budget, plan, self._effort(program))
 
     def _weighed(self, program: Program) -> Program:
         """The program with what the user prefers in its costs."""
@@ -177,4 +196,4 @@ class Planner:
 
 
 def _cheapest(plans: Iterable[Plan]) -> Plan | None:
-    return min(plans, key=lambda plan: plan.cost, default=None)
+    return min(plans, key=lambda plan: plan.extra, default=None)

@@ -7,6 +7,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from dtr_fx.passes.tensors import graph_device, is_view
 from dtr_fx.planning.options import Budget, Options, resolve_budget
 from dtr_fx.planning.planner import Infeasible, Planner
 from dtr_fx.planning.reporting import source_line
-from dtr_fx.runtime import Plan, RunFailed
+from dtr_fx.runtime import Link, Plan, RunFailed
 from dtr_fx.runtime.steps import RECOMPUTE
 from dtr_fx.search import execute_order, limit_saved
 
@@ -45,6 +46,7 @@ class Carried(NamedTuple):
 
     structure: Hashable
     order: Sequence[int] | None
+    moved: frozenset[int] = frozenset()
 
 
 class Planning:
@@ -86,11 +88,25 @@ class Planning:
             workspace,
             replays_randomness=replays_randomness,
             trusts_caller=trusts_caller,
+            moves=options.offload is not None,
         )
         self.workspace_of = {node.name: nbytes for node, nbytes in workspace.items()}
         self.before = liveness(gm, {node.name: nbytes for node, nbytes in as_it_is.items()}, device)
         marks = {number: call.mark for number, call in enumerate(self.graph.calls) if call.mark is not None}
-        self.planner = Planner(self.graph.program, options, marks)
+        program = self.graph.program
+        self.link_text = ""
+        if options.offload is not None:
+            # Only here: its threads and files need not be known where nothing is moved.
+            from dtr_fx.costs.bandwidth import measured_bandwidth
+            from dtr_fx.tiers.pinned import check_device
+
+            check_device(options.offload, device)
+            speed = measured_bandwidth(options.offload, device)
+            self.link_text = f"{options.offload}: {speed}"
+            link = Link(speed.out, speed.back, speed.latency)
+            limit = math.inf if options.offload.limit is None else options.offload.limit
+            program = replace(program, link=link, outside=limit)
+        self.planner = Planner(program, options, marks)
         marked = self.planner.checkpointed
         self._peak_unmarked = max(point.live for point in self.before)
         self.base_cost = self.graph.base_cost
@@ -141,26 +157,26 @@ class Planning:
             if each.structure != structure:
                 continue
             if each.order is not None:
-                plan = self._carry_over(each.order)
+                plan = self._carry_over(each.order, each.moved)
                 found += [] if plan is None else [(each, plan)]
             elif self._fits_as_it_is(budget):
                 return each, None
         if not found:
             return None
-        best, plan = min(found, key=lambda one: one[1].cost)
+        best, plan = min(found, key=lambda one: one[1].extra)
         held = self.graph.constant_bytes
         is_near = plan.peak - held >= _NEAR * (budget - held)
         return (best, plan) if is_near or self.overhead(plan) <= _CHEAP else None
 
-    def _carry_over(self, order: Sequence[int]) -> Plan | None:
+    def _carry_over(self, order: Sequence[int], moved: frozenset[int]) -> Plan | None:
         """The plan of an order; None if it fits only with more that is recomputed, or not at all."""
         graph, budget = self.graph, self.limit
-        programs = [graph.program]
+        programs = [self.planner.program]
         if self._saved is not None:
             most = graph.held_between_passes + self._saved
-            programs.insert(0, limit_saved(graph.program, most, budget))
+            programs.insert(0, limit_saved(self.planner.program, most, budget))
         try:
-            plans = [execute_order(program, order, budget) for program in programs]
+            plans = [execute_order(program, order, budget, moved) for program in programs]
         except RunFailed:
             return None
         return plans[-1] if all(plan.order == order for plan in plans) else None
@@ -243,7 +259,7 @@ class Planning:
                 budget = (low + high) // 2
             if not left and best[1] is None:
                 budget = passed
-            plan = self.planner.search(budget, self.graph.program, lambda: None)
+            plan = self.planner.search(budget, self.planner.program, lambda: None)
             overhead = _UNKNOWN * limit if plan is None else self.overhead(plan)
             if overhead > limit:
                 low = budget
@@ -267,7 +283,7 @@ class Planning:
         again = {step.op for step in plan.steps if step.kind == RECOMPUTE}
         read = {value for number in again for value in calls[number].inputs}
         kept = (call for call in calls if call.role == KEEP and call.outputs[0] in read)
-        return slices + plan.cost + sum(call.cost for call in kept)
+        return slices + plan.extra + sum(call.cost for call in kept)
 
     def sane_from(self, plan: Plan | None) -> int | None:
         """Of a plan that computes more than five forward passes again, a budget from which none does."""

@@ -22,11 +22,12 @@ from dtr_fx.passes.tensors import is_selection, is_update
 from dtr_fx.planning.planner import Planner
 from dtr_fx.report import Choice, Event, HintStats, Point, SliceStats, StorageStats
 from dtr_fx.runtime import Plan
-from dtr_fx.runtime.steps import BANISH, COMPUTE, DROP, RECOMPUTE
+from dtr_fx.runtime.steps import BANISH, COMPUTE, DROP, OFFLOAD, RECOMPUTE, RELOAD, WAIT
 from dtr_fx.search import Need, Scored, scores_of
 from dtr_fx.torch_private import OpOverload
 
-_KINDS = (COMPUTE, RECOMPUTE, DROP, BANISH)
+_TRANSFERS = (OFFLOAD, RELOAD, WAIT)
+_KINDS = (COMPUTE, RECOMPUTE, DROP, BANISH, *_TRANSFERS)
 _SAVES = (SAVE_RNG, KEEP)
 
 
@@ -104,33 +105,38 @@ def events_of(gm: GraphModule, program: GraphProgram, after: Sequence[Point]) ->
             continue
         known = facts(node)
         kind, origin = known["role"], known["origin"]
-        is_save, is_drop = kind in _SAVES, kind == DROP
+        is_save, is_drop, is_transfer = kind in _SAVES, kind == DROP, kind in _TRANSFERS
         live = live_at.get(node.name, live)
         step = step_of.get((kind if is_save else COMPUTE, origin))
-        values = [value_of[origin]] if is_drop else step.outputs if step is not None else ()
+        is_of_one = is_drop or is_transfer
+        values = [value_of[origin]] if is_of_one else step.outputs if step is not None else ()
         nbytes = sum([program.values[value].nbytes for value in values])
         maker = _maker(nodes.get(origin, node))
         called = node if is_save else maker
         if is_drop:
             live -= nbytes
         tag = "optimizer" if is_update(node) else str(node.meta.get("partitioner_tag", ""))
-        read = [source(used) for used in node.all_input_nodes]
+        read = [source(used) for used in (() if kind == RELOAD else node.all_input_nodes)]
+        seconds = known.get("seconds", 0.0)
         events.append(
             Event(
                 kind=kind if kind in _KINDS else COMPUTE,
                 name=node.name,
                 # A save is no node of the original graph.
-                origin=names[values[0]] if is_drop else node.name if is_save else origin,
+                origin=names[values[0]] if is_of_one else node.name if is_save else origin,
                 phase=tag.removeprefix("is_").removeprefix("must_be_in_"),
                 nbytes=nbytes,
-                cost=step.cost if step is not None and not is_drop else 0.0,
+                cost=step.cost if step is not None and not is_of_one else seconds if kind == WAIT else 0.0,
                 live=live,
                 reason=known.get("reason", ""),
                 score=known.get("score"),
                 again=known.get("again"),
                 away=known.get("away"),
+                transfer=0.0 if kind == WAIT else seconds,
                 source=source_line(node) or source_line(maker),
-                storages=tuple([position_of[value] for value in values if value in position_of]),
+                storages=()
+                if kind in (OFFLOAD, WAIT)
+                else tuple([position_of[value] for value in values if value in position_of]),
                 uses=tuple(dict.fromkeys([at for _, positions in read for at in positions])),
                 reads=tuple(dict.fromkeys([name for name, _ in read])),
                 target=_operator_name(called),

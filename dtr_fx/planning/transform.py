@@ -138,7 +138,8 @@ def rewrite_for_all(
             if saves_nothing or not planning.graph.reached:
                 raise
             return _trusting_the_caller(gm, options, error.smallest, laps), None
-        carried = Carried(planning.graph.program.structure, None if plan is None else plan.order)
+        order, moved = (None, frozenset()) if plan is None else (plan.order, plan.moved)
+        carried = Carried(planning.graph.program.structure, order, moved)
         return carry_out(gm, planning, budget, plan, laps), carried
 
 
@@ -187,7 +188,7 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
     if planning.gm is not gm:
         gm.graph = planning.gm.graph
     parameters = reached_by_caller(gm, "parameter")
-    passes = () if plan is None else (Write(planning.graph, plan), Verify())
+    passes = () if plan is None else (Write(planning.graph, plan, str(planning.options.offload or "")), Verify())
     Pipeline(*passes, given=(VALUES, ORDER))(gm, laps.take)
     graph, options = planning.graph, planning.options
     steps = list(allocations(gm, planning.workspace_of, graph.device))
@@ -224,6 +225,8 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
         options=options.others,
         slices=slices_of(gm),
         reserved_peak=allocator.reserved,
+        offload=planning.link_text,
+        outside_peak=0 if plan is None else plan.outside,
     )
     if plan is not None and options.watch is not None:
         origins = {number: call.node.name for number, call in enumerate(graph.calls) if call.role == COMPUTE}

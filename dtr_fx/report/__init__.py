@@ -32,13 +32,14 @@ KINDS = ("parameter", "optimizer", "input", "activation", "recomputed", "gradien
 class Event:
     """One step of the rewritten graph, in execution order.
 
-    ``kind`` is ``"compute"``, ``"recompute"``, ``"drop"`` or ``"banish"``.  ``name`` is the node in
+    ``kind`` is ``"compute"``, ``"recompute"``, ``"drop"``, ``"banish"``, ``"offload"``, ``"reload"`` or ``"wait"``
+    (until a copy has ended).  ``name`` is the node in
     the rewritten graph, ``origin`` the node of the original graph that it stands for, or the storage that a
     drop gives up: ``native_dropout:1`` is the second of an operator's outputs.  ``nbytes`` are
     the bytes that the step allocates (compute, recompute) or frees (drop, banish), ``cost`` its
     seconds, ``live`` the bytes live while it runs.  ``reason`` says why a drop or a recompute
     happened, ``score`` is the heuristic's score of the dropped storage, ``source`` the user's line.
-    Of a drop, ``again`` are the seconds to make the storage again, ``away`` those of compute until then.
+    A copy out or back takes ``transfer`` seconds beside what is computed.  Of a drop, ``again`` are the seconds to make the storage again, ``away`` those of compute until then.
     ``storages`` are the positions, in ``Report.storages``, of what the step makes or frees, ``uses`` those of
     what it reads; ``reads`` names the events and inputs that this comes from.  ``target`` is the operator
     (``aten.mm.default``), ``module`` the path of the module that called it.
@@ -61,6 +62,7 @@ class Event:
     module: str = ""
     again: float | None = None
     away: float | None = None
+    transfer: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,8 @@ class Report:
     which none does.  ``model`` is what was planned as the caller names it, ``options`` are those that are not
     the defaults, and ``torch`` is its version.  ``reserved_peak``
     is what PyTorch's CUDA caching allocator would reserve for the rewritten graph, 0 where that is not known.
+    ``offload`` names where storages may be moved to, and how fast that is; ``outside_peak`` are the most bytes that
+    are there at once.
     """
 
     budget: int
@@ -226,6 +230,8 @@ class Report:
     torch: str = ""
     slices: tuple[SliceStats, ...] = ()
     reserved_peak: int = 0
+    offload: str = ""
+    outside_peak: int = 0
 
     @property
     def verdict(self) -> str:
@@ -256,8 +262,13 @@ class Report:
     def recomputes(self) -> int:
         return sum(event.kind == "recompute" for event in self.events)
 
+    @property
+    def waited(self) -> float:
+        """Seconds in which compute waits for copies out and back."""
+        return sum(event.cost for event in self.events if event.kind == "wait")
+
     def summary(self) -> str:
-        """One line: the verdict, peak before and after, budget, drops, recomputes, overhead."""
+        """One line: the verdict, peak before and after, budget, drops, recomputes, what is moved, overhead."""
         verdict = self.verdict
         if verdict == "left as it is":
             return f"{verdict}: peak {format_bytes(self.baseline_peak)}, no plan reaches {self.budget_text}"
@@ -266,9 +277,13 @@ class Report:
         return (
             f"{verdict}: peak {format_bytes(self.baseline_peak)} → {format_bytes(self.planned_peak)}, "
             f"budget {self.budget_text}, {format_count(self.drops, 'drop')}, "
-            f"{format_count(self.recomputes, 'recompute')}, {self._sliced}"
+            f"{format_count(self.recomputes, 'recompute')}, {self._moved}{self._sliced}"
             f"overhead {format_percent(self.overhead)}"
         )
+
+    @property
+    def _moved(self) -> str:
+        return f"{format_bytes(self.outside_peak)} moved out, " if self.outside_peak else ""
 
     @property
     def _sliced(self) -> str:

@@ -18,7 +18,7 @@ class Block:
     """One copy of a storage.
 
     ``storage`` is its position in ``Report.storages``; ``made_at`` (-1: before the step), ``readers``,
-    ``dropped_at`` and ``again_at``, where the storage is computed again, are positions in ``Report.events``.
+    ``dropped_at`` and ``again_at``, where the storage is computed again or brought back, are positions in ``Report.events``.
     It is free once the last reader has run, or ``stays`` to the step's end.  A ``spare`` one is made beside
     another output of a recompute while its storage is still there.
     """
@@ -44,15 +44,16 @@ def blocks(report: Report) -> list[Block]:
         if event.kind == "drop":
             for storage in event.storages:
                 newest[storage].dropped_at = at
-        elif event.kind in ("compute", "recompute"):
+        elif event.kind != "banish":
             for storage in event.uses:
                 newest[storage].readers.append(at)
             for storage in event.storages:
-                is_spare = event.kind == "recompute" and newest[storage].dropped_at is None
+                is_again = event.kind in ("recompute", "reload")
+                is_spare = is_again and newest[storage].dropped_at is None
                 made = Block(storage, at, is_spare)
                 found.append(made)
                 if not is_spare:
-                    if event.kind == "recompute":
+                    if is_again:
                         newest[storage].again_at = at
                     newest[storage] = made
     for storage, block in newest.items():

@@ -26,7 +26,7 @@ class Moving(Deallocating):
         storage.outside = self.channels.move_out(self.clock, storage.size)
         self.moved += storage.size
         self.moved_peak = max(self.moved_peak, self.moved)
-        self._step(steps.OFFLOAD, storage)
+        self._step(steps.OFFLOAD, storage, self.channels.link.time_out(storage.size))
 
     def wait_out(self, tensor: Tensor) -> None:
         """Wait until the copy out has ended."""
@@ -64,8 +64,8 @@ class Moving(Deallocating):
         waited = max(0.0, until - self.clock)
         self.waited += waited
         self.clock += waited
-        self._step(steps.WAIT, storage)
+        self._step(steps.WAIT, storage, waited)
 
-    def _step(self, kind: str, storage: Storage, again: float | None = None) -> None:
+    def _step(self, kind: str, storage: Storage, seconds: float) -> None:
         assert storage.root.op is not None
-        self.steps.append(Step(kind, storage.root.op.id, storage.id, self.used, again=again))
+        self.steps.append(Step(kind, storage.root.op.id, storage.id, self.used, seconds=seconds))

@@ -105,7 +105,7 @@ def _with_reasons(program: Program, steps: Sequence[Step]) -> tuple[Step, ...]:
                 if output.alias is None:
                     made[output.tensor] = clock, call.cost
         elif step.kind == RELOAD:
-            made[step.storage] = clock, step.again or 0.0
+            made[step.storage] = clock, step.seconds
         elif step.kind == DROP and step.storage in made:
             start, again = made.pop(step.storage)
             step = step._replace(nbytes=program.sizes[step.storage], again=again, away=clock - start)

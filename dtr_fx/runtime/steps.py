@@ -25,7 +25,8 @@ class Step(NamedTuple):
     is dropped, banished, moved or waited for, -1 for a computation.  ``live`` are the bytes resident: during a computation, and after a drop.
     ``reason`` says why a storage went, ``score`` is what the heuristic gave one that was evicted for the
     budget.  A plan adds, to each drop of a storage that comes back, its bytes, the seconds to make it
-    ``again``, and the seconds of compute for which it is ``away``.
+    ``again``, and the seconds of compute for which it is ``away``.  ``seconds`` are those of a transfer, or for
+    which compute waits.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class Step(NamedTuple):
     nbytes: int = 0
     again: float | None = None
     away: float | None = None
+    seconds: float = 0.0
 
 
 def trace(steps: Iterable[Step], op_name: Callable[[int], str], storage_name: Callable[[int], str]) -> str:

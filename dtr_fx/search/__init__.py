@@ -3,6 +3,7 @@
 from .bound import Need, lower_bound
 from .execute import execute_order
 from .lifetimes import Lifetimes, Operators
+from .moves import smallest_with_moves, with_moves
 from .policies import Policy, Scored, paper, portfolio, run_policy, scores_of
 from .search import Infeasible, default_effort, one_pass, search, smallest, smallest_by_passes
 from .starts import limit_saved, rerun, rerun_forward
@@ -28,4 +29,6 @@ __all__ = [
     "search",
     "smallest",
     "smallest_by_passes",
+    "smallest_with_moves",
+    "with_moves",
 ]

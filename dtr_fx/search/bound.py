@@ -45,6 +45,7 @@ class _Bounds:
     def __init__(self, program: Program) -> None:
         calls = self._calls = list(program.calls())
         self._size, self._storage = program.sizes, program.storages
+        self._moves = program.link is not None
         self._optional = {output.tensor for call in calls if call.serves_recompute for output in call.outputs}
         self._reads = [self._storages(call.inputs) for call in calls]
         self._maker = {output.tensor: op for op, call in enumerate(calls) for output in call.outputs}
@@ -63,6 +64,8 @@ class _Bounds:
         """The need while the last of those runs that make a call's inputs; ``known`` if this is no more."""
         inputs = self._reads[number]
         makers = {self._maker[storage] for storage in inputs if storage in self._maker}
+        if self._moves and any(self._calls[maker].movable for maker in makers):
+            return known  # the last of the inputs may come back by a transfer
         least = min((self.alone[maker].nbytes for maker in makers), default=-math.inf)
         if least + self._bytes(inputs) <= known.nbytes:
             return known

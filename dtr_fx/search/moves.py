@@ -7,7 +7,7 @@ plan without transfers, and from one that moves whatever is idle for the longest
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from dtr_fx.runtime import Plan, Program
 from dtr_fx.search.execute import execute_found
@@ -15,8 +15,11 @@ from dtr_fx.search.lifetimes import Operators
 from dtr_fx.search.timeline import Found, Timeline
 from dtr_fx.search.walk import walk
 
-# How hot a walk from a plan is, and one from what only moves.
-_WARM, _HOT = 0.3, 1.0
+_Start = tuple[Sequence[int], Collection[int]]
+
+# How hot a walk is; how closely the smallest budget is searched, as a share of the lower bound; the factor on
+# the penalty of a byte too many where cost does not count.
+_WARM, _CLOSE, _PENALTY = 0.3, 0.01, 100.0
 
 
 def with_moves(program: Program, budget: int, plan: Plan | None, seconds: float) -> Plan | None:
@@ -25,7 +28,7 @@ def with_moves(program: Program, budget: int, plan: Plan | None, seconds: float)
     ``plan`` fits without them.  The effort, in seconds of a usual machine, is spent once more.
     """
     line = Timeline(Operators.of(program), budget - program.constants)
-    starts: list[tuple[Sequence[int], Collection[int]]] = [moved_only(line)]
+    starts: list[_Start] = [moved_only(line)]
     if plan is not None:
         starts.append((plan.order, plan.moved))
     best = plan
@@ -95,3 +98,29 @@ def issued_ahead(line: Timeline, found: Found) -> Found:
     if line.over or after > waited:
         return found
     return Found(best.cost + after, 0, line.order, frozenset(line.moved))
+
+
+def smallest_with_moves(program: Program, bound: int, plan: Plan, seconds: float) -> Plan:
+    """The plan of the lowest peak that is found with transfers, at any cost, or the given one."""
+    line = Timeline(Operators.of(program), bound - program.constants)
+    starts = [moved_only(line), (plan.order, plan.moved)]
+    low, trials = bound - 1, 2 + math.ceil(math.log2(max(2.0, (plan.peak - bound) / (_CLOSE * bound))))
+    share = seconds / (trials * len(starts))
+    while plan.peak - low > max(1, _CLOSE * bound):
+        budget = bound if low < bound else (low + plan.peak) // 2
+        line.budget = budget - program.constants
+        found = _any_within(line, starts, share)
+        lower = None if found is None else execute_found(program, found.order, budget, found.moved)
+        if found is None or lower is None:
+            low = budget
+        else:
+            plan = lower
+            starts[-1] = found.order, found.moved
+    return plan
+
+
+def _any_within(line: Timeline, starts: Iterable[_Start], seconds: float) -> Found | None:
+    walks = (
+        walk(line, order, seconds, penalty=_PENALTY, any_will_do=True, moved=moved) for order, moved in starts
+    )
+    return next(filter(None, walks), None)

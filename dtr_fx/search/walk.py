@@ -160,7 +160,7 @@ class _Walk:
         op = self._random.choice(self._movable)
         if line.repeated and self._random.random() < _ONE_OF_THEM:
             op = line.op_at[self._random.choice(line.repeated)]
-        if op in line.moved or len(line.runs[op]) > 1 and self._operators.back[op] < math.inf:
+        if op in line.moved or (len(line.runs[op]) > 1 and self._operators.back[op] < math.inf):
             line.move(op)
 
     def _remove(self) -> None:

@@ -1,0 +1,58 @@
+"""Offload, Reload and Wait nodes: what a plan moves out of the device's memory, and brings back.
+
+    handle = offload(value, tier)          the copy out starts
+    moved = wait_offload(handle, value)    it has ended; the value may be freed
+    value = reload(moved, size, …)         memory for the value, and the copy back starts
+    value = wait_reload(value, moved)      it has ended; the value may be read
+
+Plain functions, each of which gives what the next one takes: dead code and partitions follow the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dtr_fx.tiers import operators as tiers
+
+
+def offload(value: Tensor, tier: str) -> Tensor:
+    """Start to move ``value`` out; the handle is a tensor on the CPU that takes no memory to speak of."""
+    return tiers.offload(value, tier)
+
+
+def wait_offload(handle: Tensor, value: Tensor) -> Tensor:
+    """Wait until ``value`` has been moved out."""
+    tiers.wait_offload(handle, value)
+    return handle
+
+
+def reload(
+    handle: Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: str
+) -> Tensor:
+    """Start to bring back what was moved out."""
+    return tiers.reload(handle, size, stride, dtype, torch.device(device))
+
+
+def wait_reload(value: Tensor, handle: Tensor) -> Tensor:
+    """Wait until ``value`` is there."""
+    tiers.wait_reload(value, handle)
+    return value
+
+
+def is_movable(value: object) -> bool:
+    """True of a tensor whose storage can be moved out and made anew: of fixed sizes, one element beside another.
+
+    >>> is_movable(torch.ones(2, 3).t()), is_movable(torch.ones(2, 3)[:, 1])
+    (True, False)
+    """
+    if type(value) is not torch.Tensor and not hasattr(value, "fake_mode"):
+        return False
+    assert isinstance(value, torch.Tensor)
+    dims = (*value.shape, *value.stride(), value.storage_offset())
+    if value.layout != torch.strided or not all(isinstance(dim, int) for dim in dims):
+        return False
+    is_whole = value.numel() * value.element_size() == value.untyped_storage().nbytes()
+    return is_whole and not value.storage_offset() and not (value.is_conj() or value.is_neg())
