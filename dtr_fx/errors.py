@@ -171,6 +171,10 @@ class WrittenTensorError(DTRError):
         )
 
 
+class OffloadError(DTRError, RuntimeError):
+    """A tensor could not be moved out, or not be brought back: a disk is full, say."""
+
+
 def ask(option: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """What a user's function returns, which was given as an option; OptionError if it raises."""
     try:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from dtr_fx.errors import OptionError, did_you_mean
+from dtr_fx.tiers.tier import Bandwidth
 
 # What generated code computes on a CPU (see ``kernels``).
 FUNCTION = "function"  # vectorized
@@ -26,8 +27,9 @@ SCALAR = "scalar"  # one element after the other
 class Device:
     """FLOP/s by bytes per element, bytes/s of memory, seconds of launching, bytes of memory.
 
-    ``transfer`` is bytes/s to the host in one direction.  ``arithmetic`` is seconds per element of what
-    Inductor generates code for, by kind, where that is slow.  The launch is our own estimate.
+    ``transfer`` is the speed of copies to the host and back.  ``arithmetic`` is seconds per element of what
+    Inductor generates code for, by kind, where that is slow.  The launch and the latency of
+    a transfer are our own estimates.
     """
 
     flops: Mapping[int, float]
@@ -35,11 +37,12 @@ class Device:
     launch: float = 4e-6
     arithmetic: Mapping[str, float] = field(default_factory=dict)
     memory: float = 0
-    transfer: float = 0
+    transfer: Bandwidth | None = None
     source: str = ""
 
 
 _PCIE3, _PCIE4, _PCIE5 = 16e9, 32e9, 64e9  # 16 lanes, one direction
+_LATENCY = 1e-5  # seconds of a transfer, beside its bytes
 CPU = Device(
     {4: 2e11, 2: 1e11, 8: 1e11}, 3e10, 2e-6, {FUNCTION: 1.5e-10, SCALAR: 1.2e-9}, source="an estimate"
 )
@@ -50,7 +53,13 @@ def _card(
 ) -> Device:
     """A card of so many GiB, TB/s, and TFLOP/s in 2, 4 and 8 bytes per element."""
     by_width = {width: each * 1e12 for width, each in zip((2, 4, 8), flops)}
-    return Device(by_width, bandwidth * 1e12, memory=memory * 2**30, transfer=transfer, source=source)
+    return Device(
+        by_width, bandwidth * 1e12, memory=memory * 2**30, transfer=_link(transfer, source), source=source
+    )
+
+
+def _link(speed: float, source: str) -> Bandwidth:
+    return Bandwidth(speed, speed, _LATENCY, source)
 
 
 # The figures in 4 bytes are without TF32, as PyTorch multiplies by default.
@@ -121,4 +130,6 @@ def _of_table(given: dict[str, Any], path: Path) -> Device:
             f"{path}: write memory (bytes), bandwidth (bytes/s), and a table flops (FLOP/s) of "
             f"{', '.join(widths)}, float32 at least; launch (s) and transfer (bytes/s) if known; all above 0"
         )
+    if "transfer" in given:
+        given["transfer"] = _link(given["transfer"], str(path))
     return Device({widths[kind]: speed for kind, speed in speeds.items()}, source=str(path), **given)
