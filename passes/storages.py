@@ -333,11 +333,17 @@ class _Analysis:
 
     def _is_movable(self, node: Node, step: NodeCall) -> bool:
         """True if the results are large enough to be moved, and nobody writes them or holds on to them."""
-        if not self.moves or _is_used_whole(node) or any(self.keys[v] in self.last_write for v in step.outputs):
+        if (
+            not self.moves
+            or _is_used_whole(node)
+            or any(self.keys[v] in self.last_write for v in step.outputs)
+        ):
             return False
         tensors = tensors_of(node.meta.get("val"))
         nbytes = sum(self.program.values[value].nbytes for value in step.outputs)
-        return nbytes >= _SMALLEST_MOVED and len(tensors) == len(step.outputs) and all(map(is_movable, tensors))
+        return (
+            nbytes >= _SMALLEST_MOVED and len(tensors) == len(step.outputs) and all(map(is_movable, tensors))
+        )
 
     def _select(self, node: Node) -> None:
         source, index = node.args

@@ -181,7 +181,10 @@ def for_device(options: Options, arguments: argparse.Namespace) -> Options:
     budget = options.budget if options.budget.kind != "auto" else parse_budget(int(device.memory))
     # To find out what operators do slice by slice they are traced anew, which takes the device.
     slices = options.slices if arguments.device == "cpu" else "off"
-    return replace(options, costs=roofline(device), budget=budget, slices=slices)
+    offload = options.offload
+    if offload is not None and offload.speed is None:
+        offload = replace(offload, speed=device.transfer)
+    return replace(options, costs=roofline(device), budget=budget, slices=slices, offload=offload)
 
 
 def joint_of(model: Callable[..., Any], inputs: Any, target: str) -> Joint:

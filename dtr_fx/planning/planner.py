@@ -120,10 +120,16 @@ class Planner:
         return search.smallest_with_moves(program, self.need.nbytes, plan, self._effort(program))
 
     @cached_property
+    def _need_computed(self) -> search.Need:
+        """What no plan can do without that has no transfers."""
+        program = replace(self.program, link=None)
+        return self.need if self.program.link is None else lower_bound(program)
+
+    @cached_property
     def _smallest_computed(self) -> Plan:
         """The same without transfers."""
         program = replace(self.program, link=None)
-        bound = lower_bound(program).nbytes
+        bound = self._need_computed.nbytes
         if self._online:
             plan = search.smallest_by_passes(program, bound, [self._policy]).plan
         else:
@@ -158,7 +164,7 @@ class Planner:
 
     def search(self, budget: int, program: Program, lowest: Callable[[], Plan | None]) -> Plan | None:
         """A plan within the budget, if one is found; where that is hard, from ``lowest()`` on."""
-        if budget < self.need.nbytes:
+        if budget < (self.need if program.link is not None else self._need_computed).nbytes:
             return None
         return self._kept.find(lambda: self._search(budget, program, lowest), "search", budget, program)
 
@@ -166,13 +172,15 @@ class Planner:
         computed = replace(program, link=None)
         if self._online:
             return self.one_pass(budget, computed)
-        plan: Plan | None = None
-        with contextlib.suppress(search.Infeasible):
-            found = search.search(self._weighed(computed), budget, self._policy, self._seconds, lowest)
-            plan = self._obeying(found, computed, budget)
-        if not self._may_move(program) or (plan is not None and not plan.cost):
-            return plan
-        return search.with_moves(program, budget, plan, self._effort(program))
+        if self._may_move(program):
+            return search.with_moves(
+                program, budget, lambda raised: self.search(raised, computed, lowest), self._effort(program)
+            )
+        try:
+            plan = search.search(self._weighed(computed), budget, self._policy, self._seconds, lowest)
+        except search.Infeasible:
+            return None
+        return self._obeying(plan, computed, budget)
 
     def _weighed(self, program: Program) -> Program:
         """The program with what the user prefers in its costs."""

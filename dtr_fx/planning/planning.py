@@ -101,7 +101,7 @@ class Planning:
             from dtr_fx.tiers.pinned import check_device
 
             check_device(options.offload, device)
-            speed = measured_bandwidth(options.offload, device)
+            speed = options.offload.speed or measured_bandwidth(options.offload, device)
             self.link_text = f"{options.offload}: {speed}"
             link = Link(speed.out, speed.back, speed.latency)
             limit = math.inf if options.offload.limit is None else options.offload.limit

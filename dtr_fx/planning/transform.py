@@ -188,7 +188,9 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
     if planning.gm is not gm:
         gm.graph = planning.gm.graph
     parameters = reached_by_caller(gm, "parameter")
-    passes = () if plan is None else (Write(planning.graph, plan, str(planning.options.offload or "")), Verify())
+    passes = (
+        () if plan is None else (Write(planning.graph, plan, str(planning.options.offload or "")), Verify())
+    )
     Pipeline(*passes, given=(VALUES, ORDER))(gm, laps.take)
     graph, options = planning.graph, planning.options
     steps = list(allocations(gm, planning.workspace_of, graph.device))

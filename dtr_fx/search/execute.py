@@ -59,12 +59,12 @@ def execute_found(
 
 def _execute(program: Program, order: Sequence[int], runtime: Runtime, moved: Collection[int]) -> None:
     operators = Operators.of(program)
-    order = _without_idle(operators, order, moved)
+    order = _without_idle(operators, operators.in_time(order, moved), moved)
     comes_back = Counter(order)
     moved = {op for op in moved if comes_back[op] > 1}
     movers = defaultdict(list)
-    for op in sorted(moved):
-        movers[operators.moved_by[op]].append(op)
+    for op, copied_by in operators.copied_by(moved).items():
+        movers[copied_by].append(op)
     lives = Lifetimes(operators, enumerate(order), len(order), moved)
     calls = list(program.calls())
     tensors: dict[int, Tensor] = {}

@@ -26,7 +26,7 @@ class Operators:
     ``maker``, ``size`` and ``tensor``, its number in the program, are per storage.  ``kept`` are read at the
     end.  ``holds`` are the bytes of an operator's results that stay from its first run on; they are none of
     the storages.  Where an operator's results may be moved, ``out`` and ``back`` are what copying all of them
-    takes, else infinite, and if they are, they are held until the operator ``moved_by`` runs first.
+    takes, else infinite.  ``ends`` is when each operator ends if each runs once and none waits.
     """
 
     reads: tuple[tuple[int, ...], ...]
@@ -42,7 +42,7 @@ class Operators:
     tensor: tuple[int, ...]
     out: tuple[float, ...]
     back: tuple[float, ...]
-    moved_by: tuple[int, ...]
+    ends: tuple[float, ...]
     link: Link | None
 
     @staticmethod
@@ -70,7 +70,7 @@ class Operators:
                 if not call.recomputable:
                     repeats[op] = False
         results = (tensor for tensors in program.kept_after.values() for tensor in tensors)
-        out, back, moved_by = _transfers(program, calls, fresh)
+        out, back = _transfers(program, calls, fresh)
         return Operators(
             reads=reads,
             makes=makes,
@@ -87,25 +87,40 @@ class Operators:
             tensor=tuple(own),
             out=out,
             back=back,
-            moved_by=moved_by,
+            ends=tuple(accumulate(call.cost for call in calls)),
             link=program.link,
         )
+
+    def copied_by(self, moved: Collection[int]) -> dict[int, int]:
+        """For moved operators, in order, that at whose end the copies have ended: until it, results are held."""
+        found, ends, last = {}, 0.0, len(self.ends) - 1
+        for op in sorted(moved):
+            ends = max(ends, self.ends[op]) + self.out[op]
+            found[op] = min(bisect_left(self.ends, ends, op + 1), last)
+        return found
+
+    def in_time(self, order: Iterable[int], moved: Collection[int]) -> list[int]:
+        """The order without copies back that are issued before the copies out have ended."""
+        copied_by, done, found = self.copied_by(moved), set(), []
+        for op in order:
+            if op not in done or op not in moved or copied_by[op] in done:
+                found.append(op)
+            done.add(op)
+        return found
 
 
 def _transfers(
     program: Program, calls: Sequence[Call], fresh: Sequence[Sequence[Output]]
-) -> tuple[tuple[float, ...], tuple[float, ...], tuple[int, ...]]:
-    """``out``, ``back`` and ``moved_by`` of ``Operators``, from the time that the operators take as they are."""
-    link, last = program.link, len(calls) - 1
-    out, back, moved_by = [math.inf] * len(calls), [math.inf] * len(calls), [0] * len(calls)
-    ends = list(accumulate(call.cost for call in calls))
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """``out`` and ``back`` of ``Operators``."""
+    link = program.link
+    out, back = [math.inf] * len(calls), [math.inf] * len(calls)
     for op, (call, outputs) in enumerate(zip(calls, fresh)):
         sizes = [output.size for output in outputs if output.size]
         if link is not None and call.movable and sizes:
             out[op] = sum(map(link.time_out, sizes))
             back[op] = sum(map(link.time_back, sizes))
-            moved_by[op] = min(bisect_left(ends, ends[op] + out[op], op + 1), last)
-    return tuple(out), tuple(back), tuple(moved_by)
+    return tuple(out), tuple(back)
 
 
 class Lifetimes:
@@ -127,9 +142,10 @@ class Lifetimes:
         self.moved = set(moved)
         self.runs: list[list[int]] = [[] for _ in operators.makes]
         self.reads: list[list[int]] = [[] for _ in operators.size]
+        self.copied_by = operators.copied_by(self.moved)
         movers: dict[int, list[int]] = {}
-        for op in self.moved:
-            movers.setdefault(operators.moved_by[op], []).append(op)
+        for op, copied_by in self.copied_by.items():
+            movers.setdefault(copied_by, []).append(op)
         for slot, op in order:
             is_first = not self.runs[op]
             self.runs[op].append(slot)

@@ -1,13 +1,18 @@
 """Plans that move storages out and back beside those that compute them again.
 
-Transfers use what computing does not, so that the two together cost less than either: walks start from the
-plan without transfers, and from one that moves whatever is idle for the longest time.
+Transfers use what computing does not, so that the two together cost less than either:
+
+    plans without transfers, for more memory by what the queue takes in the forward pass
+      └─ what idles is moved until they fit  ──►  copies back issued ahead  ──►  a walk that moves more, or less
+           └─ the runtime carries out the cheapest, and checks it  ──►  the plan
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+import numpy as np
 
 from dtr_fx.runtime import Plan, Program
 from dtr_fx.search.execute import execute_found
@@ -15,95 +20,177 @@ from dtr_fx.search.lifetimes import Operators
 from dtr_fx.search.timeline import Found, Timeline
 from dtr_fx.search.walk import walk
 
-_Start = tuple[Sequence[int], Collection[int]]
+# By how much of what the queue takes in the forward pass a budget is raised; how hot walks are.
+_RAISED, _WARM = (0.0, 0.6, 1.0), 0.3
+# Of how many parts a step is, in which a copy may run.
+_PARTS = 256
+# How closely the smallest budget is searched, as a share of the lower bound; the factor on the penalty of a byte
+# too many where cost does not count.
+_CLOSE, _PENALTY = 0.01, 100.0
 
-# How hot a walk is; how closely the smallest budget is searched, as a share of the lower bound; the factor on
-# the penalty of a byte too many where cost does not count.
-_WARM, _CLOSE, _PENALTY = 0.3, 0.01, 100.0
 
+def with_moves(
+    program: Program, budget: int, computed: Callable[[int], Plan | None], seconds: float
+) -> Plan | None:
+    """The cheapest plan that is found with transfers, or without; None if there is none.
 
-def with_moves(program: Program, budget: int, plan: Plan | None, seconds: float) -> Plan | None:
-    """The cheapest plan that is found with transfers, or the given one; None if there is none.
-
-    ``plan`` fits without them.  The effort, in seconds of a usual machine, is spent once more.
+    ``computed`` has the plans without transfers by their budgets.  The effort, in seconds of a usual machine,
+    is for walks.
     """
-    line = Timeline(Operators.of(program), budget - program.constants)
-    starts: list[_Start] = [moved_only(line)]
-    if plan is not None:
-        starts.append((plan.order, plan.moved))
-    best = plan
-    for order, moved in starts:
-        found = walk(line, order, seconds / len(starts), temperature=_WARM, moved=moved)
-        if found is None:
-            continue
-        found = issued_ahead(line, found)
+    best = computed(budget)
+    if best is not None and not best.extra:
+        return best
+    for found in sorted(_found(program, budget, computed, seconds), key=lambda found: found.cost):
+        if best is not None and found.cost >= best.extra:
+            break
         carried_out = execute_found(program, found.order, budget, found.moved)
         if carried_out is not None and (best is None or carried_out.extra < best.extra):
             best = carried_out
     return best
 
 
-def moved_only(line: Timeline) -> tuple[list[int], frozenset[int]]:
-    """The program's order, with the largest idle storages moved out until the rest fits, or none is left."""
+def _found(
+    program: Program, budget: int, computed: Callable[[int], Plan | None], seconds: float
+) -> Iterator[Found]:
+    """Orders that fit, with what they move."""
+    line = Timeline(Operators.of(program), budget - program.constants)
+    for order in _orders(program, budget, computed):
+        starts = [issued_ahead(line, *moved_from(line, order))]
+        more = walk(line, starts[0].order, seconds, temperature=_WARM, moved=starts[0].moved)
+        starts += [] if more is None else [issued_ahead(line, more.order, more.moved)]
+        yield from (found for found in starts if not found.over)
+
+
+def _orders(program: Program, budget: int, computed: Callable[[int], Plan | None]) -> Iterator[Sequence[int]]:
+    """Orders without transfers, for more memory."""
+    calls = list(program.calls())
+    assert program.link is not None
+    hidden = program.link.out * sum(call.cost for call in calls[: program.backward])
+    for raised in sorted({min(program.peak, budget + int(share * hidden)) for share in _RAISED}):
+        plan = computed(raised) if raised < program.peak else None
+        if plan is not None or raised == program.peak:
+            yield range(len(calls)) if plan is None else plan.order
+
+
+class _Queue:
+    """The free time of one direction, in parts of a step."""
+
+    def __init__(self, step: float) -> None:
+        self._free = np.full(_PARTS, step / _PARTS)
+        self._part = step / _PARTS
+
+    def take(self, start: float, end: float, seconds: float, *, late: bool) -> bool:
+        """Take so much of the free time between two times, the latest first or the earliest, if there is."""
+        parts = range(math.ceil(start / self._part), min(_PARTS, int(end / self._part)))
+        if self._free[parts.start : parts.stop].sum() < seconds:
+            return False
+        for part in reversed(parts) if late else parts:
+            taken = min(seconds, float(self._free[part]))
+            self._free[part] -= taken
+            seconds -= taken
+        return True
+
+
+def moved_from(line: Timeline, order: Sequence[int]) -> tuple[list[int], frozenset[int]]:
+    """An order, with idle storages moved out until it fits, or none is left.
+
+    The largest go first of those for which both copies find time while others are not copied.
+    """
     operators = line.operators
-    line.settle(range(len(operators.makes)))
-    left = {op for op, back in enumerate(operators.back) if back < math.inf}
+    line.settle(order)
+    step = float(line.clock[-1])
+    queues = _Queue(step), _Queue(step)
+    left = {op for op, back in enumerate(operators.back) if back < math.inf and len(line.runs[op]) == 1}
     while left and line.over:
         worst = int(line.used.argmax())
-        idle = [
-            (sum(operators.size[storage] for storage in operators.makes[op]), op, min(slots))
-            for op in left
-            if line.runs[operators.moved_by[op]][0] < worst
-            and (slots := [s for each in operators.makes[op] if (s := line.read_after_idling(each, worst))])
-        ]
+        excess = int(line.used[worst]) - line.budget
+        idle = sorted(_idle(line, left, worst), reverse=True)
         if not idle:
             break
-        _, op, slot = max(idle)
-        left.discard(op)
-        line.move(op)
-        target = line.free_slot(max(worst, line.runs[operators.moved_by[op]][0]), slot)
-        if target is not None:
-            line.add(op, target)
+        hidden = [each for each in idle if _is_hidden(line, queues, each, worst)]
+        for nbytes, op, slot in hidden or idle[:1]:
+            if excess <= 0:
+                break
+            left.discard(op)
+            line.move(op)
+            ended = max(worst, line.copied_at(op))
+            target = _free_from(line, line.slot_at(line.clock[slot] - operators.back[op]), ended, slot)
+            if target is not None:
+                line.add(op, target)
+                excess -= nbytes
         line.commit()
         line.spread_if_dense()
     return line.order, frozenset(line.moved)
 
 
-def issued_ahead(line: Timeline, found: Found) -> Found:
+def _free_from(line: Timeline, wanted: int, after: int, before: int) -> int | None:
+    """The last free slot up to the wanted one, else the first behind it, between two others."""
+    slots = (*range(min(wanted, before - 1), after, -1), *range(max(wanted, after) + 1, before))
+    return next((slot for slot in slots if slot not in line.op_at), None)
+
+
+def _idle(line: Timeline, ops: Iterable[int], worst: int) -> Iterator[tuple[int, int, int]]:
+    """Of operators the bytes that idle in a slot, with the next read of them."""
+    makes = line.operators.makes
+    for op in ops:
+        if line.clock[line.runs[op][0] + 1] + line.operators.out[op] <= line.clock[worst]:
+            reads = [line.read_after_idling(storage, worst) for storage in makes[op]]
+            slots = [slot for slot in reads if slot is not None]
+            if slots:
+                sizes = (
+                    line.operators.size[each] for each, slot in zip(makes[op], reads) if slot is not None
+                )
+                yield sum(sizes), op, min(slots)
+
+
+def _is_hidden(line: Timeline, queues: tuple[_Queue, _Queue], idle: tuple[int, int, int], worst: int) -> bool:
+    """True if both copies of what idles in a slot find time; they have it then."""
+    _, op, slot = idle
+    operators, clock = line.operators, line.clock
+    out, back = queues
+    made, gone, read = (float(clock[at]) for at in (line.runs[op][0] + 1, worst, slot))
+    return out.take(made, gone, operators.out[op], late=False) and back.take(
+        gone, read, operators.back[op], late=True
+    )
+
+
+def issued_ahead(line: Timeline, order: Sequence[int], moved: Collection[int]) -> Found:
     """The order with copies back issued earlier where there is room, as late as compute need not wait."""
-    best = line.settle(found.order, found.moved)
+    operators = line.operators
+    best = line.settle(order, moved)
     waited = line.waited()
     needed = math.inf
     for slot in sorted((slot for slot in line.repeated if line.op_at[slot] in line.moved), reverse=True):
         op = line.op_at[slot]
-        reads = [line.reads[storage] for storage in line.operators.makes[op]]
+        reads = [line.reads[storage] for storage in operators.makes[op]]
         first = min((read for slots in reads for read in slots if read > slot), default=line.end)
-        needed = min(needed, float(line.clock[first])) - line.operators.back[op]
-        earlier = int(line.clock.searchsorted(max(0.0, needed)))
-        ended = line.runs[line.operators.moved_by[op]][0]
-        gone = max(line.touched_before(storage, slot) for storage in line.operators.makes[op])
-        room = line.budget - sum(line.operators.size[storage] for storage in line.operators.makes[op])
+        needed = min(needed, float(line.clock[first])) - operators.back[op]
+        earlier = line.slot_at(needed)
+        ended = line.copied_at(op)
+        gone = max(line.touched_before(storage, slot) for storage in operators.makes[op])
+        room = line.budget - sum(operators.size[storage] for storage in operators.makes[op])
         full = (line.used[ended:slot] > room).nonzero()[0]
-        lowest = max(earlier, ended + 1, gone + 1, ended + int(full[-1]) + 1 if len(full) else 0)
-        target = next((free for free in range(lowest, slot) if free not in line.op_at), None)
+        after = max(ended, gone, ended + int(full[-1]) if len(full) else 0)
+        target = _free_from(line, earlier, after, slot)
         if target is None:
             continue
         line.remove(slot)
         line.add(op, target)
-        if line.over:
+        if line.over > best.over:
             line.undo()
         else:
             line.commit()
     after = line.waited()
-    if line.over or after > waited:
-        return found
-    return Found(best.cost + after, 0, line.order, frozenset(line.moved))
+    if after > waited:
+        return best._replace(cost=best.cost + waited)
+    return Found(best.cost + after, line.over, line.order, frozenset(line.moved))
 
 
 def smallest_with_moves(program: Program, bound: int, plan: Plan, seconds: float) -> Plan:
     """The plan of the lowest peak that is found with transfers, at any cost, or the given one."""
     line = Timeline(Operators.of(program), bound - program.constants)
-    starts = [moved_only(line), (plan.order, plan.moved)]
+    starts: list[tuple[Sequence[int], Collection[int]]] = [moved_from(line, range(len(line.operators.makes)))]
+    starts.append((plan.order, plan.moved))
     low, trials = bound - 1, 2 + math.ceil(math.log2(max(2.0, (plan.peak - bound) / (_CLOSE * bound))))
     share = seconds / (trials * len(starts))
     while plan.peak - low > max(1, _CLOSE * bound):
@@ -119,7 +206,9 @@ def smallest_with_moves(program: Program, bound: int, plan: Plan, seconds: float
     return plan
 
 
-def _any_within(line: Timeline, starts: Iterable[_Start], seconds: float) -> Found | None:
+def _any_within(
+    line: Timeline, starts: Iterable[tuple[Sequence[int], Collection[int]]], seconds: float
+) -> Found | None:
     walks = (
         walk(line, order, seconds, penalty=_PENALTY, any_will_do=True, moved=moved) for order, moved in starts
     )

@@ -41,7 +41,7 @@ class Timeline(Lifetimes):
     It has none until it is told an order.  ``cost`` is that of the repeated runs, ``changes`` how often the
     bytes of some slots changed.  Where the first run of an operator is deferred, the first of its repeated
     runs costs nothing.  Changes since the last ``commit`` are taken back by ``undo``.  ``load`` is the time that
-    all transfers take, which does not count as cost.
+    all transfers take, and ``late`` that by which each alone comes back too late: neither counts as cost.
     """
 
     def __init__(self, operators: Operators, budget: int) -> None:
@@ -57,9 +57,10 @@ class Timeline(Lifetimes):
         self._deferred = [False] * len(ops.makes)
         self._place: dict[int, int] = {}
         self._added = 0
-        self.cost = self.load = 0.0
+        self.cost = self.load = self.late = 0.0
+        self._late: dict[int, float] = {}
         known: set[int] = set()
-        for position, op in enumerate(order):
+        for position, op in enumerate(ops.in_time(order, moved) if moved else order):
             if op in known and not ops.makes[op]:
                 continue
             slot = (position + 1) * _STRIDE
@@ -76,6 +77,9 @@ class Timeline(Lifetimes):
         super().__init__(ops, self.op_at.items(), (len(order) + 1) * _STRIDE, moved)
         self.used = self._live()
         self._measure()
+        for op in self.moved:
+            for slot in self.runs[op][1:]:
+                self._set_late(slot, self._lateness(op, slot))
         self.commit()
         for op in range(len(self.runs)):
             self._defer(op)
@@ -91,6 +95,10 @@ class Timeline(Lifetimes):
             known.add(op)
         self.clock = np.cumsum(taken)
 
+    def slot_at(self, time: float) -> int:
+        """The last slot in which nothing starts later."""
+        return max(0, int(self.clock.searchsorted(time, side="right")) - 1)
+
     def waited(self) -> float:
         """The time that operators wait for transfers; see ``channels``."""
         ops, link = self.operators, self.operators.link
@@ -102,8 +110,8 @@ class Timeline(Lifetimes):
         arrives: dict[int, float] = {}
         movers: dict[int, list[int]] = {}
         moved = {op for op in self.moved if len(self.runs[op]) > 1}
-        for op in moved:
-            movers.setdefault(ops.moved_by[op], []).append(op)
+        for op in sorted(moved):
+            movers.setdefault(self.copied_by[op], []).append(op)
         for slot in self.slots:
             op = self.op_at[slot]
             if op in known and op in moved:
@@ -155,7 +163,7 @@ class Timeline(Lifetimes):
         """Make the changes so far permanent."""
         self._shifts: list[tuple[int, int, int]] = []
         self._undoing: list[tuple[Callable[[Any, Any], object], Any, Any]] = []
-        self._before = self.cost, self.load, self._added
+        self._before = self.cost, self.load, self.late, self._added
 
     def undo(self) -> None:
         """Take back every change since the last ``commit``."""
@@ -163,7 +171,7 @@ class Timeline(Lifetimes):
             self.used[start:stop] -= nbytes
         for undo, one, other in reversed(self._undoing):
             undo(one, other)
-        self.cost, self.load, self._added = self._before
+        self.cost, self.load, self.late, self._added = self._before
         self.commit()
 
     def free_slot(self, after: int, before: int) -> int | None:
@@ -190,6 +198,9 @@ class Timeline(Lifetimes):
         self._pay(op, 1)
         for storage in self.reads_again(op):
             self._read(storage, slot)
+        if op in self.moved:
+            self._set_late(slot, self._lateness(op, slot))
+            self._undoing.append((self._late.pop, slot, None))
         if not self.is_read(op, before):
             self.remove(before)
         self._defer(op)
@@ -203,6 +214,10 @@ class Timeline(Lifetimes):
         self._erase(op, slot)
         self._undoing.append((self._write, op, slot))
         self._pay(op, -1)
+        if op in self.moved:
+            late = self._late.pop(slot)
+            self.late -= late
+            self._undoing.append((self._late.__setitem__, slot, late))
         for storage in self.reads_again(op):
             self._unread(storage, slot)
             maker = self.operators.maker[storage]
@@ -222,13 +237,51 @@ class Timeline(Lifetimes):
             self.remove(slot)
         self._toggle(op, op)
         self._undoing.append((self._toggle, op, op))
-        held = self.runs[self.operators.moved_by[op]][0]
-        for storage in self.operators.makes[op]:
-            (self._read if op in self.moved else self._unread)(storage, held)
+        self._hold_until_copied()
         self.load += self.operators.out[op] if op in self.moved else -self.operators.out[op]
         if op in self.moved or self.operators.repeats[op]:
             for slot in slots:
-                self.add(op, slot)
+                if op not in self.moved or slot > self.copied_at(op):
+                    self.add(op, slot)
+
+    def copied_at(self, op: int) -> int:
+        """The slot in which what a moved operator makes has been copied out."""
+        return self.runs[self.copied_by[op]][0]
+
+    def _hold_until_copied(self) -> None:
+        """Hold what is moved for as long as the queue takes, after a change of what is moved."""
+        before, now = self.copied_by, self.operators.copied_by(self.moved)
+        self.copied_by = now
+        self._undoing.append((self._restore, before, None))
+        for op in before.keys() | now.keys():
+            if before.get(op) != now.get(op):
+                for slot in self.runs[op][1:]:
+                    if op in now and slot <= self.runs[now[op]][0]:
+                        self.remove(slot)
+                for storage in self.operators.makes[op]:
+                    if op in now:
+                        self._read(storage, self.runs[now[op]][0])
+                    if op in before:
+                        self._unread(storage, self.runs[before[op]][0])
+
+    def _restore(self, copied_by: dict[int, int], _: None) -> None:
+        self.copied_by = copied_by
+
+    def _lateness(self, op: int, slot: int) -> float:
+        """By how much a copy back that is issued in a slot comes too late, if it starts there."""
+        first = min(
+            (self._next_read(storage, slot) for storage in self.operators.makes[op]), default=self.end
+        )
+        return max(0.0, self.operators.back[op] - float(self.clock[first] - self.clock[slot]))
+
+    def _next_read(self, storage: int, slot: int) -> int:
+        reads = self.reads[storage]
+        following = bisect_right(reads, slot)
+        return reads[following] if following < len(reads) else self.end
+
+    def _set_late(self, slot: int, late: float) -> None:
+        self._late[slot] = late
+        self.late += late
 
     def _toggle(self, op: int, _: int) -> None:
         self.moved.symmetric_difference_update((op,))

@@ -30,7 +30,7 @@ _EARLY = 0.3
 _LIVE, _GONE, _DEEPEST = 0.2, 0.7, 10
 # Of a second of transfer: its price at first, as a share of a second of compute, and the factors; how much of
 # the transfers is waited for where they are hidden.
-_TOLL, _CHEAPER, _DEARER, _HIDDEN = 0.1, 0.9, 1.15, 0.01
+_TOLL, _CHEAPER, _DEARER, _HIDDEN = 0.02, 0.9, 1.15, 0.01
 # Seconds per run of a simulation of the transfers; how often something is moved or no longer, one of those that
 # come back, and how often a copy back is issued ahead.
 _SIMULATE, _MOVES, _ONE_OF_THEM, _AHEAD = 1e-6, 0.1, 0.8, 0.8
@@ -112,7 +112,8 @@ class _Walk:
         return self._moves * _MOVE + self._looks * _LOOK + changes * self._change_seconds + simulated
 
     def _energy(self) -> float:
-        return self._line.cost + self._toll * self._line.load + self._price * self._line.over
+        line = self._line
+        return line.cost + line.late + self._toll * line.load + self._price * line.over
 
     def _accepts(self, rise: float) -> bool:
         return rise <= 0 or (
@@ -135,7 +136,7 @@ class _Walk:
     def _charge(self) -> None:
         """Raise the toll of transfers where operators wait for them, else lower it."""
         if self._line.moved:
-            is_hidden = self._waited() <= _HIDDEN * self._line.load
+            is_hidden = self._waited() - self._line.late <= _HIDDEN * self._line.load
             self._toll = min(self._toll * (_CHEAPER if is_hidden else _DEARER), 1.0)
 
     def _change(self) -> None:
@@ -235,8 +236,9 @@ class _Walk:
         line, operators = self._line, self._operators
         op = operators.maker[storage]
         if op in line.moved:
-            before = line.clock[slot] - operators.back[op]
-            return max(line.touched_before(storage, slot) + 1, int(line.clock.searchsorted(before)))
+            return max(
+                line.touched_before(storage, slot) + 1, line.slot_at(line.clock[slot] - operators.back[op])
+            )
         reads = operators.reads[op]
         if not reads:
             return slot
@@ -251,7 +253,7 @@ class _Walk:
         op = operators.maker[storage]
         touched = line.touched_before(storage, slot)
         if op in line.moved:
-            touched = max(touched, line.runs[operators.moved_by[op]][0])
+            touched = max(touched, line.copied_at(op))
         elif not operators.repeats[op]:
             return
         if not line.runs_between(touched, slot):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,108 +18,6 @@ _FORMS = (
     "write 'host' or 'disk', a folder, bytes of host memory ('16GiB'), or a place with its limit "
     "('disk:16GiB', '/a/folder:16GiB')"
 )
-
-
-@dataclass(frozen=True)
-class Tier:
-    """Host memory, or a file in a ``folder``, of at most ``limit`` bytes (None: of any size).
-
-    ``str(tier)`` is a text that ``Tier.of`` reads again, in another process, too.
-
-    >>> Tier.of("16GiB")
-    Tier(kind='host', folder='', limit=17179869184)
-    >>> str(Tier.of("/tmp:1KiB"))
-    '/tmp:1024B'
-    """
-
-    kind: Literal["host", "disk"]
-    folder: str = ""
-    limit: int | None = None
-
-    def __str__(self) -> str:
-        place = self.folder or self.kind
-        return place if self.limit is None else f"{place}:{self.limit}B"
-
-    def taken_by(self, nbytes: int) -> int:
-        """The bytes of the limit that a tensor of ``nbytes`` takes: PyTorch pins powers of two.
-
-        >>> Tier("host").taken_by(1000), Tier("disk", "/tmp").taken_by(1000)
-        (1024, 1000)
-        """
-        return 1 << max(0, nbytes - 1).bit_length() if self.kind == "host" else nbytes
-
-    @classmethod
-    def parse(cls, given: object) -> Tier | None:
-        """The tier that a user writes; None for None.  OptionError if it cannot be used.
-
-        A folder, for ``"disk"`` that of temporary files, has to be there, writable, and hold the limit.
-
-        >>> Tier.parse("host:1.5KiB")
-        Tier(kind='host', folder='', limit=1536)
-        >>> Tier.parse("dsk")
-        Traceback (most recent call last):
-        ...
-        dtr_fx.errors.OptionError: offload='dsk': unknown; did you mean 'disk'?
-        """
-        if given is None or isinstance(given, Tier):
-            return given
-        tier = cls.of(given)
-        if tier.limit is not None and tier.limit < 1:
-            raise OptionError(f"offload={given!r}: a limit is at least one byte; {_FORMS}")
-        if tier.kind == "disk":
-            _check_folder(given, Path(tier.folder), tier.limit or 1)
-        return tier
-
-    @classmethod
-    def of(cls, given: object) -> Tier:
-        """The tier of a text or path, without a look at the disk; OptionError if it names none."""
-        if isinstance(given, int) and not isinstance(given, bool):
-            return cls("host", limit=given)
-        if isinstance(given, os.PathLike):
-            return cls("disk", _absolute(os.fspath(given)))
-        if not isinstance(given, str):
-            raise OptionError(f"offload={given!r}: {type(given).__name__} is no tier; {_FORMS}")
-        place, _, size = given.rpartition(":")
-        limit = _bytes(size)
-        if limit is None:
-            place = given
-        if place in ("", "host") and (place or limit is not None):
-            return cls("host", limit=limit)
-        if place == "disk":
-            return cls("disk", tempfile.gettempdir(), limit)
-        if os.sep in place or place.startswith((".", "~")):
-            return cls("disk", _absolute(place), limit)
-        if place[:1].isdigit():
-            raise OptionError(f"offload={given!r}: no bytes; {_FORMS}")
-        raise OptionError(f"offload={given!r}: unknown{did_you_mean(place, ('host', 'disk'))}")
-
-
-def _bytes(text: str) -> int | None:
-    try:
-        return int(text) if text.isdigit() else parse_bytes(text)
-    except ValueError:
-        return None
-
-
-def _absolute(folder: str) -> str:
-    return os.path.abspath(os.path.expanduser(folder))
-
-
-def _check_folder(given: object, folder: Path, needed: int) -> None:
-    if not folder.is_dir():
-        raise OptionError(f"offload={given!r}: there is no folder {folder}; make it, or name another")
-    try:
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise OptionError(
-            f"offload={given!r}: no file can be made in {folder}: {error.strerror}; name another folder"
-        ) from None
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise OptionError(
-            f"offload={given!r}: {folder} has {format_bytes(free)} free, and {format_bytes(needed)} are "
-            "asked; free some, ask for less, or name another folder"
-        )
 
 
 @dataclass(frozen=True)
@@ -149,3 +49,131 @@ class Bandwidth:
     def seconds_back(self, nbytes: int) -> float:
         """Seconds of one copy back, alone."""
         return self.latency + nbytes / self.back
+
+
+@dataclass(frozen=True)
+class Tier:
+    """Host memory, or a file in a ``folder``, of at most ``limit`` bytes (None: of any size).
+
+    ``speed`` is what the user says of it, None if it is to be measured.
+
+    ``str(tier)`` is a text that ``Tier.of`` reads again, in another process, too.
+
+    >>> Tier.of("16GiB")
+    Tier(kind='host', folder='', limit=17179869184)
+    >>> str(Tier.of("/tmp:1KiB"))
+    '/tmp:1024B'
+    """
+
+    kind: Literal["host", "disk"]
+    folder: str = ""
+    limit: int | None = None
+    speed: Bandwidth | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        place = self.folder or self.kind
+        return place if self.limit is None else f"{place}:{self.limit}B"
+
+    def taken_by(self, nbytes: int) -> int:
+        """The bytes of the limit that a tensor of ``nbytes`` takes: PyTorch pins powers of two.
+
+        >>> Tier("host").taken_by(1000), Tier("disk", "/tmp").taken_by(1000)
+        (1024, 1000)
+        """
+        return 1 << max(0, nbytes - 1).bit_length() if self.kind == "host" else nbytes
+
+    @classmethod
+    def parse(cls, given: object) -> Tier | None:
+        """The tier that a user writes; None for None.  OptionError if it cannot be used.
+
+        A folder, for ``"disk"`` that of temporary files, has to be there, writable, and hold the limit.  A mapping
+        tells the speed, too: ``to`` is where, ``out`` and ``back`` are bytes per second, or ``"50GB"``, and
+        ``latency``, if any, seconds per copy.
+
+        >>> Tier.parse("host:1.5KiB")
+        Tier(kind='host', folder='', limit=1536)
+        >>> Tier.parse("dsk")
+        Traceback (most recent call last):
+        ...
+        dtr_fx.errors.OptionError: offload='dsk': unknown; did you mean 'disk'?
+        """
+        if given is None or isinstance(given, Tier):
+            return given
+        speed = None
+        if isinstance(given, Mapping):
+            speed, given = _speed(given), given.get("to")
+        tier = replace(cls.of(given), speed=speed)
+        if tier.limit is not None and tier.limit < 1:
+            raise OptionError(f"offload={given!r}: a limit is at least one byte; {_FORMS}")
+        if tier.kind == "disk":
+            _check_folder(given, Path(tier.folder), tier.limit or 1)
+        return tier
+
+    @classmethod
+    def of(cls, given: object) -> Tier:
+        """The tier of a text or path, without a look at the disk; OptionError if it names none."""
+        if isinstance(given, int) and not isinstance(given, bool):
+            return cls("host", limit=given)
+        if isinstance(given, os.PathLike):
+            return cls("disk", _absolute(os.fspath(given)))
+        if not isinstance(given, str):
+            raise OptionError(f"offload={given!r}: {type(given).__name__} is no tier; {_FORMS}")
+        place, _, size = given.rpartition(":")
+        limit = _bytes(size)
+        if limit is None:
+            place = given
+        if place in ("", "host") and (place or limit is not None):
+            return cls("host", limit=limit)
+        if place == "disk":
+            return cls("disk", tempfile.gettempdir(), limit)
+        if os.sep in place or place.startswith((".", "~")):
+            return cls("disk", _absolute(place), limit)
+        if place[:1].isdigit():
+            raise OptionError(f"offload={given!r}: no bytes; {_FORMS}")
+        raise OptionError(f"offload={given!r}: unknown{did_you_mean(place, ('host', 'disk'))}")
+
+
+def _speed(given: Mapping[str, object]) -> Bandwidth:
+    try:
+        figures = {name: _per_second(value) for name, value in given.items() if name != "to"}
+        found = Bandwidth(**figures, source="given")
+    except (TypeError, ValueError):
+        found = Bandwidth(0, 0)
+    if not (0 < found.out < math.inf and 0 < found.back < math.inf and 0 <= found.latency < math.inf):
+        raise OptionError(
+            f"offload={dict(given)!r}: write where to, and bytes per second out and back, as in "
+            "{'to': 'disk', 'out': '2GB', 'back': '3GB', 'latency': 1e-5}"
+        )
+    return found
+
+
+def _per_second(value: object) -> float:
+    return float(parse_bytes(value) if isinstance(value, str) else value)  # type: ignore[arg-type]
+
+
+def _bytes(text: str) -> int | None:
+    try:
+        return int(text) if text.isdigit() else parse_bytes(text)
+    except ValueError:
+        return None
+
+
+def _absolute(folder: str) -> str:
+    return os.path.abspath(os.path.expanduser(folder))
+
+
+def _check_folder(given: object, folder: Path, needed: int) -> None:
+    if not folder.is_dir():
+        raise OptionError(f"offload={given!r}: there is no folder {folder}; make it, or name another")
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise OptionError(
+            f"offload={given!r}: no file can be made in {folder}: {error.strerror}; name another folder"
+        ) from None
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OptionError(
+            f"offload={given!r}: {folder} has {format_bytes(free)} free, and {format_bytes(needed)} are "
+            "asked; free some, ask for less, or name another folder"
+        )

@@ -1,0 +1,136 @@
+"""What moving adds to recomputing: overheads of plans with both, of recomputing alone, and of moving alone.
+
+The costs are those of a named device, and the bandwidth is given; nothing runs.  Moving alone is greedy: the
+largest idle values go first, and come back ahead.
+
+    python tests/moves.py                        # the models, costs of an H200, 50 GB/s each way
+    python tests/moves.py --logs FOLDER          # operator logs of the DTR paper
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from tabulate import tabulate
+from torch import nn
+
+from dtr_fx.compiler.joint import trace
+from dtr_fx.costs.devices import named_device
+from dtr_fx.costs.roofline import roofline
+from dtr_fx.lab import zoo
+from dtr_fx.lab.log import read_log
+from dtr_fx.passes.propagate import WithoutMemory
+from dtr_fx.passes.sizes import put_on
+from dtr_fx.planning.options import Options
+from dtr_fx.planning.planner import Planner
+from dtr_fx.planning.planning import Planning
+from dtr_fx.runtime import Link, Plan, Program
+from dtr_fx.search import Operators, execute_order
+from dtr_fx.search.moves import issued_ahead, moved_from
+from dtr_fx.search.timeline import Timeline
+
+LINK = Link(out=50e9, back=50e9, latency=1e-5)
+SHARES = (0.6, 0.4, 0.2)
+
+
+class Labelled(nn.Module):
+    """GPT-2 of transformers, called with labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import transformers
+
+        plain = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        config = transformers.GPT2Config(n_layer=12, n_embd=768, vocab_size=8192, use_cache=False, **plain)
+        self.body = transformers.GPT2Model(config)
+        self.head = nn.Linear(768, 8192, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits = self.head(self.body(tokens).last_hidden_state)
+        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def gpt2_transformers() -> tuple[nn.Module, tuple[torch.Tensor]]:
+    return Labelled(), (torch.randint(0, 8192, (8, 1024)),)
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
+    "gpt_full": zoo.gpt_full,
+    "resnet50_full": zoo.resnet50_full,
+    "unet_full": zoo.unet_full,
+    "lstm_full": zoo.lstm_full,
+    "gpt2 of transformers": gpt2_transformers,
+}
+
+
+def program_of(make: Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]) -> tuple[Program, Options]:
+    """A model's training step on an absent H200."""
+    options = Options(costs=roofline(named_device("h200")), offload={"to": "host", "out": 1, "back": 1})
+    from dtr_fx.torch_private import FakeTensorMode
+
+    with WithoutMemory(math.inf), FakeTensorMode(allow_non_fake_inputs=True):
+        graph = trace(*make()).planned
+    put_on(graph, torch.device("cuda"))
+    return Planning(graph, options).planner.program, options
+
+
+def moving_alone(program: Program, budget: int) -> Plan | None:
+    """What greedy moving comes to; None where it is not enough."""
+    line = Timeline(Operators.of(program), budget - program.constants)
+    order, moved = moved_from(line, range(len(line.operators.makes)))
+    if line.settle(order, moved).over:
+        return None
+    found = issued_ahead(line, order, moved)
+    return execute_order(program, found.order, budget, found.moved)
+
+
+def rows_of(name: str, program: Program) -> Iterator[tuple[object, ...]]:
+    options = Options(cache=False)
+    both, alone = (Planner(each, options) for each in (program, replace(program, link=None)))
+    for share in SHARES:
+        budget = program.constants + int(share * (program.peak - program.constants))
+        plans = [
+            alone.search(budget, alone.program, lambda: alone.smallest),
+            moving_alone(program, budget),
+            both.search(budget, both.program, lambda: alone.smallest),
+        ]
+        extra = [math.inf if plan is None else plan.extra / program.cost for plan in plans]
+        yield name, share, *extra, plans[-1].outside if plans[-1] else 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--logs", type=Path, metavar="FOLDER", help="operator logs, whose costs are their own"
+    )
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="some of the models")
+    arguments = parser.parse_args()
+    rows = []
+    if arguments.logs is not None:
+        for path in sorted(arguments.logs.glob("*.log*")):
+            program = read_log(path)
+            moving = program.with_calls(lambda _, call: call._replace(movable=True))
+            # Nanoseconds.
+            moving = replace(moving, link=Link(LINK.out * 1e-9, LINK.back * 1e-9, LINK.latency * 1e9))
+            rows += list(rows_of(program.name, moving))
+    else:
+        for name in arguments.only or MODELS:
+            program, _ = program_of(MODELS[name])
+            for row in rows_of(name, replace(program, link=LINK)):
+                rows.append(row)
+                print(*row, flush=True)
+    head = ["model", "activations", "recomputing", "moving", "both", "moved"]
+    print(tabulate(rows, head, floatfmt=".3f"))
+    sums = [sum(row[at] for row in rows if math.isfinite(row[2])) for at in (2, 4)]
+    print(f"sum of both over recomputing alone: {sums[1] / sums[0]:.2f}")
+
+
+if __name__ == "__main__":
+    main()
