@@ -119,12 +119,14 @@ class Disk:
         slot.written.wait()
 
     def reload(self, slot: DiskSlot, tensor: Tensor) -> None:
-        slot.reads[tensor.data_ptr()] = self._back.put(Copy(self._read, slot, tensor))
+        slot.reads[tensor.data_ptr()] = self._start_read(slot, tensor)
 
     def wait_reload(self, slot: DiskSlot, tensor: Tensor) -> None:
-        if tensor.data_ptr() not in slot.reads:  # a copy of what was made for it
-            self.reload(slot, tensor)
-        slot.reads.pop(tensor.data_ptr()).wait()
+        # A compiler may have put a copy in the place of what was made for it.
+        (slot.reads.pop(tensor.data_ptr(), None) or self._start_read(slot, tensor)).wait()
+
+    def _start_read(self, slot: DiskSlot, tensor: Tensor) -> Copy:
+        return self._back.put(Copy(self._read, slot, tensor))
 
     def usage(self) -> Usage:
         with self._lock:
@@ -155,7 +157,7 @@ class Disk:
 
     def _write(self, slot: Slot, tensor: Tensor) -> None:
         try:
-            file = self._with_room_for(slot.place + slot.nbytes)
+            file = self._with_room_for(slot.place + _whole_pages(slot.nbytes))
             _move(os.pwritev, file, tensor, slot.place)
         except OSError as error:
             raise OffloadError(self._explain(error, "write", slot.nbytes)) from None
@@ -181,7 +183,8 @@ class Disk:
         file = self._opened().fileno()
         if end > self._reserved:
             try:
-                os.posix_fallocate(file, self._reserved, end - self._reserved)
+                if hasattr(os, "posix_fallocate"):  # macOS has none
+                    os.posix_fallocate(file, self._reserved, end - self._reserved)
             except OSError as error:
                 if error.errno not in _CANNOT_RESERVE:
                     raise
