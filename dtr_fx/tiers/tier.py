@@ -17,6 +17,8 @@ _FORMS = (
     "('disk:16GiB', '/a/folder:16GiB')"
 )
 
+_PAGE = 4096  # bytes of a file that are copied fastest
+
 
 @dataclass(frozen=True)
 class Tier:
@@ -39,12 +41,12 @@ class Tier:
         return place if self.limit is None else f"{place}:{self.limit}B"
 
     def taken_by(self, nbytes: int) -> int:
-        """The bytes of the limit that a tensor of ``nbytes`` takes: PyTorch pins powers of two.
+        """The bytes that a tensor of ``nbytes`` takes: PyTorch pins powers of two, a file has whole pages.
 
-        >>> Tier("host").taken_by(1000), Tier("disk", "/tmp").taken_by(1000)
-        (1024, 1000)
+        >>> Tier("host").taken_by(1000), Tier("disk", "/tmp").taken_by(5000)
+        (1024, 8192)
         """
-        return 1 << max(0, nbytes - 1).bit_length() if self.kind == "host" else nbytes
+        return 1 << max(0, nbytes - 1).bit_length() if self.kind == "host" else -(-nbytes // _PAGE) * _PAGE
 
     @classmethod
     def parse(cls, given: object) -> Tier | None:
