@@ -187,6 +187,7 @@ class Disk:
                     os.posix_fallocate(file, self._reserved, end - self._reserved)
             except OSError as error:
                 if error.errno not in _CANNOT_RESERVE:
+                    os.ftruncate(file, self._reserved)  # ext4 keeps what it had
                     raise
             self._reserved = end
         return file
