@@ -1,6 +1,6 @@
 """What a rewritten graph calls beside PyTorch's operators, held to what ``torch.library.opcheck`` asks.
 
-``opcheck`` takes registered operators.  dtr_fx registers one, for Inductor; all else are functions.
+``opcheck`` takes registered operators: one for Inductor and those that move tensors; all else are functions.
 """
 
 from __future__ import annotations
@@ -20,16 +20,22 @@ from dtr_fx.compiler import inductor  # with all that a step can load
 from dtr_fx.passes import rng
 from dtr_fx.passes.drops import drop
 from dtr_fx.passes.lower_slices import LowerSlices
+from dtr_fx.tiers import operators
 
 pytestmark = pytest.mark.little_effort
 
 aten = torch.ops.aten
 
 
-def test_the_one_operator_that_is_registered_is_what_its_schema_says() -> None:
+def test_these_operators_are_registered() -> None:
     assert inductor
     names = torch._C._dispatch_get_all_op_names()
-    assert [name for name in names if name.partition("::")[0] in ("dtr", "dtr_fx")] == ["dtr_fx::sliced"]
+    own = {name for name in names if name.partition("::")[0] in ("dtr", "dtr_fx")}
+    moves = {"offload", "wait_offload", "reload", "wait_reload"}
+    assert own == {f"dtr_fx::{name}" for name in {"sliced", *moves}}
+
+
+def test_a_region_in_slices_is_what_its_schema_says() -> None:
     gm = make_fx(lambda x: (x.exp() * 2).sum(0), tracing_mode="fake")(torch.randn(64, 1024))
     sliced, _ = dtr_fx.transform(gm, "60%", slices="summed")
     LowerSlices().call(sliced)
@@ -38,6 +44,32 @@ def test_the_one_operator_that_is_registered_is_what_its_schema_says() -> None:
     torch.library.opcheck(node.target, ([x], node.args[1]))
     [found] = torch.ops.dtr_fx.sliced([x], node.args[1])
     torch.testing.assert_close(found, (x.exp() * 2).sum(0))
+
+
+def test_moves_are_what_their_schemas_say(tmp_path: Path) -> None:
+    tensor = torch.randn(8, 4).t()
+    handle = operators.offload(tensor, str(tmp_path))
+    layout = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    torch.library.opcheck(operators.wait_offload, (handle, tensor))
+    torch.library.opcheck(operators.wait_reload, (torch.empty_like(tensor), handle))
+    # Two handles differ, and what is not waited for may have any value.
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(operators.offload, (tensor, str(tmp_path)), test_utils=checks)
+    torch.library.opcheck(operators.reload, (handle, *layout), test_utils=checks)
+
+
+def test_a_wait_is_no_dead_code(tmp_path: Path) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        handle = operators.offload(x, str(tmp_path))
+        operators.wait_offload(handle, x)
+        operators.wait_reload(operators.reload(handle, [4], [1], torch.float32, x.device), handle)
+        return x
+
+    gm = make_fx(function, tracing_mode="fake")(torch.randn(4))
+    gm.graph.eliminate_dead_code()
+    called = [str(node.target) for node in gm.graph.nodes if node.op == "call_function"]
+    names = "offload", "wait_offload", "reload", "wait_reload"
+    assert called == [f"dtr_fx.{name}.default" for name in names]
 
 
 def test_a_rewritten_graph_calls_operators_of_pytorch_and_three_functions() -> None:

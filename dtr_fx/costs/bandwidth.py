@@ -6,7 +6,6 @@ import functools
 import json
 import logging
 import math
-import os
 import platform
 import re
 import statistics
@@ -60,7 +59,7 @@ def _known(tier: Tier, device: torch.device, folder: Path | None) -> Bandwidth:
 def _file_name(tier: Tier, device: torch.device) -> str:
     place = [torch.cuda.get_device_name(device)] if device.type == "cuda" else []
     if tier.kind == "disk":
-        place += [tier.folder, str(os.stat(tier.folder).st_dev)]
+        place.append(tier.folder)
     return re.sub(r"[^\w.+]+", "-", "-".join(["bandwidth", tier.kind, platform.node(), *place])) + ".json"
 
 

@@ -7,10 +7,9 @@ import os
 import queue
 import tempfile
 import threading
-from bisect import insort
 from collections import deque
 from collections.abc import Callable
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from dtr_fx.tiers.store import Slot, Usage, bytes_of, check_limit, span
 from dtr_fx.tiers.tier import Tier
 from dtr_fx.units import format_bytes
 
-_PAGE = 4096  # bytes: a copy that begins at a multiple is faster
+_Part: TypeAlias = "tuple[int, int]"  # the first byte, and how many
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
@@ -85,7 +84,7 @@ class _Channel:
 
 
 class DiskSlot(Slot):
-    """A part of the file; ``place`` is its first byte."""
+    """Parts of the file, ``place``, filled one after the other."""
 
     written: Copy
     reads: dict[int, Copy]  # by the address of what is filled
@@ -98,7 +97,7 @@ class Disk:
         self._tier = tier
         self._lock = threading.Lock()
         self._space = _Space()
-        self._dead: deque[tuple[int, int]] = deque()
+        self._dead: deque[tuple[list[_Part], int]] = deque()
         self._now = self._peak = 0
         self._file: IO[bytes] | None = None
         self._reserved = 0
@@ -119,12 +118,14 @@ class Disk:
         slot.written.wait()
 
     def reload(self, slot: DiskSlot, tensor: Tensor) -> None:
-        slot.reads[tensor.data_ptr()] = self._back.put(Copy(self._read, slot, tensor))
+        slot.reads[tensor.data_ptr()] = self._start_read(slot, tensor)
 
     def wait_reload(self, slot: DiskSlot, tensor: Tensor) -> None:
-        if tensor.data_ptr() not in slot.reads:  # a copy of what was made for it
-            self.reload(slot, tensor)
-        slot.reads.pop(tensor.data_ptr()).wait()
+        # A compiler may have put a copy in the place of what was made for it.
+        (slot.reads.pop(tensor.data_ptr(), None) or self._start_read(slot, tensor)).wait()
+
+    def _start_read(self, slot: DiskSlot, tensor: Tensor) -> Copy:
+        return self._back.put(Copy(self._read, slot, tensor))
 
     def usage(self) -> Usage:
         with self._lock:
@@ -142,20 +143,21 @@ class Disk:
     def _take(self, nbytes: int) -> DiskSlot:
         with self._lock:
             self._collect()
-            check_limit(self._tier, self._now, nbytes)
-            self._now += nbytes
+            taken = self._tier.taken_by(nbytes)
+            check_limit(self._tier, self._now, taken)
+            self._now += taken
             self._peak = max(self._peak, self._now)
-            return DiskSlot(self, self._space.take(nbytes), nbytes, self._dead)
+            return DiskSlot(self, self._space.take(taken), nbytes, self._dead)
 
     def _collect(self) -> None:
         while self._dead:
-            offset, nbytes = self._dead.popleft()
-            self._now -= nbytes
-            self._space.give_back(offset, nbytes)
+            parts, nbytes = self._dead.popleft()
+            self._now -= self._tier.taken_by(nbytes)
+            self._space.give_back(parts)
 
     def _write(self, slot: Slot, tensor: Tensor) -> None:
         try:
-            file = self._with_room_for(slot.place + slot.nbytes)
+            file = self._with_room_for(max(map(sum, slot.place), default=0))
             _move(os.pwritev, file, tensor, slot.place)
         except OSError as error:
             raise OffloadError(self._explain(error, "write", slot.nbytes)) from None
@@ -181,9 +183,11 @@ class Disk:
         file = self._opened().fileno()
         if end > self._reserved:
             try:
-                os.posix_fallocate(file, self._reserved, end - self._reserved)
+                if hasattr(os, "posix_fallocate"):  # macOS has none
+                    os.posix_fallocate(file, self._reserved, end - self._reserved)
             except OSError as error:
                 if error.errno not in _CANNOT_RESERVE:
+                    os.ftruncate(file, self._reserved)  # ext4 keeps what it had
                     raise
             self._reserved = end
         return file
@@ -202,47 +206,51 @@ class Disk:
         )
 
 
-def _move(call: Callable[[int, list[memoryview], int], int], file: int, tensor: Tensor, offset: int) -> None:
-    """Write or read all of a tensor's memory: one call may do a part of it."""
+def _move(
+    call: Callable[[int, list[memoryview], int], int], file: int, tensor: Tensor, parts: list[_Part]
+) -> None:
+    """Write or read all of a tensor's memory: one call may do less than it is asked."""
     memory = bytes_of(tensor).numpy().data
-    while memory:
-        done = call(file, [memory], offset)
-        if not done:
-            raise OSError(errno.EIO, "the file has ended early")
-        memory, offset = memory[done:], offset + done
+    for offset, size in parts:
+        part, memory = memory[:size], memory[size:]
+        while part:
+            done = call(file, [part], offset)
+            if not done:
+                raise OSError(errno.EIO, "the file has ended early")
+            part, offset = part[done:], offset + done
 
 
 class _Space:
-    """Offsets, from 0 up: best fit among those given back, else at the end, which grows."""
+    """Parts of the file: the best fit among those given back, else several, only then its end, which grows.
+
+    So it is never longer than what was out at one time, in whole pages.
+    """
 
     def __init__(self) -> None:
-        self._free: list[tuple[int, int]] = []  # offset and bytes, in order, no two side by side
+        self._free: list[_Part] = []  # in order, no two side by side
         self._end = 0
 
-    def take(self, nbytes: int) -> int:
-        needed = _whole_pages(nbytes)
-        fitting = [piece for piece in self._free if piece[1] >= needed]
-        if fitting:
-            offset, size = min(fitting, key=lambda piece: piece[1])
-            self._free.remove((offset, size))
-            if size > needed:
-                insort(self._free, (offset + needed, size - needed))
-            return offset
-        offset = self._end
-        if self._free and sum(self._free[-1]) == self._end:
-            offset, _ = self._free.pop()
-        self._end = offset + needed
-        return offset
+    def take(self, nbytes: int) -> list[_Part]:
+        parts = []
+        while nbytes and self._free:
+            fitting = [size for _, size in self._free if size >= nbytes]
+            wanted = min(fitting) if fitting else max(size for _, size in self._free)
+            at = next(at for at, (_, size) in enumerate(self._free) if size == wanted)
+            offset, size = self._free.pop(at)
+            taken = min(size, nbytes)
+            if size > taken:
+                self._free.insert(at, (offset + taken, size - taken))
+            parts.append((offset, taken))
+            nbytes -= taken
+        if nbytes:
+            parts.append((self._end, nbytes))
+            self._end += nbytes
+        return parts
 
-    def give_back(self, offset: int, nbytes: int) -> None:
-        insort(self._free, (offset, _whole_pages(nbytes)))
-        merged: list[tuple[int, int]] = []
-        for start, size in self._free:
-            if merged and sum(merged[-1]) == start:
-                start, size = merged[-1][0], merged.pop()[1] + size
-            merged.append((start, size))
+    def give_back(self, parts: list[_Part]) -> None:
+        merged: list[_Part] = []
+        for offset, size in sorted(self._free + parts):
+            if merged and sum(merged[-1]) == offset:
+                offset, size = merged[-1][0], merged.pop()[1] + size
+            merged.append((offset, size))
         self._free = merged
-
-
-def _whole_pages(nbytes: int) -> int:
-    return max(1, -(-nbytes // _PAGE)) * _PAGE

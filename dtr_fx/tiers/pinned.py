@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,17 +46,25 @@ class _Buffer:
     last: torch.Event | None = None
 
 
+class _Copy(NamedTuple):
+    """A copy of a tensor that the device may still be about."""
+
+    tensor: Tensor
+    stream: torch.Stream
+    ended: torch.Event
+
+
 class PinnedSlot(Slot):
     """A buffer, its ``place``, for one tensor."""
 
     written: torch.Event
-    leaving: tuple[Tensor, torch.Stream] | None  # until the copy out is waited for
-    reads: dict[int, tuple[Tensor, torch.Stream]]  # by the address of what is filled
+    leaving: _Copy | None  # until it is waited for
+    reads: dict[int, _Copy]  # by the address of what is filled
 
     def __del__(self) -> None:
         # What nobody waited for may be freed now, and is used again when its copy has ended.
-        for tensor, stream in (*filter(None, [self.leaving]), *self.reads.values()):
-            tensor.record_stream(stream)
+        for copy in (*filter(None, [self.leaving]), *self.reads.values()):
+            copy.tensor.record_stream(copy.stream)
         super().__del__()
 
 
@@ -85,13 +94,13 @@ class Pinned:
         with stream:
             slot.place.memory[: slot.nbytes].copy_(bytes_of(tensor), non_blocking=True)
         slot.place.last = slot.written = stream.record_event()
-        slot.leaving = tensor, stream
+        slot.leaving = _Copy(tensor, stream, slot.written)
         return slot
 
     def wait_offload(self, slot: PinnedSlot) -> None:
         """The device waits, not the program: what it runs afterwards may use the tensor's memory."""
         if slot.leaving is not None:
-            _current(slot.leaving[0].device).wait_event(slot.written)
+            _current(slot.leaving.tensor.device).wait_event(slot.leaving.ended)
             slot.leaving = None
 
     def reload(self, slot: PinnedSlot, tensor: Tensor) -> None:
@@ -102,14 +111,13 @@ class Pinned:
         with stream:
             bytes_of(tensor).copy_(slot.place.memory[: slot.nbytes], non_blocking=True)
         slot.place.last = stream.record_event()
-        slot.reads[tensor.data_ptr()] = tensor, stream
+        slot.reads[tensor.data_ptr()] = _Copy(tensor, stream, slot.place.last)
 
     def wait_reload(self, slot: PinnedSlot, tensor: Tensor) -> None:
         """The device waits, not the program: what it runs afterwards may read the tensor."""
         if tensor.data_ptr() not in slot.reads:  # a copy of what was made for it
             self.reload(slot, tensor)
-        _, stream = slot.reads.pop(tensor.data_ptr())
-        _current(tensor.device).wait_stream(stream)
+        _current(tensor.device).wait_event(slot.reads.pop(tensor.data_ptr()).ended)
 
     def usage(self) -> Usage:
         with self._lock:

@@ -19,7 +19,7 @@ from dtr_fx.units import format_bytes
 
 @dataclass(frozen=True)
 class Usage:
-    """Bytes of tensors that are out ``now``, and at most (``peak``); ``held`` of disk or host memory."""
+    """Bytes that tensors take there ``now``, and took at most (``peak``); ``held`` of disk or host memory."""
 
     now: int
     peak: int

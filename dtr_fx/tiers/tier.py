@@ -19,6 +19,8 @@ _FORMS = (
     "('disk:16GiB', '/a/folder:16GiB')"
 )
 
+_PAGE = 4096  # bytes of a file that are copied fastest
+
 
 @dataclass(frozen=True)
 class Bandwidth:
@@ -75,20 +77,18 @@ class Tier:
         return place if self.limit is None else f"{place}:{self.limit}B"
 
     def taken_by(self, nbytes: int) -> int:
-        """The bytes of the limit that a tensor of ``nbytes`` takes: PyTorch pins powers of two.
+        """The bytes that a tensor of ``nbytes`` takes: PyTorch pins powers of two, a file has whole pages.
 
-        >>> Tier("host").taken_by(1000), Tier("disk", "/tmp").taken_by(1000)
-        (1024, 1000)
+        >>> Tier("host").taken_by(1000), Tier("disk", "/tmp").taken_by(5000)
+        (1024, 8192)
         """
-        return 1 << max(0, nbytes - 1).bit_length() if self.kind == "host" else nbytes
+        return 1 << max(0, nbytes - 1).bit_length() if self.kind == "host" else -(-nbytes // _PAGE) * _PAGE
 
     @classmethod
     def parse(cls, given: object) -> Tier | None:
         """The tier that a user writes; None for None.  OptionError if it cannot be used.
 
-        A folder, for ``"disk"`` that of temporary files, has to be there, writable, and hold the limit.  A mapping
-        tells the speed, too: ``to`` is where, ``out`` and ``back`` are bytes per second, or ``"50GB"``, and
-        ``latency``, if any, seconds per copy.
+        A folder has to be there, writable, and hold the limit; for ``"disk"`` it is one of temporary files.
 
         >>> Tier.parse("host:1.5KiB")
         Tier(kind='host', folder='', limit=1536)
@@ -106,6 +106,11 @@ class Tier:
         if tier.limit is not None and tier.limit < 1:
             raise OptionError(f"offload={given!r}: a limit is at least one byte; {_FORMS}")
         if tier.kind == "disk":
+            if str(given).startswith("disk") and _is_in_memory(tier.folder):
+                raise OptionError(
+                    f"offload={given!r}: {tier.folder} is kept in memory, so moving tensors there frees "
+                    "nothing; name a folder on a disk"
+                )
             _check_folder(given, Path(tier.folder), tier.limit or 1)
         return tier
 
@@ -125,7 +130,7 @@ class Tier:
         if place in ("", "host") and (place or limit is not None):
             return cls("host", limit=limit)
         if place == "disk":
-            return cls("disk", tempfile.gettempdir(), limit)
+            return cls("disk", _folder_on_disk(), limit)
         if os.sep in place or place.startswith((".", "~")):
             return cls("disk", _absolute(place), limit)
         if place[:1].isdigit():
@@ -156,6 +161,22 @@ def _bytes(text: str) -> int | None:
         return int(text) if text.isdigit() else parse_bytes(text)
     except ValueError:
         return None
+
+
+def _folder_on_disk() -> str:
+    """The folder of temporary files, or another of that kind where it is kept in memory."""
+    usual = tempfile.gettempdir()
+    others = (folder for folder in (usual, "/var/tmp") if os.path.isdir(folder) and not _is_in_memory(folder))
+    return next(others, usual)
+
+
+def _is_in_memory(folder: str) -> bool:
+    try:
+        mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    except OSError:
+        return False
+    above = [(place, kind) for _, place, kind, *_ in mounts if Path(folder).is_relative_to(place)]
+    return max(above, key=lambda mount: len(mount[0]), default=("", ""))[1] in ("tmpfs", "ramfs")
 
 
 def _absolute(folder: str) -> str:
