@@ -36,6 +36,7 @@ class InfeasibleBudgetError(DTRError, ValueError):
     ``source`` of the user's (or ``""``), needs more than was asked; ``pinned`` are the bytes that may not be
     dropped when it runs, by kind (``"parameter"``, ``"input"``, ...), ``kept`` the patterns of hints to keep.
     Where the smallest budget takes more than five forward passes again, ``sane`` is one that does not.
+    With the option ``offload`` limited, ``offloaded`` are the bytes that a plan for what was asked moves out.
     ``sliced`` are budgets below the smallest that work under other values of the option ``slices``.
     """
 
@@ -49,6 +50,7 @@ class InfeasibleBudgetError(DTRError, ValueError):
     kept: tuple[str, ...] = ()
     sane: int | None = None
     sliced: Mapping[str, int] = field(default_factory=dict)
+    offloaded: int | None = None
 
     def __post_init__(self) -> None:
         # As positional arguments of the exception the fields survive copying and pickling.
@@ -67,6 +69,11 @@ class InfeasibleBudgetError(DTRError, ValueError):
             + (f"  and with at most 5 forward passes again: {self._size(self.sane)}\n" if self.sane else "")
             + f"  lower bound for any plan: {self._size(self.lower_bound)}\n"
             + "".join(f"  but with slices={how!r}: {self._size(size)}\n" for how, size in self.sliced.items())
+            + (
+                f"  but with offload of at least: {self.offloaded} bytes = {format_bytes(self.offloaded)}\n"
+                if self.offloaded
+                else ""
+            )
             + f"  operator that needs it: {self.operator}{format_source(self.source)}\n"
             f"  pinned then: {pinned}\n"
             + (f"  kept by hints ('prefer keep' gives way): {kept}\n" if kept else "")

@@ -39,7 +39,6 @@ from dtr_fx.runtime.program import Call, Constant, Instruction, Keep, Output, Pr
 from dtr_fx.runtime.steps import COMPUTE
 from dtr_fx.torch_private import pytree
 
-
 # Bytes of an operator's results below which they are not moved.
 _SMALLEST_MOVED = 4096
 
@@ -60,8 +59,8 @@ class NodeCall:
     ``selections`` are the ``getitem`` nodes that take its result apart.  ``kept`` maps an input that the
     graph changes later to the value of its copy, which a recompute reads.  ``workspace`` are the bytes that
     any run takes for itself, ``replay_workspace`` those that a recompute adds, if it is ``recomputable``.
-    ``mark`` is what the user said of its results in a checkpoint's region.  They are ``movable`` if they can be
-    moved out and back.
+    ``mark`` is what the user said of its results in a checkpoint's region.  They are ``movable`` if they can
+    be moved out and back.
     """
 
     node: Node

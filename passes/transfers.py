@@ -20,7 +20,8 @@ from dtr_fx.tiers import operators as tiers
 
 def offload(value: Tensor, tier: str) -> Tensor:
     """Start to move ``value`` out; the handle is a tensor on the CPU that takes no memory to speak of."""
-    return tiers.offload(value, tier)
+    handle: Tensor = tiers.offload(value, tier)
+    return handle
 
 
 def wait_offload(handle: Tensor, value: Tensor) -> Tensor:
@@ -33,7 +34,8 @@ def reload(
     handle: Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: str
 ) -> Tensor:
     """Start to bring back what was moved out."""
-    return tiers.reload(handle, size, stride, dtype, torch.device(device))
+    value: Tensor = tiers.reload(handle, size, stride, dtype, torch.device(device))
+    return value
 
 
 def wait_reload(value: Tensor, handle: Tensor) -> Tensor:
@@ -43,7 +45,7 @@ def wait_reload(value: Tensor, handle: Tensor) -> Tensor:
 
 
 def is_movable(value: object) -> bool:
-    """True of a tensor whose storage can be moved out and made anew: of fixed sizes, one element beside another.
+    """True of a tensor of fixed sizes that fills its storage: one that can be moved out, and made anew.
 
     >>> is_movable(torch.ones(2, 3).t()), is_movable(torch.ones(2, 3)[:, 1])
     (True, False)

@@ -146,9 +146,9 @@ class _Check:
 
     def _check_live(self, node: Node) -> None:
         for used in node.all_input_nodes:
-            if self._arriving and node.target is not transfers.wait_reload:
-                if not self._arriving.keys().isdisjoint(self._keys.get(used, ())):
-                    raise _broken("moved", node, f"it reads {used.name} before it is there")
+            is_waited_for = node.target is transfers.wait_reload
+            if not (is_waited_for or self._arriving.keys().isdisjoint(self._keys.get(used, ()))):
+                raise _broken("moved", node, f"it reads {used.name} before it is there")
             if role(node) == DROP and not self._leaving.keys().isdisjoint(self._keys.get(used, ())):
                 raise _broken("moved", node, f"{used.name} has not been moved out yet")
             if used not in self._keys:

@@ -31,8 +31,8 @@ class Write(Pass):
     """Write a plan into the graph that its program was read from.
 
     Drop and Recompute nodes stand in the order of the plan; what is read after a drop is the newest copy;
-    every new node has ``meta["dtr"]`` with its role and, for a recompute, its origin.  What the plan moves goes to
-    the ``tier`` (see ``tiers``).
+    every new node has ``meta["dtr"]`` with its role and, for a recompute, its origin.  What the plan moves
+    goes to the ``tier`` (see ``tiers``).
     """
 
     program: GraphProgram

@@ -29,12 +29,14 @@ from dtr_fx.passes.sizes import put_on
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planner import Planner
 from dtr_fx.planning.planning import Planning
-from dtr_fx.runtime import Link, Plan, Program
+from dtr_fx.runtime import Plan, Program
 from dtr_fx.search import Operators, execute_order
 from dtr_fx.search.moves import issued_ahead, moved_from
 from dtr_fx.search.timeline import Timeline
+from dtr_fx.tiers.tier import Bandwidth, Tier
+from dtr_fx.torch_private import FakeTensorMode
 
-LINK = Link(out=50e9, back=50e9, latency=1e-5)
+SPEED = Bandwidth(out=50e9, back=50e9, latency=1e-5, source="given")
 SHARES = (0.6, 0.4, 0.2)
 
 
@@ -70,9 +72,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
 
 def program_of(make: Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]) -> tuple[Program, Options]:
     """A model's training step on an absent H200."""
-    options = Options(costs=roofline(named_device("h200")), offload={"to": "host", "out": 1, "back": 1})
-    from dtr_fx.torch_private import FakeTensorMode
-
+    options = Options(costs=roofline(named_device("h200")), offload=Tier("host", speed=SPEED))
     with WithoutMemory(math.inf), FakeTensorMode(allow_non_fake_inputs=True):
         graph = trace(*make()).planned
     put_on(graph, torch.device("cuda"))
@@ -91,7 +91,7 @@ def moving_alone(program: Program, budget: int) -> Plan | None:
 
 def rows_of(name: str, program: Program) -> Iterator[tuple[object, ...]]:
     options = Options(cache=False)
-    both, alone = (Planner(each, options) for each in (program, replace(program, link=None)))
+    both, alone = (Planner(each, options) for each in (program, replace(program, tier=None)))
     for share in SHARES:
         budget = program.constants + int(share * (program.peak - program.constants))
         plans = [
@@ -118,12 +118,13 @@ def main() -> None:
             program = read_log(path)
             moving = program.with_calls(lambda _, call: call._replace(movable=True))
             # Nanoseconds.
-            moving = replace(moving, link=Link(LINK.out * 1e-9, LINK.back * 1e-9, LINK.latency * 1e9))
+            speed = Bandwidth(SPEED.out * 1e-9, SPEED.back * 1e-9, SPEED.latency * 1e9)
+            moving = replace(moving, tier=Tier("host", speed=speed))
             rows += list(rows_of(program.name, moving))
     else:
         for name in arguments.only or MODELS:
             program, _ = program_of(MODELS[name])
-            for row in rows_of(name, replace(program, link=LINK)):
+            for row in rows_of(name, program):
                 rows.append(row)
                 print(*row, flush=True)
     head = ["model", "activations", "recomputing", "moving", "both", "moved"]

@@ -37,7 +37,7 @@ whole training step is one graph, traced and not run, and a budget counts gradie
 
 _Shown = TypeVar("_Shown")
 
-_PLAN_OPTIONS = ("budget", "heuristic", "planner", "plan_seconds", "costs", "slices")
+_PLAN_OPTIONS = ("budget", "heuristic", "planner", "plan_seconds", "costs", "slices", "offload")
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, html: bool = True) -> None:
@@ -66,9 +66,11 @@ def add_target(parser: argparse.ArgumentParser, help: str = "a model, a log or s
 
 
 def add_slices(parser: argparse.ArgumentParser, usual: str | None = None) -> None:
-    """``--slices``."""
+    """``--slices`` and ``--offload``: what else a plan may do than recompute."""
     about = "operators that may run slice by slice (default: exact, those whose results stay the same)"
     parser.add_argument("--slices", choices=("exact", "summed", "off"), default=usual, help=about)
+    about = "where values may be moved: host, disk, a folder, 16GiB of host memory, disk:16GiB"
+    parser.add_argument("--offload", metavar="PLACE", help=about)
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:

@@ -58,6 +58,7 @@ def _smallest(arguments: argparse.Namespace) -> Report:
         max_overhead=arguments.max_overhead,
         plan_seconds=arguments.plan_seconds,
         slices=arguments.slices,
+        offload=arguments.offload,
     )
     if target.endswith(SAVED):
         raise CommandError(f"{target} holds plans that are made: name what they were made of")

@@ -59,8 +59,9 @@ def to_networkx(report: Report) -> nx.DiGraph:
 def to_chrome_trace(report: Report) -> str:
     """The step as planned, for chrome://tracing and https://ui.perfetto.dev.
 
-    Operators lie one after the other, as long as their costs say; copies out and back have a lane each.  Live bytes by kind are a counter, drops
-    are instants, and an arrow leads from each drop to the recompute that it makes necessary.
+    Operators lie one after the other, as long as their costs say; copies out and back have a lane each.  Live
+    bytes by kind are a counter, drops are instants, and an arrow leads from each drop to the recompute that
+    it makes necessary.
     """
     clock = accumulate((event.cost * _MICROSECONDS for event in report.events), initial=0.0)
     lanes = [name for name in _LANES if name in ("compute", "recompute") or _has(report, name)]

@@ -15,7 +15,7 @@ from dtr_fx.inspect.modules import module_tree, page_rows
 from dtr_fx.report import KINDS, Event, Point, Report
 
 # Kinds of events; operators are numbered first, so that those of a plan come one after the other.
-_EVENTS = ("compute", "recompute", "drop")
+_EVENTS = ("compute", "recompute", "offload", "reload", "wait", "drop")
 # What is the same of all events of a kind and origin, as words and as numbers.
 _WORDS = ("origin", "source", "target", "module")
 _NUMBERS = ("nbytes", "cost")

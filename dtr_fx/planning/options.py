@@ -272,8 +272,8 @@ class Options:
       same, bit for bit (with Inductor: if no sum is taken in another order), ``"summed"`` also if sums are
       added up in another order, ``"off"`` not at all.
     - ``offload``: where values may be moved to instead of computed again: ``"host"`` memory beside a GPU,
-      ``"disk"`` (the folder of temporary files) or a folder, bytes of host memory (``"16GiB"``), or a place with
-      its limit (``"disk:16GiB"``).
+      ``"disk"`` (the folder of temporary files) or a folder, bytes of host memory (``"16GiB"``), or a place
+      with its limit (``"disk:16GiB"``).
     - ``policy``: what is kept or recomputed, by path of a module or region; see ``passes.hints``.
     - ``watch``: a value, named as in ``dtr-fx diff``; ``Report.choices`` has each time that it was weighed.
     - ``report``: a file, ``.html`` or ``.json``, for the reports of all graphs planned in this process,

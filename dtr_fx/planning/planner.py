@@ -48,7 +48,8 @@ class Infeasible(Exception):
 class Planner:
     """Plans for one program by the heuristic, the planner and the effort of the options, for any budget.
 
-    A program with a link may be planned with transfers.  ``need`` is what no plan can do without, ``marks`` is what the user said of operators, by their numbers.
+    A program with a tier may be planned with transfers.  ``need`` is what no plan can do without, ``marks``
+    is what the user said of operators, by their numbers.
     """
 
     def __init__(
@@ -122,13 +123,13 @@ class Planner:
     @cached_property
     def _need_computed(self) -> search.Need:
         """What no plan can do without that has no transfers."""
-        program = replace(self.program, link=None)
-        return self.need if self.program.link is None else lower_bound(program)
+        program = replace(self.program, tier=None)
+        return self.need if self.program.tier is None else lower_bound(program)
 
     @cached_property
     def _smallest_computed(self) -> Plan:
         """The same without transfers."""
-        program = replace(self.program, link=None)
+        program = replace(self.program, tier=None)
         bound = self._need_computed.nbytes
         if self._online:
             plan = search.smallest_by_passes(program, bound, [self._policy]).plan
@@ -139,7 +140,7 @@ class Planner:
 
     def _may_move(self, program: Program) -> bool:
         """True if plans may have transfers: those of the online planner, and marks, know none."""
-        return program.link is not None and not (self._online or self.must)
+        return program.tier is not None and not (self._online or self.must)
 
     def _effort(self, program: Program) -> float:
         return search.default_effort(program) if self._seconds is None else self._seconds
@@ -164,12 +165,12 @@ class Planner:
 
     def search(self, budget: int, program: Program, lowest: Callable[[], Plan | None]) -> Plan | None:
         """A plan within the budget, if one is found; where that is hard, from ``lowest()`` on."""
-        if budget < (self.need if program.link is not None else self._need_computed).nbytes:
+        if budget < (self.need if program.tier is not None else self._need_computed).nbytes:
             return None
         return self._kept.find(lambda: self._search(budget, program, lowest), "search", budget, program)
 
     def _search(self, budget: int, program: Program, lowest: Callable[[], Plan | None]) -> Plan | None:
-        computed = replace(program, link=None)
+        computed = replace(program, tier=None)
         if self._online:
             return self.one_pass(budget, computed)
         if self._may_move(program):

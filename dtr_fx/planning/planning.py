@@ -25,7 +25,7 @@ from dtr_fx.passes.tensors import graph_device, is_view
 from dtr_fx.planning.options import Budget, Options, resolve_budget
 from dtr_fx.planning.planner import Infeasible, Planner
 from dtr_fx.planning.reporting import source_line
-from dtr_fx.runtime import Link, Plan, RunFailed
+from dtr_fx.runtime import Plan, RunFailed
 from dtr_fx.runtime.steps import RECOMPUTE
 from dtr_fx.search import execute_order, limit_saved
 
@@ -94,7 +94,7 @@ class Planning:
         self.before = liveness(gm, {node.name: nbytes for node, nbytes in as_it_is.items()}, device)
         marks = {number: call.mark for number, call in enumerate(self.graph.calls) if call.mark is not None}
         program = self.graph.program
-        self.link_text = ""
+        self.offload = ""
         if options.offload is not None:
             # Only here: its threads and files need not be known where nothing is moved.
             from dtr_fx.costs.bandwidth import measured_bandwidth
@@ -102,10 +102,8 @@ class Planning:
 
             check_device(options.offload, device)
             speed = options.offload.speed or measured_bandwidth(options.offload, device)
-            self.link_text = f"{options.offload}: {speed}"
-            link = Link(speed.out, speed.back, speed.latency)
-            limit = math.inf if options.offload.limit is None else options.offload.limit
-            program = replace(program, link=link, outside=limit)
+            self.offload = f"{options.offload}: {speed}"
+            program = replace(program, tier=replace(options.offload, speed=speed))
         self.planner = Planner(program, options, marks)
         marked = self.planner.checkpointed
         self._peak_unmarked = max(point.live for point in self.before)
@@ -298,6 +296,15 @@ class Planning:
             return None
         return self.sane_from(self.planner.smallest)
 
+    def _offloaded(self, budget: int) -> int | None:
+        """The bytes that a plan moves out if the tier has no limit; None without such a limit, or a plan."""
+        program = self.planner.program
+        if program.tier is None or program.tier.limit is None:
+            return None
+        unlimited = replace(program, tier=replace(program.tier, limit=None))
+        plan = self.planner.search(budget, unlimited, lambda: None)
+        return None if plan is None else plan.outside
+
     def error(self, budget: int, smallest: int) -> InfeasibleBudgetError:
         graph, need = self.graph, self.planner.need
         node = graph.calls[need.call].node
@@ -319,6 +326,7 @@ class Planning:
             pinned=dict(pinned),
             kept=tuple(dict.fromkeys(hint[0] for hint in kept if hint is not None)),
             sane=self._sane_smallest(smallest),
+            offloaded=self._offloaded(budget),
         )
 
 

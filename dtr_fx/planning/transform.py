@@ -53,6 +53,7 @@ def transform(
     planner: Literal["search", "online"] = "search",
     plan_seconds: float | None = None,
     slices: Literal["exact", "summed", "off"] = "exact",
+    offload: Any = None,
     example_inputs: Sequence[Any] | None = None,
 ) -> tuple[GraphModule, Report]:
     """Rewrite a graph so that its live bytes never exceed ``budget``; the original is left as it was.
@@ -66,7 +67,7 @@ def transform(
     budget:
         ``0.6`` or ``"60%"`` of the graph's own peak, bytes, ``"8GiB"``, ``"8GB"``, or ``"auto"``.  It
         counts inputs, parameters, activations and outputs on the graph's device.
-    max_overhead, heuristic, costs, planner, plan_seconds, slices:
+    max_overhead, heuristic, costs, planner, plan_seconds, slices, offload:
         See ``dtr_fx.planning.options.Options``.
     example_inputs:
         Needed by graphs whose nodes have no ``meta["val"]``: their shapes are found with fake tensors.
@@ -87,7 +88,7 @@ def transform(
     >>> bool(rewritten(torch.ones(1024)) == gm(torch.ones(1024)))
     True
     """
-    options = Options(budget, max_overhead, heuristic, costs, planner, plan_seconds, slices=slices)
+    options = Options(budget, max_overhead, heuristic, costs, planner, plan_seconds, slices=slices, offload=offload)
     return rewritten_copy(gm, options, example_inputs)
 
 
@@ -227,7 +228,7 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
         options=options.others,
         slices=slices_of(gm),
         reserved_peak=allocator.reserved,
-        offload=planning.link_text,
+        offload=planning.offload,
         outside_peak=0 if plan is None else plan.outside,
     )
     if plan is not None and options.watch is not None:

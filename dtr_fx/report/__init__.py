@@ -32,16 +32,16 @@ KINDS = ("parameter", "optimizer", "input", "activation", "recomputed", "gradien
 class Event:
     """One step of the rewritten graph, in execution order.
 
-    ``kind`` is ``"compute"``, ``"recompute"``, ``"drop"``, ``"banish"``, ``"offload"``, ``"reload"`` or ``"wait"``
-    (until a copy has ended).  ``name`` is the node in
-    the rewritten graph, ``origin`` the node of the original graph that it stands for, or the storage that a
-    drop gives up: ``native_dropout:1`` is the second of an operator's outputs.  ``nbytes`` are
-    the bytes that the step allocates (compute, recompute) or frees (drop, banish), ``cost`` its
-    seconds, ``live`` the bytes live while it runs.  ``reason`` says why a drop or a recompute
-    happened, ``score`` is the heuristic's score of the dropped storage, ``source`` the user's line.
-    A copy out or back takes ``transfer`` seconds beside what is computed.  Of a drop, ``again`` are the seconds to make the storage again, ``away`` those of compute until then.
-    ``storages`` are the positions, in ``Report.storages``, of what the step makes or frees, ``uses`` those of
-    what it reads; ``reads`` names the events and inputs that this comes from.  ``target`` is the operator
+    ``kind`` is ``"compute"``, ``"recompute"``, ``"drop"``, ``"banish"``, ``"offload"``, ``"reload"`` or
+    ``"wait"`` (until a copy has ended).  ``name`` is the node in the rewritten graph, ``origin`` the node of
+    the original graph that it stands for, or the storage that a drop gives up: ``native_dropout:1`` is the
+    second of an operator's outputs.  ``nbytes`` are the bytes that the step allocates (compute, recompute) or
+    frees (drop, banish), ``cost`` its seconds, ``live`` the bytes live while it runs.  ``reason`` says why a
+    drop or a recompute happened, ``score`` is the heuristic's score of the dropped storage, ``source`` the
+    user's line.  A copy out or back takes ``transfer`` seconds beside what is computed.  Of a drop, ``again``
+    are the seconds to make the storage again, ``away`` those of compute until then.  ``storages`` are the
+    positions, in ``Report.storages``, of what the step makes or frees, ``uses`` those of what it reads;
+    ``reads`` names the events and inputs that this comes from.  ``target`` is the operator
     (``aten.mm.default``), ``module`` the path of the module that called it.
     """
 
@@ -181,24 +181,23 @@ class SliceStats:
 class Report:
     """The outcome of one plan.  Sizes are bytes, costs seconds.
 
-    ``baseline_peak`` is the peak of the graph as it was, ``planned_peak`` of the rewritten one, as the
-    verify pass derives it from the emitted graph; both count inputs and parameters.  ``lower_bound``
-    is the largest, over operators, of constants + outputs pinned by then + the operator's own inputs
-    and outputs: no plan can do with less.  ``trigger`` says why the graph was traced, where a model is traced
-    several times: the shape or guard that changed.  ``heuristic`` names who chose what to drop: a heuristic,
-    ``"search"``, or ``"none"`` where the graph is left as it is.  ``choices`` are those that concerned the
-    value named by the option ``watch``.  ``budget`` is the one in force, ``asked`` what the user wrote for it
-    (``"60%"``).  ``refused`` counts the orders of the search that the runtime could not carry out.
-    ``relied`` are the caller's tensors that must not be written between the passes, ``relied_parameters``
-    the parameters.  ``unconstrained_peak`` is what a share is of, the peak of the graph as it was or as the
-    user's checkpoints have it, and ``unconstrained_saved`` what it then saves for its backward pass.
-    ``hints`` are those of the option ``policy``, and those in the code, ``slices`` the regions that run slice
-    by slice.  Of a plan that computes more than five forward passes again, ``sane_from`` is a budget from
-    which none does.  ``model`` is what was planned as the caller names it, ``options`` are those that are not
-    the defaults, and ``torch`` is its version.  ``reserved_peak``
-    is what PyTorch's CUDA caching allocator would reserve for the rewritten graph, 0 where that is not known.
-    ``offload`` names where storages may be moved to, and how fast that is; ``outside_peak`` are the most bytes that
-    are there at once.
+    ``baseline_peak`` is the peak of the graph as it was, ``planned_peak`` of the rewritten one, as the verify
+    pass derives it from the emitted graph; both count inputs and parameters.  ``lower_bound`` is the largest,
+    over operators, of constants + outputs pinned by then + the operator's own inputs and outputs: no plan can
+    do with less.  ``trigger`` says why the graph was traced, where a model is traced several times: the shape
+    or guard that changed.  ``heuristic`` names who chose what to drop: a heuristic, ``"search"``, or
+    ``"none"`` where the graph is left as it is.  ``choices`` are those that concerned the value named by the
+    option ``watch``.  ``budget`` is the one in force, ``asked`` what the user wrote for it (``"60%"``).
+    ``refused`` counts the orders of the search that the runtime could not carry out.  ``relied`` are the
+    caller's tensors that must not be written between the passes, ``relied_parameters`` the parameters.
+    ``unconstrained_peak`` is what a share is of, the peak of the graph as it was or as the user's checkpoints
+    have it, and ``unconstrained_saved`` what it then saves for its backward pass.  ``hints`` are those of the
+    option ``policy``, and those in the code, ``slices`` the regions that run slice by slice.  Of a plan that
+    computes more than five forward passes again, ``sane_from`` is a budget from which none does.  ``model``
+    is what was planned as the caller names it, ``options`` are those that are not the defaults, and ``torch``
+    is its version.  ``reserved_peak`` is what PyTorch's CUDA caching allocator would reserve for the
+    rewritten graph, 0 where that is not known.  ``offload`` names where storages may be moved to, and how
+    fast that is; ``outside_peak`` are the most bytes that are there at once.
     """
 
     budget: int
@@ -268,7 +267,7 @@ class Report:
         return sum(event.cost for event in self.events if event.kind == "wait")
 
     def summary(self) -> str:
-        """One line: the verdict, peak before and after, budget, drops, recomputes, what is moved, overhead."""
+        """One line: the verdict, peak before and after, budget, drops, recomputes, moved bytes, overhead."""
         verdict = self.verdict
         if verdict == "left as it is":
             return f"{verdict}: peak {format_bytes(self.baseline_peak)}, no plan reaches {self.budget_text}"

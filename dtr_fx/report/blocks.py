@@ -18,9 +18,9 @@ class Block:
     """One copy of a storage.
 
     ``storage`` is its position in ``Report.storages``; ``made_at`` (-1: before the step), ``readers``,
-    ``dropped_at`` and ``again_at``, where the storage is computed again or brought back, are positions in ``Report.events``.
-    It is free once the last reader has run, or ``stays`` to the step's end.  A ``spare`` one is made beside
-    another output of a recompute while its storage is still there.
+    ``dropped_at`` and ``again_at``, where the storage is computed again or brought back, are positions in
+    ``Report.events``.  It is free once the last reader has run, or ``stays`` to the step's end.  A ``spare``
+    one is made beside another output of a recompute while its storage is still there.
     """
 
     storage: int

@@ -1,6 +1,5 @@
 """The paper's runtime, without torch: programs, plans, storages, operators, heuristics and eviction."""
 
-from .channels import Link
 from .driver import collector_paused
 from .failures import OutOfBudget, RunFailed, Thrash
 from .graph import Operator, Storage, Tensor
@@ -15,7 +14,6 @@ __all__ = [
     "HEURISTICS",
     "Deallocation",
     "Heuristic",
-    "Link",
     "Operator",
     "Order",
     "OutOfBudget",

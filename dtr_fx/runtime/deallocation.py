@@ -143,8 +143,8 @@ class Deallocating(Addressed):
         self._leave_pool(storage)
         self._free(storage)
         self.steps.append(Step(steps.BANISH, storage.root.op.id, storage.id, self.used, steps.DEAD))
-        if storage.outside is not None:
-            self.moved -= storage.size
+        if storage.outside is not None and self.tier is not None:
+            self.moved -= self.tier.taken_by(storage.size)
 
     def _let_go_of_parents(self, storage: Storage) -> list[Storage]:
         """The parents no longer have to be there for this storage; those that nothing else needs."""

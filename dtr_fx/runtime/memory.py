@@ -11,8 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
+from dtr_fx.tiers.tier import Tier
+
 from .caching_allocator import CachingAllocator
-from .channels import Channels, Link
+from .channels import Channels
 from .graph import Frame, Operator, Storage, Tensor
 from .heuristics import Heuristic, Score, resolve
 from .neighborhood import track
@@ -36,7 +38,7 @@ class Memory(ABC):
         order: Order = "depth first",
         max_recompute: float = math.inf,
         allocator: CachingAllocator | None = None,
-        link: Link | None = None,
+        tier: Tier | None = None,
     ) -> None:
         self.budget = budget
         self.heuristic = resolve(heuristic)
@@ -47,7 +49,8 @@ class Memory(ABC):
         if allocator is None and self.heuristic.frees != "storage":
             allocator = CachingAllocator(expandable_segments=True)
         self.allocator = allocator
-        self.channels = None if link is None else Channels(link)
+        self.tier = tier
+        self.channels = None if tier is None or tier.speed is None else Channels(tier.speed)
         self.execute: Callable[[Operator], float] | None = None
         self.clock = self.base_cost = self.waited = 0.0
         self.used = self.peak = 0

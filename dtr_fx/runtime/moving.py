@@ -22,11 +22,12 @@ class Moving(Deallocating):
     def move_out(self, tensor: Tensor) -> None:
         """Start to copy the tensor's storage out; from ``wait_out`` on it may be evicted."""
         assert self.channels is not None
+        assert self.tier is not None
         storage = tensor.storage
         storage.outside = self.channels.move_out(self.clock, storage.size)
-        self.moved += storage.size
+        self.moved += self.tier.taken_by(storage.size)
         self.moved_peak = max(self.moved_peak, self.moved)
-        self._step(steps.OFFLOAD, storage, self.channels.link.time_out(storage.size))
+        self._step(steps.OFFLOAD, storage, self.channels.bandwidth.seconds_out(storage.size))
 
     def wait_out(self, tensor: Tensor) -> None:
         """Wait until the copy out has ended."""
@@ -50,7 +51,7 @@ class Moving(Deallocating):
         self.used += storage.size
         self.peak = max(self.peak, self.used)
         storage.arrives = self.channels.bring_back(self.clock, storage.size, storage.outside)
-        self._step(steps.RELOAD, storage, self.channels.link.time_back(storage.size))
+        self._step(steps.RELOAD, storage, self.channels.bandwidth.seconds_back(storage.size))
         self._enter(storage, first=False)
 
     def _await(self, op: Operator) -> None:

@@ -13,8 +13,9 @@ from .steps import COMPUTE, DROP, OFFLOAD, RECOMPUTE, RELOAD, Step, trace
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of a program under a budget: compute, recompute, drop, banish (free for good), offload, reload
-    and wait.
+    """The steps of a program under a budget.
+
+    They are compute, recompute, drop, banish (free for good), offload, reload and wait.
 
     Steps name operators and storages by their numbers in the program.  ``budget`` and ``peak`` are bytes,
     ``cost`` is that of the recomputed operators, in the program's unit.  ``decided_by`` is the heuristic

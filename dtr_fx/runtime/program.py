@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import accumulate, count
 from typing import NamedTuple, TypeAlias
 
-from .channels import Link
+from dtr_fx.tiers.tier import Tier
 
 
 class Constant(NamedTuple):
@@ -36,7 +36,8 @@ class Call(NamedTuple):
 
     ``workspace`` bytes are taken while it runs, and ``replay_workspace`` more where it can run again, which
     is if it is ``recomputable``.  One that ``may_defer`` can run for the first time later than it stands,
-    before what reads it.  What one makes may be moved out, and brought back, if it is ``movable``.  One that only ``serves_recompute`` is left out of plans that recompute no reader.
+    before what reads it.  What one makes may be moved out, and brought back, if it is ``movable``.  One that
+    only ``serves_recompute`` is left out of plans that recompute no reader.
     """
 
     name: str
@@ -74,16 +75,15 @@ Instruction: TypeAlias = Constant | Call | Release | Keep
 class Program:
     """A program's steps in order; ``backward`` is the number of the first call of its backward pass.
 
-    ``simrd``: it was read, and is to be replayed, by the rules of the original simulator.  Storages may be moved
-    out over the ``link``, if there is one, ``outside`` bytes of them at most.
+    ``simrd``: it was read, and is to be replayed, by the rules of the original simulator.  Storages may be
+    moved to the ``tier``, if there is one, whose speed is in bytes per unit of cost.
     """
 
     name: str
     instructions: tuple[Instruction, ...]
     backward: int | None = None
     simrd: bool = False
-    link: Link | None = None
-    outside: float = math.inf
+    tier: Tier | None = None
 
     def budget(self, asked: float) -> float:
         """A budget in bytes: a share of the peak if a float is asked for, bytes if it is an int.

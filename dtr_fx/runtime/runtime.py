@@ -34,8 +34,8 @@ class Runtime(Figure1):
     order:
         What is missing is rematerialized ``"depth first"``, input by input (as in the paper), or in
         ``"program"`` order, all at once and each operator of it once.
-    link:
-        Where storages may be moved to and brought back from, beside the compute clock; see ``Moving``.
+    tier:
+        Where storages may be moved to, with its speed in the unit of costs; see ``Moving``.
     max_recompute:
         Cost of rematerialized operators above which a run gives up with ``Thrash``.
 

@@ -1,4 +1,4 @@
-"""The steps of a run: an operator is computed or recomputed, a storage dropped, banished or moved, and why."""
+"""The steps of a run: what is computed or recomputed, dropped or banished, moved, waited for, and why."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Step(NamedTuple):
     """One step of a run, and of the plan that is made of it.
 
     ``op`` is the operator that ran, for which room was made, or that made what is moved; ``storage`` is what
-    is dropped, banished, moved or waited for, -1 for a computation.  ``live`` are the bytes resident: during a computation, and after a drop.
-    ``reason`` says why a storage went, ``score`` is what the heuristic gave one that was evicted for the
-    budget.  A plan adds, to each drop of a storage that comes back, its bytes, the seconds to make it
-    ``again``, and the seconds of compute for which it is ``away``.  ``seconds`` are those of a transfer, or for
-    which compute waits.
+    is dropped, banished, moved or waited for, -1 for a computation.  ``live`` are the bytes resident: during
+    a computation, and after a drop.  ``reason`` says why a storage went, ``score`` is what the heuristic gave
+    one that was evicted for the budget.  A plan adds, to each drop of a storage that comes back, its bytes,
+    the seconds to make it ``again``, and the seconds of compute for which it is ``away``.  ``seconds`` are
+    those of a transfer, or for which compute waits.
     """
 
     kind: str

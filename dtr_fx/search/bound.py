@@ -45,7 +45,7 @@ class _Bounds:
     def __init__(self, program: Program) -> None:
         calls = self._calls = list(program.calls())
         self._size, self._storage = program.sizes, program.storages
-        self._moves = program.link is not None
+        self._moves = program.tier is not None
         self._optional = {output.tensor for call in calls if call.serves_recompute for output in call.outputs}
         self._reads = [self._storages(call.inputs) for call in calls]
         self._maker = {output.tensor: op for op, call in enumerate(calls) for output in call.outputs}

@@ -31,12 +31,12 @@ def execute_order(
     A storage is dropped after the last read before it is made again, and freed for good after its last read;
     one that is kept before the last operator stays.  What comes again for nothing is left out.  An operator
     that may be deferred runs when something reads what it makes.  What an order forgets, such as a view that
-    must be taken again, the runtime rematerializes by itself.  What the operators ``moved`` make is moved out,
-    and comes back where they come again.
+    must be taken again, the runtime rematerializes by itself.  What the operators ``moved`` make is moved
+    out, and comes back where they come again.
 
     Raises ``RunFailed`` if the order does not fit into the budget.
     """
-    runtime = Runtime(budget, "dtr-local", deallocation="ignore", order="program", link=program.link)
+    runtime = Runtime(budget, "dtr-local", deallocation="ignore", order="program", tier=program.tier)
     with collector_paused():
         _execute(program, order, runtime, moved)
     return Plan.of(program, runtime, "search")

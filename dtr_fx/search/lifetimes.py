@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from dtr_fx.runtime.channels import Link
 from dtr_fx.runtime.program import Call, Output, Program
+from dtr_fx.tiers.tier import Tier
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Operators:
     ``maker``, ``size`` and ``tensor``, its number in the program, are per storage.  ``kept`` are read at the
     end.  ``holds`` are the bytes of an operator's results that stay from its first run on; they are none of
     the storages.  Where an operator's results may be moved, ``out`` and ``back`` are what copying all of them
-    takes, else infinite.  ``ends`` is when each operator ends if each runs once and none waits.
+    takes, else infinite, and ``taken`` the bytes that they take in the ``tier``.  ``ends`` is when each
+    operator ends if each runs once and none waits.
     """
 
     reads: tuple[tuple[int, ...], ...]
@@ -43,7 +44,8 @@ class Operators:
     out: tuple[float, ...]
     back: tuple[float, ...]
     ends: tuple[float, ...]
-    link: Link | None
+    taken: tuple[int, ...]
+    tier: Tier | None
 
     @staticmethod
     def of(program: Program) -> Operators:
@@ -88,11 +90,15 @@ class Operators:
             out=out,
             back=back,
             ends=tuple(accumulate(call.cost for call in calls)),
-            link=program.link,
+            taken=tuple(
+                sum(program.tier.taken_by(one.size) for one in outputs) if program.tier else 0
+                for outputs in fresh
+            ),
+            tier=program.tier,
         )
 
     def copied_by(self, moved: Collection[int]) -> dict[int, int]:
-        """For moved operators, in order, that at whose end the copies have ended: until it, results are held."""
+        """For moved operators, in order, the one at whose end the copies have ended: results are held."""
         found, ends, last = {}, 0.0, len(self.ends) - 1
         for op in sorted(moved):
             ends = max(ends, self.ends[op]) + self.out[op]
@@ -113,13 +119,13 @@ def _transfers(
     program: Program, calls: Sequence[Call], fresh: Sequence[Sequence[Output]]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """``out`` and ``back`` of ``Operators``."""
-    link = program.link
+    speed = program.tier.speed if program.tier is not None else None
     out, back = [math.inf] * len(calls), [math.inf] * len(calls)
     for op, (call, outputs) in enumerate(zip(calls, fresh)):
         sizes = [output.size for output in outputs if output.size]
-        if link is not None and call.movable and sizes:
-            out[op] = sum(map(link.time_out, sizes))
-            back[op] = sum(map(link.time_back, sizes))
+        if speed is not None and call.movable and sizes:
+            out[op] = sum(map(speed.seconds_out, sizes))
+            back[op] = sum(map(speed.seconds_back, sizes))
     return tuple(out), tuple(back)
 
 

@@ -3,7 +3,7 @@
 Transfers use what computing does not, so that the two together cost less than either:
 
     plans without transfers, for more memory by what the queue takes in the forward pass
-      └─ what idles is moved until they fit  ──►  copies back issued ahead  ──►  a walk that moves more, or less
+      └─ what idles is moved until they fit  ──►  copies back issued ahead  ──►  a walk
            └─ the runtime carries out the cheapest, and checks it  ──►  the plan
 """
 
@@ -24,8 +24,8 @@ from dtr_fx.search.walk import walk
 _RAISED, _WARM = (0.0, 0.6, 1.0), 0.3
 # Of how many parts a step is, in which a copy may run.
 _PARTS = 256
-# How closely the smallest budget is searched, as a share of the lower bound; the factor on the penalty of a byte
-# too many where cost does not count.
+# How closely the smallest budget is searched, as a share of the lower bound; the factor on the penalty of a
+# byte too many where cost does not count.
 _CLOSE, _PENALTY = 0.01, 100.0
 
 
@@ -64,8 +64,9 @@ def _found(
 def _orders(program: Program, budget: int, computed: Callable[[int], Plan | None]) -> Iterator[Sequence[int]]:
     """Orders without transfers, for more memory."""
     calls = list(program.calls())
-    assert program.link is not None
-    hidden = program.link.out * sum(call.cost for call in calls[: program.backward])
+    assert program.tier is not None
+    assert program.tier.speed is not None
+    hidden = program.tier.speed.out * sum(call.cost for call in calls[: program.backward])
     for raised in sorted({min(program.peak, budget + int(share * hidden)) for share in _RAISED}):
         plan = computed(raised) if raised < program.peak else None
         if plan is not None or raised == program.peak:
@@ -112,6 +113,8 @@ def moved_from(line: Timeline, order: Sequence[int]) -> tuple[list[int], frozens
             if excess <= 0:
                 break
             left.discard(op)
+            if not line.has_room_for(op):
+                continue
             line.move(op)
             ended = max(worst, line.copied_at(op))
             target = _free_from(line, line.slot_at(line.clock[slot] - operators.back[op]), ended, slot)
@@ -159,7 +162,7 @@ def issued_ahead(line: Timeline, order: Sequence[int], moved: Collection[int]) -
     operators = line.operators
     best = line.settle(order, moved)
     waited = line.waited()
-    needed = math.inf
+    needed: float = math.inf
     for slot in sorted((slot for slot in line.repeated if line.op_at[slot] in line.moved), reverse=True):
         op = line.op_at[slot]
         reads = [line.reads[storage] for storage in operators.makes[op]]

@@ -40,8 +40,9 @@ class Timeline(Lifetimes):
 
     It has none until it is told an order.  ``cost`` is that of the repeated runs, ``changes`` how often the
     bytes of some slots changed.  Where the first run of an operator is deferred, the first of its repeated
-    runs costs nothing.  Changes since the last ``commit`` are taken back by ``undo``.  ``load`` is the time that
-    all transfers take, and ``late`` that by which each alone comes back too late: neither counts as cost.
+    runs costs nothing.  Changes since the last ``commit`` are taken back by ``undo``.  ``load`` is the time
+    that all transfers take, and ``late`` that by which each alone comes back too late: neither counts as
+    cost.
     """
 
     def __init__(self, operators: Operators, budget: int) -> None:
@@ -87,7 +88,7 @@ class Timeline(Lifetimes):
         return Found(self.cost, self.over, self.order, frozenset(self.moved))
 
     def _measure(self) -> None:
-        """``clock`` is when what runs in each slot starts, if nothing waits; later changes leave it as it is."""
+        """``clock`` is when what runs in each slot starts if nothing waits, as of the last ``settle``."""
         taken = np.zeros(self.end + 3)
         known: set[int] = set()
         for slot, op in self.op_at.items():
@@ -101,10 +102,10 @@ class Timeline(Lifetimes):
 
     def waited(self) -> float:
         """The time that operators wait for transfers; see ``channels``."""
-        ops, link = self.operators, self.operators.link
-        if link is None or not self.moved:
+        ops = self.operators
+        if ops.tier is None or ops.tier.speed is None or not self.moved:
             return 0.0
-        channels, known = Channels(link), set()
+        channels, known = Channels(ops.tier.speed), set()
         clock = waited = 0.0
         outside: dict[int, float] = {}
         arrives: dict[int, float] = {}
@@ -229,6 +230,13 @@ class Timeline(Lifetimes):
     def reads_again(self, op: int) -> tuple[int, ...]:
         """The storages that a repeated run of an operator reads."""
         return () if op in self.moved else self.operators.reads[op]
+
+    def has_room_for(self, op: int) -> bool:
+        """True if the tier has room for an operator's results beside all that is moved."""
+        tier, taken = self.operators.tier, self.operators.taken
+        if tier is None or tier.limit is None:
+            return tier is not None
+        return sum(taken[each] for each in self.moved) + taken[op] <= tier.limit
 
     def move(self, op: int) -> None:
         """Move an operator's results out, or no longer; its repeated runs become the other kind."""

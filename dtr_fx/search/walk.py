@@ -31,8 +31,8 @@ _LIVE, _GONE, _DEEPEST = 0.2, 0.7, 10
 # Of a second of transfer: its price at first, as a share of a second of compute, and the factors; how much of
 # the transfers is waited for where they are hidden.
 _TOLL, _CHEAPER, _DEARER, _HIDDEN = 0.02, 0.9, 1.15, 0.01
-# Seconds per run of a simulation of the transfers; how often something is moved or no longer, one of those that
-# come back, and how often a copy back is issued ahead.
+# Seconds per run of a simulation of the transfers; how often something is moved or no longer, one of those
+# that come back, and how often a copy back is issued ahead.
 _SIMULATE, _MOVES, _ONE_OF_THEM, _AHEAD = 1e-6, 0.1, 0.8, 0.8
 # How many storages are looked at for one that is idle, and how often for one run less.
 _TRIES = 20
@@ -161,7 +161,8 @@ class _Walk:
         op = self._random.choice(self._movable)
         if line.repeated and self._random.random() < _ONE_OF_THEM:
             op = line.op_at[self._random.choice(line.repeated)]
-        if op in line.moved or (len(line.runs[op]) > 1 and self._operators.back[op] < math.inf):
+        is_movable = len(line.runs[op]) > 1 and self._operators.back[op] < math.inf
+        if op in line.moved or (is_movable and line.has_room_for(op)):
             line.move(op)
 
     def _remove(self) -> None:
@@ -212,7 +213,7 @@ class _Walk:
         if found:
             _, storage, slot = min(found)
             op = operators.maker[storage]
-            if op not in line.moved and self._cheapest(op) < self._computed(op):
+            if op not in line.moved and self._cheapest(op) < self._computed(op) and line.has_room_for(op):
                 line.move(op)
             self._make_again_in_time(storage, slot)
         return True

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -57,12 +57,12 @@ class Bandwidth:
 class Tier:
     """Host memory, or a file in a ``folder``, of at most ``limit`` bytes (None: of any size).
 
-    ``speed`` is what the user says of it, None if it is to be measured.
+    ``speed`` is None if it is to be measured.
 
     ``str(tier)`` is a text that ``Tier.of`` reads again, in another process, too.
 
-    >>> Tier.of("16GiB")
-    Tier(kind='host', folder='', limit=17179869184)
+    >>> Tier.of("16GiB").limit
+    17179869184
     >>> str(Tier.of("/tmp:1KiB"))
     '/tmp:1024B'
     """
@@ -70,7 +70,7 @@ class Tier:
     kind: Literal["host", "disk"]
     folder: str = ""
     limit: int | None = None
-    speed: Bandwidth | None = field(default=None, repr=False)
+    speed: Bandwidth | None = None
 
     def __str__(self) -> str:
         place = self.folder or self.kind
@@ -90,8 +90,8 @@ class Tier:
 
         A folder has to be there, writable, and hold the limit; for ``"disk"`` it is one of temporary files.
 
-        >>> Tier.parse("host:1.5KiB")
-        Tier(kind='host', folder='', limit=1536)
+        >>> str(Tier.parse("host:1.5KiB"))
+        'host:1536B'
         >>> Tier.parse("dsk")
         Traceback (most recent call last):
         ...

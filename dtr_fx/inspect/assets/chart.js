@@ -33,6 +33,7 @@ class Chart {
     this.lanes = [
       { kind: "drop", label: "drops", places: places("drop") },
       { kind: "recompute", label: "recomputes", places: places("recompute") },
+      ...["offload", "reload"].map((kind) => ({ kind, label: `${kind}s`, places: places(kind) })).filter((lane) => lane.places.length),
       ...(updates.length ? [{ kind: "optimizer", label: "optimizer", places: updates }] : []),
       { kind: "marked", label: "", places: [] },
     ];
@@ -159,7 +160,8 @@ class Chart {
 
   // The changes under the pointer, and those that belong to them.
   near(x, y) {
-    const kind = y < this.laneAt("drop") + MARGIN.lane / 2 ? "drop" : "recompute";
+    const lanes = this.lanes.map(({ kind }) => kind).filter((kind) => kind in MARKS);
+    const kind = lanes.find((each) => y < this.laneAt(each) + MARGIN.lane / 2) ?? lanes.at(-1);
     const distance = (event) => Math.abs(this.x(event.at) - x);
     const found = this.changes.filter((event) => event.kind === kind && distance(event) <= REACH);
     this.change = found.sort((a, b) => distance(a) - distance(b))[0];

@@ -1,6 +1,6 @@
 // The rows of the diff: phases by their titles, steps, folds of unchanged operators; or the steps that a search finds.
 
-const MARKS = { drop: "−", recompute: "+" };
+const MARKS = { drop: "−", recompute: "+", offload: "›", reload: "‹", wait: "=" };
 
 class Diff {
   // `light(events)` is told which events the pointer or the keyboard is at, `see([from, to])` what is in view;

@@ -31,7 +31,7 @@ async function start() {
   await report.select(shared.first);
 }
 
-// Tells steps where they are, and ties each drop to the recompute that undoes it.
+// Tells steps where they are, and ties each drop to the recompute or the reload that undoes it.
 function connect(plan) {
   for (const storage of plan.storages) storage.events = [];
   const dropped = new Map();
@@ -45,7 +45,7 @@ function connect(plan) {
       const drop = dropped.get(number);
       if (event.kind === "drop") {
         dropped.set(number, event);
-      } else if (event.kind === "recompute" && drop) {
+      } else if (["recompute", "reload"].includes(event.kind) && drop) {
         dropped.delete(number);
         drop.pairs.push(event);
         event.pairs.push(drop);
@@ -58,6 +58,7 @@ function connect(plan) {
 // What happened to a value that was dropped or made again.
 function sentence(event, report) {
   const name = event.storages.length === 1 ? report.storages[event.storages[0]].name : event.origin;
+  if (["offload", "wait"].includes(event.kind)) return `${event.origin}: ${event.kind}, ${event.why}`;
   const [drop, again] = event.kind === "drop" ? [event, event.pairs[0]] : [event.pairs[0], event];
   if (event.kind === "compute") {
     const place = event.source ? ` · ${event.source}` : "";
@@ -65,7 +66,7 @@ function sentence(event, report) {
   }
   const parts = [];
   if (drop) parts.push(`${drop.bytes} dropped (${drop.why})`);
-  if (again) parts.push(`made again ${again.why}`);
+  if (again) parts.push(again.kind === "reload" ? `brought back, ${again.why}` : `made again ${again.why}`);
   if (drop && again) parts.push(`away for ${formatCount(Math.round(again.at - drop.at - 0.5), "operator")}`);
   const source = drop?.source || again?.source;
   return `${name}: ${parts.join(", ")}${source ? ` · ${source}` : ""}`;
