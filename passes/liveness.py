@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 
 from dtr_fx.passes import rng
 from dtr_fx.passes.reach import given_back
-from dtr_fx.passes.roles import origin_name, role
+from dtr_fx.passes.roles import is_over, origin_name, role
 from dtr_fx.passes.tensors import (
     constant_kind,
     counts,
@@ -121,7 +121,8 @@ def allocations(gm: GraphModule, workspace: Mapping[str, int], device: torch.dev
                 yield from allocate(tangent)
             tangents = []
         if role(node) in (OFFLOAD, WAIT):
-            yield Run(node.name, 0)
+            if not is_over(node):
+                yield Run(node.name, 0)
         elif not (is_selection(node) or role(node) == DROP):
             yield from allocate(node)
             temporary = 0 if role(node) == RELOAD else workspace.get(origin_name(node), 0)

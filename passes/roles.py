@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from dtr_fx.runtime.steps import COMPUTE
+from dtr_fx.runtime.steps import COMPUTE, WAIT
 
 ARRIVE = "arrive"  # an input that comes late: a tangent, when the backward pass starts
 SAVE_RNG = "save rng"  # the generator's state, saved before a random operator
@@ -21,6 +21,11 @@ def facts(node: Node) -> dict[str, Any]:
 def role(node: Node) -> str:
     """One of the above, or a kind of step: recompute, drop, offload, reload, wait."""
     return str(facts(node)["role"])
+
+
+def is_over(node: Node) -> bool:
+    """True if the node waits for a copy that has ended by then, as planned."""
+    return role(node) == WAIT and not facts(node)["seconds"]
 
 
 def origin_name(node: Node) -> str:

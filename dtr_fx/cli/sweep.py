@@ -118,9 +118,7 @@ def _compare(arguments: argparse.Namespace) -> tuple[Sweep, Comparison]:
             whole if arguments.device is None else "for a named device: no rivals; dtr-fx estimate has some"
         ]
     budgets = [*arguments.budgets, *(mark.peak for mark in marks)]
-    given = Options(
-        plan_seconds=arguments.plan_seconds, slices=arguments.slices, offload=arguments.offload
-    )
+    given = Options(plan_seconds=arguments.plan_seconds, slices=arguments.slices, offload=arguments.offload)
     options = for_device(given, arguments)
     with progress("plans", len(budgets) + 1) as advance:
         made = Sweep(graph, budgets, options, watch=lambda done, of: advance(done))

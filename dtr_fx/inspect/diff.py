@@ -63,9 +63,8 @@ def circumstances(report: Report) -> str:
 
 def sections(events: Sequence[Event]) -> Iterator[tuple[str, list[Event | list[Event]]]]:
     """The title of each phase, empty where a graph has none, and its rows: steps, and folds of operators."""
-    # A banished storage is freed where the original graph frees it too: nothing changed there.  Nor where a
-    # copy has ended before it is waited for.
-    steps = [event for event in events if event.kind != "banish" and (event.kind != "wait" or event.cost)]
+    # A banished storage is freed where the original graph frees it too: nothing changed there.
+    steps = [event for event in events if event.kind != "banish"]
     backward = [number for number, event in enumerate(steps) if event.phase == "backward"]
 
     def section(number: int) -> str:

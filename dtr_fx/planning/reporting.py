@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.hints import Hint, hint_of, module_stack, plain_path
 from dtr_fx.passes.liveness import kind_of
-from dtr_fx.passes.roles import KEEP, SAVE_RNG, facts, origin_name, role
+from dtr_fx.passes.roles import KEEP, SAVE_RNG, facts, is_over, origin_name, role
 from dtr_fx.passes.slices import Sliced
 from dtr_fx.passes.storages import GraphProgram
 from dtr_fx.passes.tensors import is_selection, is_update
@@ -101,7 +101,7 @@ def events_of(gm: GraphModule, program: GraphProgram, after: Sequence[Point]) ->
 
     events = []
     for node in gm.graph.nodes:
-        if node.op in ("placeholder", "get_attr", "output") or is_selection(node):
+        if node.op in ("placeholder", "get_attr", "output") or is_selection(node) or is_over(node):
             continue
         known = facts(node)
         kind, origin = known["role"], known["origin"]

@@ -88,7 +88,9 @@ def transform(
     >>> bool(rewritten(torch.ones(1024)) == gm(torch.ones(1024)))
     True
     """
-    options = Options(budget, max_overhead, heuristic, costs, planner, plan_seconds, slices=slices, offload=offload)
+    options = Options(
+        budget, max_overhead, heuristic, costs, planner, plan_seconds, slices=slices, offload=offload
+    )
     return rewritten_copy(gm, options, example_inputs)
 
 

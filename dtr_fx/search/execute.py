@@ -96,9 +96,9 @@ def _execute(program: Program, order: Sequence[int], runtime: Runtime, moved: Co
             for storage in copied:
                 runtime.wait_out(tensors[operators.tensor[storage]])
         for storage, is_made_again in dying.items():
-            tensor = tensors.get(operators.tensor[storage])
-            if tensor is not None:
-                (runtime.drop if is_made_again else runtime.discard)(tensor)
+            made = tensors.get(operators.tensor[storage])
+            if made is not None:
+                (runtime.drop if is_made_again else runtime.discard)(made)
     for result in (tensor for kept in program.kept_after.values() for tensor in kept):
         keep(runtime, tensors[result])
 

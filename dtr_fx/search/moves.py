@@ -161,10 +161,11 @@ def issued_ahead(line: Timeline, order: Sequence[int], moved: Collection[int]) -
     """The order with copies back issued earlier where there is room, as late as compute need not wait."""
     operators = line.operators
     best = line.settle(order, moved)
-    waited = line.waited()
-    needed: float = math.inf
+    waited, needed = line.waited(), math.inf
     for slot in sorted((slot for slot in line.repeated if line.op_at[slot] in line.moved), reverse=True):
-        op = line.op_at[slot]
+        op = line.op_at.get(slot, -1)
+        if op not in line.moved:  # it went with another
+            continue
         reads = [line.reads[storage] for storage in operators.makes[op]]
         first = min((read for slots in reads for read in slots if read > slot), default=line.end)
         needed = min(needed, float(line.clock[first])) - operators.back[op]
