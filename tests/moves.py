@@ -82,7 +82,7 @@ def program_of(make: Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]) -
 def moving_alone(program: Program, budget: int) -> Plan | None:
     """What greedy moving comes to; None where it is not enough."""
     line = Timeline(Operators.of(program), budget - program.constants)
-    order, moved = moved_from(line, range(len(line.operators.makes)))
+    order, moved = moved_from(line, range(len(line.operators.makes)), waits=True)
     if line.settle(order, moved).over:
         return None
     found = issued_ahead(line, order, moved)

@@ -27,7 +27,7 @@ from dtr_fx.planning.planner import Infeasible, Planner
 from dtr_fx.planning.reporting import source_line
 from dtr_fx.runtime import Plan, RunFailed
 from dtr_fx.runtime.steps import RECOMPUTE
-from dtr_fx.search import execute_order, limit_saved
+from dtr_fx.search import NOTHING, Moved, execute_order, limit_saved
 
 # How closely the least memory for an overhead is looked for, as a share of the graph's own peak, and with how
 # many searches; overheads above this are looked for from the smallest budget.
@@ -46,7 +46,7 @@ class Carried(NamedTuple):
 
     structure: Hashable
     order: Sequence[int] | None
-    moved: frozenset[int] = frozenset()
+    moved: Moved = NOTHING
 
 
 class Planning:
@@ -166,7 +166,7 @@ class Planning:
         is_near = plan.peak - held >= _NEAR * (budget - held)
         return (best, plan) if is_near or self.overhead(plan) <= _CHEAP else None
 
-    def _carry_over(self, order: Sequence[int], moved: frozenset[int]) -> Plan | None:
+    def _carry_over(self, order: Sequence[int], moved: Moved) -> Plan | None:
         """The plan of an order; None if it fits only with more that is recomputed, or not at all."""
         graph, budget = self.graph, self.limit
         programs = [self.planner.program]

@@ -39,6 +39,7 @@ from dtr_fx.runtime import Heuristic, Plan, collector_paused
 from dtr_fx.runtime.caching_allocator import CachingAllocator
 from dtr_fx.runtime.heuristics import Score
 from dtr_fx.runtime.steps import COMPUTE
+from dtr_fx.search import NOTHING
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +142,7 @@ def rewrite_for_all(
             if saves_nothing or not planning.graph.reached:
                 raise
             return _trusting_the_caller(gm, options, error.smallest, laps), None
-        order, moved = (None, frozenset()) if plan is None else (plan.order, plan.moved)
+        order, moved = (None, NOTHING) if plan is None else (plan.order, plan.moved)
         carried = Carried(planning.graph.program.structure, order, moved)
         return carry_out(gm, planning, budget, plan, laps), carried
 

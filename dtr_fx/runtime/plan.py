@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from .program import Program
 from .runtime import Runtime
-from .steps import COMPUTE, DROP, OFFLOAD, RECOMPUTE, RELOAD, Step, trace
+from .steps import COMPUTE, DROP, OFFLOAD, RECOMPUTE, RELOAD, WAIT, Step, trace
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,17 @@ class Plan:
         return order
 
     @property
-    def moved(self) -> frozenset[int]:
-        """The operators whose results are moved out."""
-        return frozenset(step.op for step in self.steps if step.kind == OFFLOAD)
+    def moved(self) -> dict[int, bool]:
+        """The operators whose results are moved out; True where compute waits for that."""
+        moved = {step.op: False for step in self.steps if step.kind == OFFLOAD}
+        leaving: set[int] = set()
+        for step in self.steps:
+            if step.kind == OFFLOAD:
+                leaving.add(step.storage)
+            elif step.kind == WAIT and step.storage in leaving:
+                leaving.remove(step.storage)
+                moved[step.op] |= step.seconds > 0
+        return moved
 
     @property
     def extra(self) -> float:

@@ -2,15 +2,17 @@
 
 from .bound import Need, lower_bound
 from .execute import execute_order
-from .lifetimes import Lifetimes, Operators
+from .lifetimes import NOTHING, Lifetimes, Moved, Operators
 from .moves import smallest_with_moves, with_moves
 from .policies import Policy, Scored, paper, portfolio, run_policy, scores_of
 from .search import Infeasible, default_effort, one_pass, search, smallest, smallest_by_passes
 from .starts import limit_saved, rerun, rerun_forward
 
 __all__ = [
+    "NOTHING",
     "Infeasible",
     "Lifetimes",
+    "Moved",
     "Need",
     "Operators",
     "Policy",

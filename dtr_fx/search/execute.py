@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from dtr_fx.runtime import Plan, Program, RunFailed, Runtime, Tensor, collector_paused
 from dtr_fx.runtime.driver import constant, keep, perform
 from dtr_fx.runtime.program import Constant
 
-from .lifetimes import Lifetimes, Operators
+from .lifetimes import NOTHING, Lifetimes, Moved, Operators
 
 
 class RefusedOrder(Exception):
@@ -24,7 +24,7 @@ class RefusedOrder(Exception):
 
 
 def execute_order(
-    program: Program, order: Sequence[int], budget: float = math.inf, moved: Collection[int] = ()
+    program: Program, order: Sequence[int], budget: float = math.inf, moved: Moved = NOTHING
 ) -> Plan:
     """Run a program's calls in an order in which some come again.
 
@@ -43,7 +43,7 @@ def execute_order(
 
 
 def execute_found(
-    program: Program, order: Sequence[int], budget: float, moved: Collection[int] = ()
+    program: Program, order: Sequence[int], budget: float, moved: Moved = NOTHING
 ) -> Plan | None:
     """As ``execute_order``, for an order that fits by its lifetimes: None, where the runtime refuses it.
 
@@ -57,13 +57,13 @@ def execute_found(
         return None
 
 
-def _execute(program: Program, order: Sequence[int], runtime: Runtime, moved: Collection[int]) -> None:
+def _execute(program: Program, order: Sequence[int], runtime: Runtime, moved: Moved) -> None:
     operators = Operators.of(program)
     order = _without_idle(operators, operators.in_time(order, moved), moved)
     comes_back = Counter(order)
-    moved = {op for op in moved if comes_back[op] > 1}
+    moved = {op: waits for op, waits in moved.items() if comes_back[op] > 1}
     movers = defaultdict(list)
-    for op, copied_by in operators.copied_by(moved).items():
+    for op, copied_by in operators.copied_by(moved)[0].items():
         movers[copied_by].append(op)
     lives = Lifetimes(operators, enumerate(order), len(order), moved)
     calls = list(program.calls())
@@ -103,7 +103,7 @@ def _execute(program: Program, order: Sequence[int], runtime: Runtime, moved: Co
         keep(runtime, tensors[result])
 
 
-def _without_idle(operators: Operators, order: Sequence[int], moved: Collection[int]) -> list[int]:
+def _without_idle(operators: Operators, order: Sequence[int], moved: Moved) -> list[int]:
     """The order without the repeated runs of which nothing that is made is read."""
     first: dict[int, int] = {}
     for slot, op in enumerate(order):

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from types import MappingProxyType
+from typing import TypeAlias
 
 from dtr_fx.runtime.program import Call, Output, Program
 from dtr_fx.tiers.tier import Tier
+
+# The operators whose results are moved out; True where compute waits for the copies.
+Moved: TypeAlias = Mapping[int, bool]
+NOTHING: Moved = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class Operators:
     out: tuple[float, ...]
     back: tuple[float, ...]
     ends: tuple[float, ...]
+    read_by: tuple[int, ...]
     taken: tuple[int, ...]
     tier: Tier | None
 
@@ -90,6 +97,7 @@ class Operators:
             out=out,
             back=back,
             ends=tuple(accumulate(call.cost for call in calls)),
+            read_by=_read_by(reads, makes, program.backward),
             taken=tuple(
                 sum(program.tier.taken_by(one.size) for one in outputs) if program.tier else 0
                 for outputs in fresh
@@ -97,22 +105,40 @@ class Operators:
             tier=program.tier,
         )
 
-    def copied_by(self, moved: Collection[int]) -> dict[int, int]:
-        """For moved operators, in order, the one at whose end the copies have ended: results are held."""
-        found, ends, last = {}, 0.0, len(self.ends) - 1
-        for op in sorted(moved):
-            ends = max(ends, self.ends[op]) + self.out[op]
-            found[op] = min(bisect_left(self.ends, ends, op + 1), last)
-        return found
+    def copied_by(self, moved: Moved) -> tuple[dict[int, int], float]:
+        """For moved operators, in order, the one after which their results go, and the time that is waited.
 
-    def in_time(self, order: Iterable[int], moved: Collection[int]) -> list[int]:
+        They go when the copies have ended or, where compute waits for them, when the forward pass reads the
+        results no more.
+        """
+        found, ends, waited, last = {}, 0.0, 0.0, len(self.ends) - 1
+        for op in sorted(moved):
+            ends = max(ends, self.ends[op] + waited) + self.out[op]
+            if moved[op]:
+                found[op] = self.read_by[op]
+                waited += max(0.0, ends - waited - self.ends[self.read_by[op]])
+            else:
+                found[op] = min(bisect_left(self.ends, ends - waited, op + 1), last)
+        return found, waited
+
+    def in_time(self, order: Iterable[int], moved: Moved) -> list[int]:
         """The order without copies back that are issued before the copies out have ended."""
-        copied_by, done, found = self.copied_by(moved), set(), []
+        copied_by, done, found = self.copied_by(moved)[0], set(), []
         for op in order:
             if op not in done or op not in moved or copied_by[op] in done:
                 found.append(op)
             done.add(op)
         return found
+
+
+def _read_by(
+    reads: Sequence[Collection[int]], makes: Sequence[Collection[int]], backward: int | None
+) -> tuple[int, ...]:
+    """Of each operator the last one that reads its results in the forward pass, or itself."""
+    last: dict[int, int] = {}
+    for op, storages in enumerate(reads[:backward] if backward is not None else ()):
+        last.update(dict.fromkeys(storages, op))
+    return tuple(max([op, *(last.get(each, op) for each in made)]) for op, made in enumerate(makes))
 
 
 def _transfers(
@@ -141,14 +167,14 @@ class Lifetimes:
         operators: Operators,
         order: Iterable[tuple[int, int]],
         end: int,
-        moved: Collection[int] = (),
+        moved: Moved = NOTHING,
     ) -> None:
         self.operators = operators
         self.end = end
-        self.moved = set(moved)
+        self.moved = dict(moved)
         self.runs: list[list[int]] = [[] for _ in operators.makes]
         self.reads: list[list[int]] = [[] for _ in operators.size]
-        self.copied_by = operators.copied_by(self.moved)
+        self.copied_by, self.stalled = operators.copied_by(self.moved)
         movers: dict[int, list[int]] = {}
         for op, copied_by in self.copied_by.items():
             movers.setdefault(copied_by, []).append(op)

@@ -10,13 +10,13 @@ Transfers use what computing does not, so that the two together cost less than e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from dtr_fx.runtime import Plan, Program
 from dtr_fx.search.execute import execute_found
-from dtr_fx.search.lifetimes import Operators
+from dtr_fx.search.lifetimes import Moved, Operators
 from dtr_fx.search.timeline import Found, Timeline
 from dtr_fx.search.walk import walk
 
@@ -55,9 +55,12 @@ def _found(
     """Orders that fit, with what they move."""
     line = Timeline(Operators.of(program), budget - program.constants)
     for order in _orders(program, budget, computed):
-        starts = [issued_ahead(line, *moved_from(line, order))]
-        more = walk(line, starts[0].order, seconds, temperature=_WARM, moved=starts[0].moved)
-        starts += [] if more is None else [issued_ahead(line, more.order, more.moved)]
+        start = issued_ahead(line, *moved_from(line, order, waits=False))
+        hurried = issued_ahead(line, *moved_from(line, order, waits=True)) if start.over else start
+        more = walk(line, start.order, seconds, temperature=_WARM, moved=start.moved)
+        if more is None and hurried is not start:
+            more = walk(line, hurried.order, seconds, temperature=_WARM, moved=hurried.moved)
+        starts = [hurried] if more is None else [hurried, issued_ahead(line, more.order, more.moved)]
         yield from (found for found in starts if not found.over)
 
 
@@ -92,10 +95,11 @@ class _Queue:
         return True
 
 
-def moved_from(line: Timeline, order: Sequence[int]) -> tuple[list[int], frozenset[int]]:
+def moved_from(line: Timeline, order: Sequence[int], *, waits: bool) -> tuple[list[int], Moved]:
     """An order, with idle storages moved out until it fits, or none is left.
 
-    The largest go first of those for which both copies find time while others are not copied.
+    The largest go first of those for which both copies find time while others are not copied.  Where nothing
+    has been copied in time, compute ``waits`` for copies, too.
     """
     operators = line.operators
     line.settle(order)
@@ -105,17 +109,20 @@ def moved_from(line: Timeline, order: Sequence[int]) -> tuple[list[int], frozens
     while left and line.over:
         worst = int(line.used.argmax())
         excess = int(line.used[worst]) - line.budget
-        idle = sorted(_idle(line, left, worst), reverse=True)
-        if not idle:
-            break
+        idle = sorted(_idle(line, left, worst, waits=False), reverse=True)
         hidden = [each for each in idle if _is_hidden(line, queues, each, worst)]
-        for nbytes, op, slot in hidden or idle[:1]:
+        chosen = hidden or idle[:1]
+        if waits and not chosen:
+            chosen = sorted(_idle(line, left, worst, waits=True), reverse=True)[:1]
+        if not chosen:
+            break
+        for nbytes, op, slot in chosen:
             if excess <= 0:
                 break
             left.discard(op)
             if not line.has_room_for(op):
                 continue
-            line.move(op)
+            line.move(op, waits=not idle)
             ended = max(worst, line.copied_at(op))
             target = _free_from(line, line.slot_at(line.clock[slot] - operators.back[op]), ended, slot)
             if target is not None:
@@ -123,7 +130,7 @@ def moved_from(line: Timeline, order: Sequence[int]) -> tuple[list[int], frozens
                 excess -= nbytes
         line.commit()
         line.spread_if_dense()
-    return line.order, frozenset(line.moved)
+    return line.order, dict(line.moved)
 
 
 def _free_from(line: Timeline, wanted: int, after: int, before: int) -> int | None:
@@ -132,11 +139,12 @@ def _free_from(line: Timeline, wanted: int, after: int, before: int) -> int | No
     return next((slot for slot in slots if slot not in line.op_at), None)
 
 
-def _idle(line: Timeline, ops: Iterable[int], worst: int) -> Iterator[tuple[int, int, int]]:
-    """Of operators the bytes that idle in a slot, with the next read of them."""
+def _idle(line: Timeline, ops: Iterable[int], worst: int, *, waits: bool) -> Iterator[tuple[int, int, int]]:
+    """Of operators the bytes that idle in a slot and can be gone by then, with the next read of them."""
     makes = line.operators.makes
     for op in ops:
-        if line.clock[line.runs[op][0] + 1] + line.operators.out[op] <= line.clock[worst]:
+        copied = line.clock[line.runs[op][0] + 1] + line.operators.out[op] <= line.clock[worst]
+        if line.runs[line.operators.read_by[op]][0] < worst if waits else copied:
             reads = [line.read_after_idling(storage, worst) for storage in makes[op]]
             slots = [slot for slot in reads if slot is not None]
             if slots:
@@ -157,11 +165,12 @@ def _is_hidden(line: Timeline, queues: tuple[_Queue, _Queue], idle: tuple[int, i
     )
 
 
-def issued_ahead(line: Timeline, order: Sequence[int], moved: Collection[int]) -> Found:
+def issued_ahead(line: Timeline, order: Sequence[int], moved: Moved) -> Found:
     """The order with copies back issued earlier where there is room, as late as compute need not wait."""
     operators = line.operators
     best = line.settle(order, moved)
-    waited, needed = line.waited(), math.inf
+    waited = line.waited()
+    needed = math.inf
     for slot in sorted((slot for slot in line.repeated if line.op_at[slot] in line.moved), reverse=True):
         op = line.op_at.get(slot, -1)
         if op not in line.moved:  # it went with another
@@ -184,16 +193,17 @@ def issued_ahead(line: Timeline, order: Sequence[int], moved: Collection[int]) -
             line.undo()
         else:
             line.commit()
-    after = line.waited()
-    if after > waited:
+    then = line.waited()
+    if then > waited:
         return best._replace(cost=best.cost + waited)
-    return Found(best.cost + after, line.over, line.order, frozenset(line.moved))
+    return Found(best.cost + then, line.over, line.order, dict(line.moved))
 
 
 def smallest_with_moves(program: Program, bound: int, plan: Plan, seconds: float) -> Plan:
     """The plan of the lowest peak that is found with transfers, at any cost, or the given one."""
     line = Timeline(Operators.of(program), bound - program.constants)
-    starts: list[tuple[Sequence[int], Collection[int]]] = [moved_from(line, range(len(line.operators.makes)))]
+    as_it_is = range(len(line.operators.makes))
+    starts: list[tuple[Sequence[int], Moved]] = [moved_from(line, as_it_is, waits=True)]
     starts.append((plan.order, plan.moved))
     low, trials = bound - 1, 2 + math.ceil(math.log2(max(2.0, (plan.peak - bound) / (_CLOSE * bound))))
     share = seconds / (trials * len(starts))
@@ -211,7 +221,7 @@ def smallest_with_moves(program: Program, bound: int, plan: Plan, seconds: float
 
 
 def _any_within(
-    line: Timeline, starts: Iterable[tuple[Sequence[int], Collection[int]]], seconds: float
+    line: Timeline, starts: Iterable[tuple[Sequence[int], Moved]], seconds: float
 ) -> Found | None:
     walks = (
         walk(line, order, seconds, penalty=_PENALTY, any_will_do=True, moved=moved) for order, moved in starts

@@ -7,7 +7,7 @@ change does to memory is a sum over a few intervals.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dtr_fx.runtime.channels import Channels
 
-from .lifetimes import Lifetimes, Operators
+from .lifetimes import NOTHING, Lifetimes, Moved, Operators
 
 # Free slots before each run, for runs that are inserted later.
 _STRIDE = 8
@@ -32,7 +32,7 @@ class Found(NamedTuple):
     cost: float
     over: int
     order: list[int]
-    moved: frozenset[int] = frozenset()
+    moved: Moved = NOTHING
 
 
 class Timeline(Lifetimes):
@@ -50,7 +50,7 @@ class Timeline(Lifetimes):
         self.budget = budget
         self.changes = 0
 
-    def settle(self, order: Sequence[int], moved: Collection[int] = ()) -> Found:
+    def settle(self, order: Sequence[int], moved: Moved = NOTHING) -> Found:
         """Start anew from an order: every run has a slot, with free slots between them."""
         ops = self.operators
         self.op_at: dict[int, int] = {}
@@ -85,7 +85,7 @@ class Timeline(Lifetimes):
         for op in range(len(self.runs)):
             self._defer(op)
         self.commit()
-        return Found(self.cost, self.over, self.order, frozenset(self.moved))
+        return Found(self.cost, self.over, self.order, dict(self.moved))
 
     def _measure(self) -> None:
         """``clock`` is when what runs in each slot starts if nothing waits, as of the last ``settle``."""
@@ -164,7 +164,7 @@ class Timeline(Lifetimes):
         """Make the changes so far permanent."""
         self._shifts: list[tuple[int, int, int]] = []
         self._undoing: list[tuple[Callable[[Any, Any], object], Any, Any]] = []
-        self._before = self.cost, self.load, self.late, self._added
+        self._before = self.cost, self.load, self.late, self.stalled, self._added
 
     def undo(self) -> None:
         """Take back every change since the last ``commit``."""
@@ -172,7 +172,7 @@ class Timeline(Lifetimes):
             self.used[start:stop] -= nbytes
         for undo, one, other in reversed(self._undoing):
             undo(one, other)
-        self.cost, self.load, self.late, self._added = self._before
+        self.cost, self.load, self.late, self.stalled, self._added = self._before
         self.commit()
 
     def free_slot(self, after: int, before: int) -> int | None:
@@ -238,13 +238,12 @@ class Timeline(Lifetimes):
             return tier is not None
         return sum(taken[each] for each in self.moved) + taken[op] <= tier.limit
 
-    def move(self, op: int) -> None:
+    def move(self, op: int, *, waits: bool = False) -> None:
         """Move an operator's results out, or no longer; its repeated runs become the other kind."""
         slots = self.runs[op][1:]
         for slot in slots:
             self.remove(slot)
-        self._toggle(op, op)
-        self._undoing.append((self._toggle, op, op))
+        self._set_moved(op, None if op in self.moved else waits)
         self._hold_until_copied()
         self.load += self.operators.out[op] if op in self.moved else -self.operators.out[op]
         if op in self.moved or self.operators.repeats[op]:
@@ -258,7 +257,8 @@ class Timeline(Lifetimes):
 
     def _hold_until_copied(self) -> None:
         """Hold what is moved for as long as the queue takes, after a change of what is moved."""
-        before, now = self.copied_by, self.operators.copied_by(self.moved)
+        before = self.copied_by
+        now, self.stalled = self.operators.copied_by(self.moved)
         self.copied_by = now
         self._undoing.append((self._restore, before, None))
         for op in before.keys() | now.keys():
@@ -291,8 +291,20 @@ class Timeline(Lifetimes):
         self._late[slot] = late
         self.late += late
 
-    def _toggle(self, op: int, _: int) -> None:
-        self.moved.symmetric_difference_update((op,))
+    def hurry(self, op: int) -> None:
+        """Let compute wait for the copies of what is moved, or hold it until they have ended."""
+        self._set_moved(op, not self.moved[op])
+        self._hold_until_copied()
+
+    def _set_moved(self, op: int, waits: bool | None) -> None:
+        self._undoing.append((self._remember_moved, op, self.moved.get(op)))
+        self._remember_moved(op, waits)
+
+    def _remember_moved(self, op: int, waits: bool | None) -> None:
+        if waits is None:
+            del self.moved[op]
+        else:
+            self.moved[op] = waits
 
     def _pay(self, op: int, sign: int) -> None:
         if op in self.moved:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
+from dtr_fx.search.lifetimes import NOTHING, Moved
 from dtr_fx.search.timeline import Found, Timeline
 
 # By how much a walk cools down.
@@ -34,6 +35,8 @@ _TOLL, _CHEAPER, _DEARER, _HIDDEN = 0.02, 0.9, 1.15, 0.01
 # Seconds per run of a simulation of the transfers; how often something is moved or no longer, one of those
 # that come back, and how often a copy back is issued ahead.
 _SIMULATE, _MOVES, _ONE_OF_THEM, _AHEAD = 1e-6, 0.1, 0.8, 0.8
+# How often compute is to wait for the copies of what is moved, or no longer, in place of that.
+_HURRY = 0.3
 # How many storages are looked at for one that is idle, and how often for one run less.
 _TRIES = 20
 _REPAIRS = 6
@@ -48,7 +51,7 @@ def walk(
     penalty: float = 1.0,
     seed: int = 0,
     any_will_do: bool = False,
-    moved: Collection[int] = (),
+    moved: Moved = NOTHING,
 ) -> Found | None:
     """The cheapest order within the line's budget that is found from ``order`` on, or the first; or None.
 
@@ -113,7 +116,8 @@ class _Walk:
 
     def _energy(self) -> float:
         line = self._line
-        return line.cost + line.late + self._toll * line.load + self._price * line.over
+        waited = line.late + line.stalled
+        return line.cost + waited + self._toll * line.load + self._price * line.over
 
     def _accepts(self, rise: float) -> bool:
         return rise <= 0 or (
@@ -126,7 +130,7 @@ class _Walk:
         if not line.over and (self._best is None or line.cost < self._best.cost - 1e-9 * self._unit):
             cost = line.cost + self._waited()
             if self._best is None or cost < self._best.cost - 1e-9 * self._unit:
-                self._best = Found(cost, line.over, line.order, frozenset(line.moved))
+                self._best = Found(cost, line.over, line.order, dict(line.moved))
 
     def _waited(self) -> float:
         """The time that operators wait for transfers."""
@@ -136,7 +140,8 @@ class _Walk:
     def _charge(self) -> None:
         """Raise the toll of transfers where operators wait for them, else lower it."""
         if self._line.moved:
-            is_hidden = self._waited() - self._line.late <= _HIDDEN * self._line.load
+            known = self._line.late + self._line.stalled
+            is_hidden = self._waited() - known <= _HIDDEN * self._line.load
             self._toll = min(self._toll * (_CHEAPER if is_hidden else _DEARER), 1.0)
 
     def _change(self) -> None:
@@ -161,6 +166,9 @@ class _Walk:
         op = self._random.choice(self._movable)
         if line.repeated and self._random.random() < _ONE_OF_THEM:
             op = line.op_at[self._random.choice(line.repeated)]
+        if op in line.moved and self._random.random() < _HURRY:
+            line.hurry(op)
+            return
         is_movable = len(line.runs[op]) > 1 and self._operators.back[op] < math.inf
         if op in line.moved or (is_movable and line.has_room_for(op)):
             line.move(op)
