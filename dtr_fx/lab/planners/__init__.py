@@ -6,10 +6,12 @@ from dtr_fx.runtime import Plan
 
 from .checkmate import solve_checkmate
 from .checkpointing import plan_chen_greedy, plan_chen_sqrt, plan_revolve
+from .clock import Action, Link, Timing, as_actions, link_of, time_plan
 from .gaps import Gap, find_gap
 from .graph import Node, OperatorGraph, training_chain
 from .moccasin import solve_moccasin
 from .plan import CannotPlan, PlanError, Solution, check, plan_dtr, plan_order
+from .transfers import Moved, solve_transfers
 
 PLANNERS: Mapping[str, Callable[[OperatorGraph, float], Plan]] = {
     "Chen √N": plan_chen_sqrt,
@@ -19,6 +21,14 @@ PLANNERS: Mapping[str, Callable[[OperatorGraph, float], Plan]] = {
 """The planners that need no solver: ``plan(graph, budget)``, which raises ``CannotPlan`` with its reason."""
 
 __all__ = [
+    "solve_transfers",
+    "Moved",
+    "time_plan",
+    "link_of",
+    "as_actions",
+    "Timing",
+    "Link",
+    "Action",
     "PLANNERS",
     "CannotPlan",
     "Gap",
