@@ -1,8 +1,9 @@
 """The static optimum with transfers: keep, compute again, or move out and back, whichever ends first.
 
 Checkmate's program (``checkmate``) with two queues of copies beside the compute would need an order for each
-queue and a clock for each place; its relaxation then says next to nothing.  Here the same optimum is a
-shortest path, found by best-first search (A*) over what is on the device and on the host.
+queue and a clock for each place, and a relaxation of those says next to nothing.  Here the optimum is a
+shortest path, found by best-first search (A*) over what is on the device and on the host.  The model of time
+is that of ``time_plan``, the objective the end of the last operator: compute, recomputation and stalls.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from dtr_fx.lab.planners.clock import (
     WAIT,
     Action,
     Link,
-    Timing,
     time_plan,
     with_ends,
 )
@@ -83,18 +83,12 @@ def solve_transfers(
     if found is not None:
         real = [action for action in found if action.number < len(graph)]
         best = tuple(with_ends(graph, real))
-        cost = _checked(graph, best, link, budget, host).total
+        cost = time_plan(graph, best, link, budget, host).total
     elapsed = time.perf_counter() - start
     if best is None and search.bound == math.inf:
         raise CannotPlan(_SHORT_OF.format(graph.name, budget))
     optimal = found is not None or search.bound == search.upper
     return Moved(best, cost, cost if optimal else min(cost, search.bound), optimal, elapsed, search.labels)
-
-
-def _checked(
-    graph: OperatorGraph, actions: Sequence[Action], link: Link, budget: float, host: float
-) -> Timing:
-    return time_plan(graph, actions, link, budget, host)
 
 
 class _Label(NamedTuple):
