@@ -10,7 +10,8 @@ from typing import NamedTuple
 from dtr_fx.lab.planners.graph import OperatorGraph
 from dtr_fx.lab.planners.plan import PlanError
 from dtr_fx.runtime import Plan
-from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
+from dtr_fx.runtime.steps import BANISH, COMPUTE, RECOMPUTE
+from dtr_fx.runtime.steps import DROP as DROPPED
 
 RUN, DROP, OFFLOAD, WAIT, RELOAD = "run", "drop", "offload", "wait", "reload"
 
@@ -95,11 +96,22 @@ def time_plan(
 
 
 def as_actions(plan: Plan) -> list[Action]:
-    """A plan that moves nothing."""
-    return [
-        Action(RUN, step.op) if step.kind in (COMPUTE, RECOMPUTE) else Action(DROP, step.storage)
-        for step in plan.steps
-    ]
+    """The actions of a plan of an operator graph's program.
+
+    Freeing a value that was copied out waits for the copy, and reading one waits for its way back: the plan's
+    own steps for waiting say nothing more.
+    """
+    actions: list[Action] = []
+    copied: set[int] = set()
+    for step in plan.steps:
+        if step.kind in (COMPUTE, RECOMPUTE):
+            actions.append(Action(RUN, step.op))
+        elif step.kind in (OFFLOAD, RELOAD):
+            copied.add(step.storage)
+            actions.append(Action(step.kind, step.storage))
+        elif step.kind in (DROPPED, BANISH):
+            actions.append(Action(WAIT if step.storage in copied else DROP, step.storage))
+    return actions
 
 
 class _Run:
