@@ -158,6 +158,8 @@ def find_transfer_gap(
 ) -> TransferGap | None:
     """Solve for a graph at a share of its peak; None if an operator alone exceeds that, or no plan fits."""
     budget = math.floor(share * (graph.peak + graph.constants) + 1e-9) - graph.constants
+    if budget < graph.floor:
+        return None
     link = link_of(graph, ratio)
     known: dict[str, Sequence[Action]] = {}
     for name, planner in planners.items():
