@@ -79,6 +79,7 @@ def test_plans_without_logs_says_so(
         monkeypatch.setattr(part, "results", lambda *_: iter([]))
         monkeypatch.setattr(part, "summary", lambda *_: "")
         monkeypatch.setattr(part, "goals", lambda *_, goal=goal: [goal])
+    monkeypatch.setattr(optimum, "small_programs", list)
     assert main(["bench", "plans", "--quick"]) == 0
     out = capsys.readouterr().out
     assert "operator logs are left out: ../shared/dtr_logs has none" in out

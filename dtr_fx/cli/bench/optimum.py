@@ -1,4 +1,4 @@
-"""DTR against the optimum, on small networks that exact planners solve."""
+"""DTR against the optimum, without transfers and with them, on small networks that exact planners solve."""
 
 from __future__ import annotations
 
@@ -6,18 +6,30 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 from dtr_fx.cli.bench.goals import Goal
 from dtr_fx.cli.output import tracked
 from dtr_fx.inspect.table import table
 from dtr_fx.lab import networks
-from dtr_fx.lab.planners import Gap, OperatorGraph, find_gap, training_chain
+from dtr_fx.lab.planners import (
+    MOVERS,
+    Gap,
+    Mover,
+    OperatorGraph,
+    TransferGap,
+    find_gap,
+    find_transfer_gap,
+    training_chain,
+)
 from dtr_fx.lab.planners.gaps import SEARCH
 from dtr_fx.units import format_percent
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+TRANSFER_SHARES = (0.8, 0.65, 0.5)
+RATIOS = (0.3, 1.0, 3.0)
 DEFAULTS = ("dtr", "dtr-eq", "next-use", SEARCH)
 
 
@@ -106,3 +118,74 @@ def _above(gap: Gap, heuristic: str) -> str:
     if not math.isfinite(gap.dtr[heuristic]):
         return "no plan"
     return f"{gap.gap(heuristic):+.1%}" if gap.optimal else f"× {gap.dtr[heuristic] / gap.cost:.3f}"
+
+
+# With transfers
+
+
+def transfer_results(
+    graphs: Sequence[OperatorGraph],
+    shares: Sequence[float],
+    seconds: float,
+    planners: Mapping[str, Mover] = MOVERS,
+    ratios: Sequence[float] = RATIOS,
+) -> Iterator[TransferGap]:
+    """The planners' times above the optimum with transfers; ``seconds`` are for the optimum."""
+    cases = list(itertools.product(graphs, shares, ratios))
+    for graph, share, ratio in tracked("optima with transfers", cases):
+        gap = find_transfer_gap(graph, share, ratio, planners, seconds)
+        if gap is not None:
+            yield gap
+
+
+def transfer_summary(found: Sequence[TransferGap]) -> str:
+    each = [
+        {
+            "program": gap.graph,
+            "operators": gap.operators,
+            "budget": format_percent(gap.share),
+            "transfer": f"× {gap.ratio:g}",
+            "optimum": f"{'' if gap.optimal else '≥ '}× {gap.bound / gap.cost:.3f}",
+            "seconds": f"{gap.seconds:.1f}",
+            **{name: f"× {end / gap.cost:.3f}" for name, end in gap.plans.items()},
+        }
+        for gap in found
+    ]
+    rows = [
+        {
+            "planner": planner,
+            "transfer": f"× {ratio:g}",
+            "average": f"{statistics.mean(above):+.1%}",
+            "at worst": f"{max(above):+.1%}",
+            "planned": f"{len(above)} of {len(proved)}",
+        }
+        for planner in (found[0].plans if found else ())
+        for ratio in sorted({gap.ratio for gap in found})
+        if (proved := [gap for gap in found if gap.optimal and gap.ratio == ratio])
+        and (above := [gap.gap(planner) for gap in proved if math.isfinite(gap.plans[planner])])
+    ]
+    return f"{table(each)}\n\n{table(rows, text=('planner',))}".rstrip()
+
+
+def transfer_goals(found: Iterable[TransferGap]) -> list[Goal]:
+    """The search's goal, over all cases whose optimum is proved; none where there is nothing to judge."""
+    above = [gap.gap(SEARCH) for gap in found if gap.optimal and SEARCH in gap.plans]
+    if not above:
+        return []
+    average, most = statistics.mean(above), max(above)
+    goal = "transfers: every proved case planned, at most 1.0% above the optimum on average, 5.0% at worst"
+    return [Goal(goal, f"{average:+.1%}, {most:+.1%}", average <= 0.01 and most <= 0.05)]
+
+
+TRANSFERS = SimpleNamespace(summary=transfer_summary, goals=transfer_goals)
+"""The part of the benchmark that compares with the optimum with transfers."""
+
+
+def small_programs() -> list[OperatorGraph]:
+    """Training steps of 10 to 17 operators."""
+    programs = [networks.unet(1), networks.residual(2), networks.residual(3), networks.tree(2)]
+    programs += [networks.random_dag(5, seed) for seed in range(4)]
+    programs += [networks.random_dag(6, seed) for seed in range(4)]
+    chains = [training_chain(layers) for layers in (5, 6, 8)]
+    graphs = [*chains, *map(OperatorGraph.of, programs)]
+    return [*graphs, *(_with_random_costs(graph, seed) for seed, graph in enumerate(graphs[:7]))]

@@ -15,6 +15,11 @@ each heuristic costs more; where no optimum is proved, the cost of the best plan
 of the program. "None in stages" is Checkmate's proof that no plan of its kind fits: one that runs no operator
 twice between two first runs. Budgets that an operator alone exceeds are left out.
 
+"transfers": plans that may move values to the host and back, against the optimum of their kind, on training
+steps of 6 to 17 operators, where moving an average value takes 0.3, 1 and 3 times its cost. For each program,
+budget and link this prints when the best plan ends, over the cost of the unconstrained program ("≥": no plan
+is better, and none as good was found in time), and when those end that recompute alone and that move alone.
+
 "logs": operator logs with their future known, for one plan of all of a log; the original simulator decides
 online. At each ratio of a log's peak this prints the lowest slowdown (total over base time) that any
 heuristic of the original reaches, by the reference, and that of the plan that a search finds; then the lowest
@@ -41,7 +46,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from dtr_fx.cli.arguments import add_heuristic, positive, seconds, share
@@ -53,7 +58,7 @@ from dtr_fx.lab.planners.moccasin import require_ortools
 from dtr_fx.planning.options import Options
 from dtr_fx.runtime import HEURISTICS
 
-_PARTS = ("baselines", "optimum", "logs", "times")
+_PARTS = ("baselines", "optimum", "transfers", "logs", "times")
 # Of the GPTs of times: the first has 2,000 nodes, the last 20,000.
 _LAYERS = (16, 24, 50, 100, 164)
 
@@ -92,13 +97,13 @@ def run(arguments: argparse.Namespace) -> None:
         print(goal_table(found))
 
 
-def _parts(arguments: argparse.Namespace) -> dict[str, tuple[ModuleType, Iterator[Any]]]:
+def _parts(arguments: argparse.Namespace) -> dict[str, tuple[ModuleType | SimpleNamespace, Iterator[Any]]]:
     """The parts that are asked for, and their results to come; what can be wrong is said before."""
     from dtr_fx.cli.bench import baselines, times
 
     quick, targets, shares, only = arguments.quick, arguments.targets, arguments.shares, arguments.only
     settings = dict(arguments.arg)
-    parts: dict[str, tuple[ModuleType, Iterator[Any]]] = {}
+    parts: dict[str, tuple[ModuleType | SimpleNamespace, Iterator[Any]]] = {}
     if "baselines" in only:
         models = targets or (["zoo:mlp_full"] if quick else baselines.models())
         options = Options(plan_seconds=0.1 if quick else None, cache=False)  # plans are timed
@@ -109,6 +114,11 @@ def _parts(arguments: argparse.Namespace) -> dict[str, tuple[ModuleType, Iterato
         graphs = optimum.small_networks()[: 2 if quick else None]
         wanted = shares or ((0.5,) if quick else optimum.SHARES)
         parts["optimum"] = optimum, optimum.results(graphs, wanted, arguments.heuristic, arguments.seconds)
+    if "transfers" in only:
+        programs = optimum.small_programs()[: 2 if quick else None]
+        wanted = shares or ((0.65,) if quick else optimum.TRANSFER_SHARES)
+        found = optimum.transfer_results(programs, wanted, arguments.seconds)
+        parts["transfers"] = optimum.TRANSFERS, found
     if "logs" in only:
         known = logs.known(arguments.logs or [], arguments.reference)[: 1 if quick else None]
         parts["logs"] = logs, logs.results(known, shares or ((0.5,) if quick else None))

@@ -6,10 +6,13 @@ from dtr_fx.runtime import Plan
 
 from .checkmate import solve_checkmate
 from .checkpointing import plan_chen_greedy, plan_chen_sqrt, plan_revolve
-from .gaps import Gap, find_gap
+from .clock import Action, Link, Timing, as_actions, link_of, time_plan
+from .gaps import MOVERS, Gap, Mover, TransferGap, find_gap, find_transfer_gap
 from .graph import Node, OperatorGraph, training_chain
 from .moccasin import solve_moccasin
+from .moving import plan_moving
 from .plan import CannotPlan, PlanError, Solution, check, plan_dtr, plan_order
+from .transfers import Moved, solve_transfers
 
 PLANNERS: Mapping[str, Callable[[OperatorGraph, float], Plan]] = {
     "Chen √N": plan_chen_sqrt,
@@ -19,21 +22,34 @@ PLANNERS: Mapping[str, Callable[[OperatorGraph, float], Plan]] = {
 """The planners that need no solver: ``plan(graph, budget)``, which raises ``CannotPlan`` with its reason."""
 
 __all__ = [
+    "MOVERS",
     "PLANNERS",
+    "Action",
     "CannotPlan",
     "Gap",
+    "Link",
+    "Moved",
+    "Mover",
     "Node",
     "OperatorGraph",
     "PlanError",
     "Solution",
+    "Timing",
+    "TransferGap",
+    "as_actions",
     "check",
     "find_gap",
+    "find_transfer_gap",
+    "link_of",
     "plan_chen_greedy",
     "plan_chen_sqrt",
     "plan_dtr",
+    "plan_moving",
     "plan_order",
     "plan_revolve",
     "solve_checkmate",
     "solve_moccasin",
+    "solve_transfers",
+    "time_plan",
     "training_chain",
 ]

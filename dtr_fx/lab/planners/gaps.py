@@ -1,15 +1,20 @@
-"""How far DTR is from the optimum, on graphs small enough to solve."""
+"""How far DTR is from the optimum, on graphs small enough to solve, without transfers and with them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TypeAlias
 
 from dtr_fx.lab.planners.checkmate import TooLarge, solve_checkmate
+from dtr_fx.lab.planners.clock import Action, Link, as_actions, link_of, time_plan
 from dtr_fx.lab.planners.graph import OperatorGraph
 from dtr_fx.lab.planners.moccasin import require_ortools, solve_moccasin
+from dtr_fx.lab.planners.moving import plan_moving
 from dtr_fx.lab.planners.plan import CannotPlan, Solution, check, plan_dtr
+from dtr_fx.lab.planners.transfers import Moved, solve_transfers
 from dtr_fx.runtime import HEURISTICS
 from dtr_fx.search import Infeasible, Policy, search
 
@@ -101,3 +106,82 @@ def _cost(graph: OperatorGraph, budget: int, heuristic: str) -> float:
         return check(graph, plan, budget).total
     except (CannotPlan, Infeasible):
         return math.inf
+
+
+Mover: TypeAlias = Callable[[OperatorGraph, int, Link], Sequence[Action]]
+"""A planner that may move values: the plan within a budget; ``CannotPlan`` or ``Infeasible`` without one."""
+
+
+def recompute_alone(graph: OperatorGraph, budget: int, link: Link) -> Sequence[Action]:
+    """The plan that a search without transfers finds."""
+    return _searched(graph, budget)
+
+
+@lru_cache(maxsize=1)
+def _searched(graph: OperatorGraph, budget: int) -> Sequence[Action]:
+    return as_actions(search(graph.program, budget, Policy(HEURISTICS["next-use"])))
+
+
+MOVERS: Mapping[str, Mover] = {"recompute alone": recompute_alone, "moving alone": plan_moving}
+"""The rivals of a planner that does both."""
+
+
+@dataclass(frozen=True)
+class TransferGap:
+    """A graph under a budget and beside a link: the optimum, and when the plans of some planners end.
+
+    ``ratio`` is the time in which the link moves an average value of the forward pass, over its cost.  Times
+    are those of ``time_plan``, and ``cost`` is that of the unconstrained program.  ``best`` is the time of
+    the best plan known, and no plan whatsoever ends before ``bound``; the two are equal where ``optimal``.
+    A time is infinite where there is no plan.
+    """
+
+    graph: str
+    operators: int
+    share: float
+    ratio: float
+    budget: int
+    cost: float
+    best: float
+    bound: float
+    optimal: bool
+    seconds: float
+    plans: Mapping[str, float]
+
+    def gap(self, planner: str) -> float:
+        """A planner's time above the bound, as a share of the bound; infinite without a plan."""
+        return self.plans[planner] / self.bound - 1
+
+
+def find_transfer_gap(
+    graph: OperatorGraph, share: float, ratio: float, planners: Mapping[str, Mover], seconds: float = 60.0
+) -> TransferGap | None:
+    """Solve for a graph at a share of its peak; None if an operator alone exceeds that, or no plan fits."""
+    budget = math.floor(share * (graph.peak + graph.constants) + 1e-9) - graph.constants
+    if budget < graph.floor:
+        return None
+    link = link_of(graph, ratio)
+    known: dict[str, Sequence[Action]] = {}
+    for name, planner in planners.items():
+        try:
+            known[name] = planner(graph, budget, link)
+        except (CannotPlan, Infeasible):
+            continue
+    try:
+        solution: Moved = solve_transfers(graph, budget, link, seconds, known=list(known.values()))
+    except CannotPlan:
+        return None
+    times = {name: time_plan(graph, actions, link, budget).total for name, actions in known.items()}
+    return TransferGap(
+        graph=graph.name,
+        operators=len(graph),
+        share=share,
+        ratio=ratio,
+        budget=budget,
+        cost=graph.cost,
+        best=solution.cost,
+        bound=solution.bound,
+        optimal=solution.optimal,
+        seconds=solution.seconds,
+        plans={name: times.get(name, math.inf) for name in planners},
+    )
