@@ -203,3 +203,27 @@ def test_what_is_no_longer_compiled_after_too_many_recompilations_is_told(
             compiled(torch.randn(8, requires_grad=True), name).backward()
     [said] = [said for said in warnings_of(caplog) if "in force" in said]
     assert "recompile limit" in said
+
+
+class Untraceable(nn.Module):
+    """Dynamo traces it, AOTAutograd does not: its backward pass asks for values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        u, s, _ = torch.linalg.svd(torch.complex(x, x.sin()))
+        return u.abs().sum() + s.sum()
+
+
+def test_a_graph_without_a_trace_runs_as_it_is_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(4, 4, requires_grad=True)
+    [expected] = torch.autograd.grad(Untraceable()(x), x)
+    compiled = torch.compile(Untraceable(), backend="dtr", options=TIGHT)
+    for _ in range(2):
+        [found] = torch.autograd.grad(compiled(x), x)
+        assert torch.equal(found, expected)
+    [said] = [said for said in warnings_of(caplog) if "not in force" in said]
+    assert "DataDependentOutputException" in said
+    assert "test_frames.py:" in said
+    torch._dynamo.reset()
+    strict = torch.compile(Untraceable(), backend="dtr", options={**TIGHT, "strict": True})
+    with pytest.raises(UncompiledError, match="allclose"):
+        strict(x)

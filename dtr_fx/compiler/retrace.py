@@ -40,13 +40,15 @@ from dtr_fx.errors import (
     InfeasibleBudgetError,
     OptionError,
     OverBudgetError,
+    UncompiledError,
     did_you_mean,
 )
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.propagate import fake_mode_of_values, static_mode
 from dtr_fx.planning.options import Budget, Options, Others
+from dtr_fx.planning.reporting import source_line
 from dtr_fx.report import Relied
-from dtr_fx.torch_private import CompileContext, compile_context, is_followed, pytree
+from dtr_fx.torch_private import UNTRACEABLE, CompileContext, compile_context, is_followed, pytree
 
 log = logging.getLogger(__name__)
 
@@ -253,7 +255,8 @@ class Retracer:
     def _compile(self, arguments: Sequence[Any], options: Options) -> Callable[..., Any]:
         """Compile for these sizes alone.
 
-        Floats are any, unless the graph does not trace so: then they are told apart, too.
+        Floats are any, unless the graph does not trace so: then they are told apart, too.  A graph that does
+        not trace at all runs as it is, as under PyTorch's backends.
         """
         mode = fake_mode_of_values(arguments) or static_mode()
         try:
@@ -269,8 +272,19 @@ class Retracer:
         except GuardOnDataDependentSymNode:
             if self._fixed or not self._floats:
                 raise
+        except UNTRACEABLE as error:
+            self._tell_untraceable(error)
+            return bound(self.gm, arguments, self._fixed)
         self._fixed = self._floats
         return self._compile(arguments, options)
+
+    def _tell_untraceable(self, error: Exception) -> None:
+        node = next(node for node in self.gm.graph.nodes if node.op not in ("placeholder", "get_attr"))
+        place = f"the graph that starts at {source_line(node) or node.name}"
+        told = UncompiledError(self._options.asked, place, f"{type(error).__name__}: {error}")
+        if self._options.limits and self._options.strict:
+            raise told from None
+        log.log(logging.WARNING if self._options.limits else logging.INFO, "%s", told)
 
     def _check_hints(self, reports: Sequence[Report], arguments: Sequence[Any]) -> None:
         """Say once which hints cover nothing; of a part of a step that may be as the user means it."""
