@@ -1,5 +1,6 @@
 """What Dynamo leaves uncompiled under a budget is said aloud, and recurrent modules are compiled."""
 
+import copy
 import inspect
 import logging
 
@@ -203,6 +204,31 @@ def test_what_is_no_longer_compiled_after_too_many_recompilations_is_told(
             compiled(torch.randn(8, requires_grad=True), name).backward()
     [said] = [said for said in warnings_of(caplog) if "in force" in said]
     assert "recompile limit" in said
+
+
+class CopiesATensor(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.sin() * copy.deepcopy(x.detach())).sum()
+
+
+class DifferentiatesInside(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.sin()
+        [slope] = torch.autograd.grad(y.sum(), x, retain_graph=True)
+        return (y * slope).sum()
+
+
+@pytest.mark.parametrize(
+    ("model", "name"), [(CopiesATensor(), "copy.deepcopy"), (DifferentiatesInside(), "torch.autograd.grad")]
+)
+def test_an_operator_between_two_graphs_is_told(
+    model: nn.Module, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If there are two: with ``trace_autograd_ops`` Dynamo traces the second."""
+    compiled = torch.compile(model, backend="dtr", options=TIGHT)
+    compiled(torch.randn(4, 8, requires_grad=True)).backward()
+    said = [said for said in warnings_of(caplog) if f"not in force in the operator {name}" in said]
+    assert len(said) == bool(torch._dynamo.utils.counters["graph_break"])
 
 
 class Untraceable(nn.Module):
