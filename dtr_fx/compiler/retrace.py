@@ -198,7 +198,8 @@ class Retracer:
         self._last = named
         takes_numbers = symbolic is not None
         names = input_names(self.gm, arguments, with_numbers=takes_numbers)
-        published = tuple(_told(report, reason, names, others) for report in reports)
+        saves_least = options.strict and options.budget.saved == 0
+        published = tuple(_told(report, reason, names, others, saves_least=saves_least) for report in reports)
         with compile_context(self._context or CompileContext(None)):  # for artifacts of TORCH_TRACE
             for report in published:
                 publish(report, self._options)
@@ -312,15 +313,17 @@ class Retracer:
         return numbers or {name: tuple(shape) for name, (shape, _) in sizes.items()}
 
 
-def _told(report: Report, reason: str, names: Sequence[str], others: Others) -> Report:
+def _told(report: Report, reason: str, names: Sequence[str], others: Others, *, saves_least: bool) -> Report:
     """The report with the reason of the trace, and what the plan relies on in the user's terms.
 
-    Where graphs share a budget, each may rely on the caller until they all fit as they are.
+    Where graphs share a budget, each may rely on the caller until they all fit as they are; at no budget does
+    a plan that is to save the least rely on less.
     """
 
     def told(tensor: Relied) -> Relied:
         name = tensor.name if tensor.kind == "output" else names[tensor.position]
-        safe = max(tensor.safe_budget + others.held, others.peak)
+        is_known = tensor.safe_budget is not None and not saves_least
+        safe = max(tensor.safe_budget + others.held, others.peak) if is_known else None
         return replace(tensor, name=name, safe_budget=safe)
 
     relied, parameters = map(told, report.relied), map(told, report.relied_parameters)
