@@ -231,8 +231,8 @@ def test_an_operator_between_two_graphs_is_told(
     assert len(said) == bool(torch._dynamo.utils.counters["graph_break"])
 
 
-class Untraceable(nn.Module):
-    """Dynamo traces it, AOTAutograd does not: its backward pass asks for values."""
+class AsksForValues(nn.Module):
+    """Dynamo traces it, AOTAutograd does not: the backward pass asks for values."""
 
     def forward(self, x: Tensor) -> Tensor:
         u, s, _ = torch.linalg.svd(torch.complex(x, x.sin()))
@@ -240,9 +240,9 @@ class Untraceable(nn.Module):
 
 
 def test_a_graph_without_a_trace_runs_as_it_is_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    x = torch.randn(4, 4, requires_grad=True)
-    [expected] = torch.autograd.grad(Untraceable()(x), x)
-    compiled = torch.compile(Untraceable(), backend="dtr", options=TIGHT)
+    model, x = AsksForValues(), torch.randn(4, 4, requires_grad=True)
+    [expected] = torch.autograd.grad(model(x), x)
+    compiled = torch.compile(model, backend="dtr", options=TIGHT)
     for _ in range(2):
         [found] = torch.autograd.grad(compiled(x), x)
         assert torch.equal(found, expected)
@@ -250,6 +250,6 @@ def test_a_graph_without_a_trace_runs_as_it_is_and_is_told(caplog: pytest.LogCap
     assert "DataDependentOutputException" in said
     assert "test_frames.py:" in said
     torch._dynamo.reset()
-    strict = torch.compile(Untraceable(), backend="dtr", options={**TIGHT, "strict": True})
+    strict = torch.compile(model, backend="dtr", options={**TIGHT, "strict": True})
     with pytest.raises(UncompiledError, match="allclose"):
         strict(x)

@@ -270,22 +270,24 @@ class Retracer:
                     )
                 fakes = pytree.tree_map_only(Tensor, mode.from_tensor, without_numbers(arguments))
                 return self._compile_step(graph, fakes, options)
-        except GuardOnDataDependentSymNode:
+        except GuardOnDataDependentSymNode as error:
             if self._fixed or not self._floats:
-                raise
+                return self._untraced(error, arguments)
         except UNTRACEABLE as error:
-            self._tell_untraceable(error)
-            return bound(self.gm, arguments, self._fixed)
+            return self._untraced(error, arguments)
         self._fixed = self._floats
         return self._compile(arguments, options)
 
-    def _tell_untraceable(self, error: Exception) -> None:
+    def _untraced(self, error: Exception, arguments: Sequence[Any]) -> Callable[..., Any]:
+        """The graph as it is; said aloud, or an error, if a budget is to be in force."""
         node = next(node for node in self.gm.graph.nodes if node.op not in ("placeholder", "get_attr"))
         place = f"the graph that starts at {source_line(node) or node.name}"
-        told = UncompiledError(self._options.asked, place, f"{type(error).__name__}: {error}")
+        why = f"{type(error).__name__}: {error}"
+        told = UncompiledError(self._options.asked, place, why.partition("\n")[0])
         if self._options.limits and self._options.strict:
             raise told from None
         log.log(logging.WARNING if self._options.limits else logging.INFO, "%s", told)
+        return bound(self.gm, arguments, self._fixed)
 
     def _check_hints(self, reports: Sequence[Report], arguments: Sequence[Any]) -> None:
         """Say once which hints cover nothing; of a part of a step that may be as the user means it."""
@@ -322,8 +324,8 @@ def _told(report: Report, reason: str, names: Sequence[str], others: Others, *, 
 
     def told(tensor: Relied) -> Relied:
         name = tensor.name if tensor.kind == "output" else names[tensor.position]
-        is_known = tensor.safe_budget is not None and not saves_least
-        safe = max(tensor.safe_budget + others.held, others.peak) if is_known else None
+        alone = None if saves_least else tensor.safe_budget
+        safe = None if alone is None else max(alone + others.held, others.peak)
         return replace(tensor, name=name, safe_budget=safe)
 
     relied, parameters = map(told, report.relied), map(told, report.relied_parameters)
