@@ -158,23 +158,29 @@ class WrittenTensorError(DTRError):
     source:
         The user's line that the tensor comes from, or nothing.
     safe_budget:
-        The smallest budget in bytes at which no plan recomputes from it.
+        The smallest budget in bytes at which no plan recomputes from it; None where under the option
+        ``strict`` the first plans for several graphs save as little as they can, at any budget.
     """
 
     kind: str
     name: str
     source: str
-    safe_budget: int
+    safe_budget: int | None
 
     def __post_init__(self) -> None:
         super().__init__(*vars(self).values())
 
     def __str__(self) -> str:
         instead = "it after the backward pass" if self.kind == "parameter" else "a clone"
+        safe = self.safe_budget
+        larger = (
+            "leave out strict=True, under which the first step saves as little as it can"
+            if safe is None
+            else f"give budget={safe} ({format_bytes(safe)}) or more"
+        )
         return (
             f"the {self.kind} {self.name}{format_source(self.source)} was written between the forward "
-            f"and the backward pass, which recomputes from it under this budget: write {instead}, or give "
-            f"budget={self.safe_budget} ({format_bytes(self.safe_budget)}) or more"
+            f"and the backward pass, which recomputes from it under this budget: write {instead}, or {larger}"
         )
 
 

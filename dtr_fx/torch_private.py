@@ -72,6 +72,8 @@ _NAMES = {
     "TorchDynamoException": "torch._dynamo.exc:TorchDynamoException",  # what it refuses to trace
     "ConvertFrameAssert": "torch._dynamo.convert_frame:ConvertFrameAssert",  # compiles a frame, or refuses
     "Unsupported": "torch._dynamo.exc:Unsupported",  # why it refuses
+    # Errors of a backend's after which Dynamo runs the graph as it is.
+    "UNTRACEABLE": "torch._dynamo.exc:exceptions_allowed_to_be_fallback",
     "graph_break_reasons": "torch._dynamo.utils:graph_break_reasons",  # why it compiled in parts
     "innermost_backend": "torch._dynamo.eval_frame:innermost_backend",  # what torch.compile was given
     "rnn_decompositions": "torch._decomp.decompositions",  # how recurrent modules are traced

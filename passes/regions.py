@@ -11,6 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -53,6 +54,7 @@ class Region:
         """True if the region replaces the operator; else it runs it again."""
         return is_backward(node) == is_backward(self.seed)
 
+    @cached_property
     def made(self) -> dict[Node, Cut | Sum]:
         """What the operators make, and how it is cut."""
         return {
@@ -62,6 +64,7 @@ class Region:
             if (cut := axis.results[position]) is not None
         }
 
+    @cached_property
     def read(self) -> dict[tuple[Node, Cut | None], None]:
         """What the region reads from outside, and how it is cut."""
         return {
@@ -71,12 +74,13 @@ class Region:
             if _source(value) not in self.members
         }
 
+    @cached_property
     def results(self) -> dict[Node, Cut | Sum]:
         """What others read of what the region makes; views of what it reads stay outside, too."""
-        foreign = {key for value, _ in self.read() for key in storage_keys(value)}
+        foreign = {key for value, _ in self.read for key in storage_keys(value)}
         return {
             value: cut
-            for value, cut in self.made().items()
+            for value, cut in self.made.items()
             if self.is_own(_source(value))
             and self._readers(value)
             and foreign.isdisjoint(storage_keys(value))
@@ -85,10 +89,11 @@ class Region:
     def _readers(self, value: Node) -> list[Node]:
         return [user for user in value.users if user not in self.members]
 
+    @cached_property
     def between(self) -> set[Node]:
         """What is made of the results before the last operator: where that reads it, it has to be part."""
         last, found = max(self.members), set[Node]()
-        pending = [reader for value in self.results() for reader in self._readers(value)]
+        pending = [reader for value in self.results for reader in self._readers(value)]
         while pending:
             node = pending.pop()
             if node not in found and node < last:
@@ -100,22 +105,23 @@ class Region:
         """In how many equal slices it can run."""
         return [slices for slices in range(2, _MOST_SLICES + 1) if self.extent % slices == 0]
 
+    @cached_property
     def whole_bytes(self) -> int:
         """Bytes of what the region reads and makes whole, inputs of the graph apart."""
-        results = self.results()
-        held = [held for value, _ in self.read() for held in held_by(value)]
+        results = self.results
+        held = [held for value, _ in self.read for held in held_by(value)]
         held = [each for each in held if each.storage not in self.resident]
         held += [held for value in results for held in held_by(value)]
         return sum({each.storage: each.nbytes for each in held}.values())
 
     def summed_bytes(self) -> int:
         """Bytes of the results that slices add up; each slice makes as much."""
-        sums = (value for value, cut in self.results().items() if cut is SUM)
+        sums = (value for value, cut in self.results.items() if cut is SUM)
         return sum(held.nbytes for value in sums for held in held_by(value))
 
     def with_producer(self, value: Node, allowed: Allowed) -> Region | None:
         """The region with what makes a value that it reads; None if that cannot be cut alike."""
-        cut = next(cut for read, cut in self.read() if read is value and cut is not None)
+        cut = next(cut for read, cut in self.read if read is value and cut is not None)
         node = _source(value)
         [position] = [position for position, result in _results(node) if result is value]
         for axis in axes(node):
@@ -127,7 +133,7 @@ class Region:
 
     def with_readers(self, value: Node, allowed: Allowed) -> Region | None:
         """The region with all that reads a value that it makes; None if that cannot be cut alike."""
-        cut, grown = self.made()[value], self
+        cut, grown = self.made[value], self
         for reader in self._readers(value):
             if reader.op == "output" or not self.is_own(reader):
                 return None
@@ -147,7 +153,7 @@ class Region:
 
     def _agrees(self, added: Node) -> bool:
         """True if what is made inside is read inside as it is cut."""
-        made = self.made()
+        made = self.made
         readers = {added, *(user for _, value in _results(added) for user in value.users)}
         return all(
             self.members[node].inputs.get(value) == made[value]
@@ -178,8 +184,8 @@ def find_regions(gm: GraphModule, seed: Node, allowed: Allowed) -> list[Region]:
     for axis in axes(seed):
         least = math.inf
         for region in _grow(Region(seed, {seed: axis}, resident), may) if may(seed, axis) else ():
-            if region.whole_bytes() < least and _can_run(gm.graph, region, written):
-                least = region.whole_bytes()
+            if region.whole_bytes < least and _can_run(gm.graph, region, written):
+                least = region.whole_bytes
                 found.append(region)
     return sorted(found, key=lambda region: len(region.members))
 
@@ -187,14 +193,14 @@ def find_regions(gm: GraphModule, seed: Node, allowed: Allowed) -> list[Region]:
 def _grow(region: Region, allowed: Allowed) -> Iterator[Region]:
     """The region, and what it grows to: by what keeps it from running, else by the largest value."""
     failed: set[Node] = set()
-    least, size = region.whole_bytes(), 1
+    least, size = region.whole_bytes, 1
     while len(region.members) <= min(_MOST_MEMBERS, size + _PATIENCE):
         yield region
-        inside = (value for value, cut in region.read() if cut and value.op == "call_function")
+        inside = (value for value, cut in region.read if cut and value.op == "call_function")
         read = dict.fromkeys(inside, region.with_producer)
-        made = {value: region.with_readers for value, cut in region.results().items() if cut is not SUM}
+        made = {value: region.with_readers for value, cut in region.results.items() if cut is not SUM}
         ways = {value: way for value, way in {**read, **made}.items() if value not in failed}
-        grown, between = None, region.between()
+        grown, between = None, region.between
         for value in sorted(ways, key=lambda value: (value in between, _nbytes(value)), reverse=True):
             grown = ways[value](value, allowed)
             if grown is not None:
@@ -203,18 +209,18 @@ def _grow(region: Region, allowed: Allowed) -> Iterator[Region]:
         if grown is None:
             return
         region = grown
-        if region.whole_bytes() < least:
-            least, size = region.whole_bytes(), len(region.members)
+        if region.whole_bytes < least:
+            least, size = region.whole_bytes, len(region.members)
 
 
 def put_in_slices(gm: GraphModule, region: Region, target: Sliced) -> Node:
     """Replace the operators of a region by the one that runs them slice by slice."""
-    results, seed = region.results(), region.seed
+    results, seed = region.results, region.seed
     order = _order(gm.graph, region)
     assert order is not None, "find_region gives no other"
     place, moved = order
     with gm.graph.inserting_after(place):
-        read = tuple(value for value, _ in region.read())
+        read = tuple(value for value, _ in region.read)
         node = gm.graph.call_function(cast(Callable[..., Any], target), read)
     node.meta = described(seed, tuple(value.meta["val"] for value in results))
     rename(node, f"{seed.name}_in_{target.slices}")
@@ -242,9 +248,9 @@ def _erase_unread(region: Region) -> None:
 
 def sliced(gm: GraphModule, region: Region, slices: int) -> Sliced:
     """The operator that runs a region in so many slices, with the fake values of one slice inside."""
-    inside, rows, results = Graph(), region.extent // slices, region.results()
+    inside, rows, results = Graph(), region.extent // slices, region.results
     copies: dict[Node, Node] = {}
-    given = list(region.read())
+    given = list(region.read)
     with torch.no_grad(), fake_mode_of(gm) or contextlib.nullcontext():
         for value, cut in given:
             copy = copies[value] = inside.placeholder(value.name)
@@ -282,7 +288,7 @@ def _order(graph: Graph, region: Region) -> tuple[Node, list[Node]] | None:
     None where something outside stands between two of its operators, or may not move.
     """
     after: set[Node] = set()
-    pending = [user for value in region.results() for user in value.users if user not in region.members]
+    pending = [user for value in region.results for user in value.users if user not in region.members]
     while pending:
         node = pending.pop()
         if node in region.members:
@@ -290,11 +296,11 @@ def _order(graph: Graph, region: Region) -> tuple[Node, list[Node]] | None:
         if node not in after:
             after.add(node)
             pending += node.users
-    if any(value in after for value, _ in region.read()):
+    if any(value in after for value, _ in region.read):
         return None
     position = {node: number for number, node in enumerate(graph.nodes)}
     first = min(filter(region.is_own, region.members), key=position.__getitem__)
-    place = max([first, *(value for value, _ in region.read())], key=position.__getitem__)
+    place = max([first, *(value for value, _ in region.read)], key=position.__getitem__)
     moved = sorted((node for node in after if position[node] < position[place]), key=position.__getitem__)
     if any(rng.is_random(node) or not may_run_twice(node) for node in moved):
         return None
@@ -306,17 +312,17 @@ def _can_run(graph: Graph, region: Region, written: Mapping[int, Node]) -> bool:
 
     What they read is ``written`` behind them only.
     """
-    cut_values = [(value, cut) for value, cut in (*region.read(), *region.results().items()) if cut]
+    cut_values = [(value, cut) for value, cut in (*region.read, *region.results.items()) if cut]
     try:
         for value, cut in cut_values:
             if isinstance(cut, Cut):
                 together(value.meta["val"], cut)
     except (RuntimeError, ValueError):
         return False
-    tensors = [value.meta["val"] for value in region.results()]
+    tensors = [value.meta["val"] for value in region.results]
     dense = (torch.empty_like(tensor).stride() == tensor.stride() for tensor in tensors)
-    keys = [key for value in region.results() for key in storage_keys(value)]
-    read = [value for value, _ in region.read()]
+    keys = [key for value in region.results for key in storage_keys(value)]
+    read = [value for value, _ in region.read]
     is_apart = len({*read}) == len(read) and len({*keys}) == len(keys) > 0
     if not (all(dense) and is_apart):
         return False

@@ -113,7 +113,10 @@ class Writer:
 
     def value(self, fits: Callable[[Tensor], bool] = lambda t: True) -> str:
         """The name of a real value that fits, more often a late one."""
-        names = [name for name in self.values if fits(self.scope[name])]
+        try:
+            names = [name for name in self.values if fits(self.scope[name])]
+        except RuntimeError as error:  # a view of what was written meanwhile
+            raise Refused from error
         if not names:
             raise Refused
         return names[-1 - min(int(self.random.expovariate(0.4)), len(names) - 1)]
@@ -708,7 +711,9 @@ def take_steps(source: Source, compiled: Callable[[nn.Module], Any]) -> Run:
     # Autograd itself adds up the gradients of an input that is also an output, and of outputs that share one.
     given = {tensor.untyped_storage().data_ptr() for tensor in (*batch, *model.parameters())}
     made = {value.untyped_storage().data_ptr() for value in outputs}
-    is_apart = given.isdisjoint(made) and len(made) == len(outputs)
+    # A tangent that is laid out unlike its output PyTorch copies, and the caller has it as well.
+    is_laid_out = all(value.is_contiguous() for value in outputs)
+    is_apart = given.isdisjoint(made) and len(made) == len(outputs) and is_laid_out
     del outputs
     if is_apart and source.is_plain and forward is not model:
         _update(model, False)

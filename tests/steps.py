@@ -183,7 +183,7 @@ def take_step(made: Job, forward: Callable[..., Any], batch: tuple[Any, ...], se
 
 
 def weighed(value: Tensor) -> Tensor:
-    value = torch.view_as_real(value) if value.is_complex() else value
+    value = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
     weights = torch.linspace(-1, 1, value.numel()).reshape(value.shape)
     return (value.float() * weights).sum()
 

@@ -338,3 +338,10 @@ def test_a_bad_command_line_is_one_line(
     told = capsys.readouterr().err
     assert error in told
     assert told.count("\n") == 1
+
+
+def test_a_graph_of_a_few_bytes_has_a_smallest_budget() -> None:
+    """Less than one byte is a hundredth of its peak."""
+    gm = torch.fx.symbolic_trace(lambda x: x.sin().cos().exp().sum() + x.sin().sum())
+    options = {"options": QUICK, "example_inputs": [torch.ones(())]}
+    assert 0 < dtr_fx.smallest_budget(gm, max_overhead="10%", **options) < 100

@@ -624,6 +624,32 @@ def test_slices_are_exact_where_all_elements_are_computed_alike() -> None:
     assert [is_exact(node, axis, 16) for axis in axes(node) if axis.results == (SUM,)] == [False]
 
 
+def test_slices_of_complex_numbers_are_exact_only_where_their_imaginary_parts_are() -> None:
+    """A product of complex numbers is rounded in other ways at the end of a row than in whole vectors."""
+    x, y = torch.randn(2, 5, 10, 5, 20, dtype=torch.complex64)
+    y = y[:, :1, :, :1]
+    node, _ = node_of(aten.mul.Tensor, x, y)
+    for axis in axes(node):
+        place = axis.results[0]
+        if not isinstance(place, Cut) or place.first != place.last:
+            continue
+        cut = [axis.inputs.get(used) for used in node.all_input_nodes]
+        for rows in (1, 2, 5):
+            parts = [
+                torch.mul(
+                    *(
+                        whole if at is None else part(whole, at, start, rows).clone()
+                        for whole, at in zip((x, y), cut)
+                    )
+                )
+                for start in range(0, axis.extent - rows + 1, rows)
+            ]
+            same = all(
+                same_bits(part(x * y, place, rows * number, rows), each) for number, each in enumerate(parts)
+            )
+            assert same or not is_exact(node, axis, rows)
+
+
 def test_measuring_leaves_generators_alone() -> None:
     node, _ = node_of(aten.mm.default, torch.ones(16, 8), torch.ones(8, 16))
     before = torch.get_rng_state()

@@ -8,6 +8,8 @@ import gc
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -289,6 +291,33 @@ def test_threads_may_transform_at_once() -> None:
     with ThreadPoolExecutor(4) as threads:
         together = list(threads.map(peak, range(300, 308)))
     assert together == [peak(rows) for rows in range(300, 308)]
+
+
+_COMPILE_AT_ONCE = """
+import sys, threading
+import torch
+
+sys.setswitchinterval(1e-6)
+start, found = threading.Barrier(4), []
+
+def compile_one():
+    start.wait()
+    found.append(torch.compile(torch.nn.Linear(4, 4), backend="dtr"))
+
+threads = [threading.Thread(target=compile_one) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert len(found) == 4
+assert "dtr" in torch._dynamo.list_backends()
+found[0](torch.ones(2, 4)).sum().backward()
+"""
+
+
+def test_the_first_compilations_of_threads_may_coincide() -> None:
+    """PyTorch loads the backend in each of them, and refuses one that is registered."""
+    subprocess.run([sys.executable, "-c", _COMPILE_AT_ONCE], check=True, timeout=120)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["share", "bytes"])

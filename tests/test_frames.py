@@ -1,5 +1,6 @@
 """What Dynamo leaves uncompiled under a budget is said aloud, and recurrent modules are compiled."""
 
+import copy
 import inspect
 import logging
 
@@ -203,3 +204,52 @@ def test_what_is_no_longer_compiled_after_too_many_recompilations_is_told(
             compiled(torch.randn(8, requires_grad=True), name).backward()
     [said] = [said for said in warnings_of(caplog) if "in force" in said]
     assert "recompile limit" in said
+
+
+class CopiesATensor(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.sin() * copy.deepcopy(x.detach())).sum()
+
+
+class DifferentiatesInside(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.sin()
+        [slope] = torch.autograd.grad(y.sum(), x, retain_graph=True)
+        return (y * slope).sum()
+
+
+@pytest.mark.parametrize(
+    ("model", "name"), [(CopiesATensor(), "copy.deepcopy"), (DifferentiatesInside(), "torch.autograd.grad")]
+)
+def test_an_operator_between_two_graphs_is_told(
+    model: nn.Module, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If there are two: with ``trace_autograd_ops`` Dynamo traces the second."""
+    compiled = torch.compile(model, backend="dtr", options=TIGHT)
+    compiled(torch.randn(4, 8, requires_grad=True)).backward()
+    said = [said for said in warnings_of(caplog) if f"not in force in the operator {name}" in said]
+    assert len(said) == bool(torch._dynamo.utils.counters["graph_break"])
+
+
+class AsksForValues(nn.Module):
+    """Dynamo traces it, AOTAutograd does not: the backward pass asks for values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        u, s, _ = torch.linalg.svd(torch.complex(x, x.sin()))
+        return u.abs().sum() + s.sum()
+
+
+def test_a_graph_without_a_trace_runs_as_it_is_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    model, x = AsksForValues(), torch.randn(4, 4, requires_grad=True)
+    [expected] = torch.autograd.grad(model(x), x)
+    compiled = torch.compile(model, backend="dtr", options=TIGHT)
+    for _ in range(2):
+        [found] = torch.autograd.grad(compiled(x), x)
+        assert torch.equal(found, expected)
+    [said] = [said for said in warnings_of(caplog) if "not in force" in said]
+    assert "DataDependentOutputException" in said
+    assert "test_frames.py:" in said
+    torch._dynamo.reset()
+    strict = torch.compile(model, backend="dtr", options={**TIGHT, "strict": True})
+    with pytest.raises(UncompiledError, match="allclose"):
+        strict(x)

@@ -208,6 +208,36 @@ def test_the_way_out_is_above_a_budget_that_two_forward_passes_share() -> None:
     assert not any(report.relied_parameters for report in reports_at(safe, 2))
 
 
+class InTwoGraphs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = LowPrecision(), LowPrecision()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        torch._dynamo.graph_break()
+        return y + self.second(x * y.detach() * 1e-3)
+
+
+def test_the_way_out_under_strict_is_to_leave_it_out() -> None:
+    """There the first plans for several graphs save as little as they can, whatever the budget."""
+
+    def step(budget: Any, *, strict: bool) -> None:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = InTwoGraphs()
+        loss = dtr(budget, strict=strict)(model)(torch.randn(128, D))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.5)
+        loss.backward()
+
+    with pytest.raises(dtr_fx.WrittenTensorError, match="leave out strict=True") as caught:
+        step("1MiB", strict=True)
+    assert caught.value.safe_budget is None
+    step("1MiB", strict=False)
+
+
 class WritesAView(nn.Module):
     """Writes a view of its non-leaf input."""
 

@@ -33,8 +33,13 @@ log = logging.getLogger(__name__)
 _TORCH = Path(torch.__file__).parent
 _MODULES = _TORCH / "nn" / "modules"
 # Dynamo's reasons to break a graph at an operator, which then runs between the parts, and its name.
-_OPERATOR = re.compile(
-    r"(Dynamic shape operator|Operator does not support).*debug context: ([^\n]* )?(?P<name>\S+)", re.DOTALL
+_OPERATORS = (
+    re.compile(
+        r"(Dynamic shape operator|Operator does not support).*debug context: ([^\n]* )?(?P<name>\S+)",
+        re.DOTALL,
+    ),
+    re.compile(r"Attempted to (?P<name>copy\.deepcopy) a tensor"),
+    re.compile(r"using `(?P<name>torch\.autograd\.grad)`"),
 )
 # Each patch that is made leaves something in its thread (a ``ContextVar``, torch 2.13): made once.
 _ALLOW_RNN = dynamo_config.patch(allow_rnn=True)
@@ -68,7 +73,7 @@ def watch_frames(dtr: Callable[..., Any]) -> None:
             elif (at := _called_in_torch(stack, frame)) is not None:
                 name = f"the call of {Path(stack[at].filename).relative_to(_TORCH.parent)}"
                 _tell(backend, options, name, broken.reason, stack[:at])
-            elif operator := _OPERATOR.match(broken.reason):
+            elif operator := next(filter(None, (each.match(broken.reason) for each in _OPERATORS)), None):
                 _tell(backend, options, f"the operator {operator['name']}", broken.reason, stack)
         return converted
 

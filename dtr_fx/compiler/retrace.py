@@ -40,13 +40,15 @@ from dtr_fx.errors import (
     InfeasibleBudgetError,
     OptionError,
     OverBudgetError,
+    UncompiledError,
     did_you_mean,
 )
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.propagate import fake_mode_of_values, static_mode
 from dtr_fx.planning.options import Budget, Options, Others
+from dtr_fx.planning.reporting import source_line
 from dtr_fx.report import Relied
-from dtr_fx.torch_private import CompileContext, compile_context, is_followed, pytree
+from dtr_fx.torch_private import UNTRACEABLE, CompileContext, compile_context, is_followed, pytree
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +198,8 @@ class Retracer:
         self._last = named
         takes_numbers = symbolic is not None
         names = input_names(self.gm, arguments, with_numbers=takes_numbers)
-        published = tuple(_told(report, reason, names, others) for report in reports)
+        saves_least = options.strict and options.budget.saved == 0
+        published = tuple(_told(report, reason, names, others, saves_least=saves_least) for report in reports)
         with compile_context(self._context or CompileContext(None)):  # for artifacts of TORCH_TRACE
             for report in published:
                 publish(report, self._options)
@@ -253,7 +256,8 @@ class Retracer:
     def _compile(self, arguments: Sequence[Any], options: Options) -> Callable[..., Any]:
         """Compile for these sizes alone.
 
-        Floats are any, unless the graph does not trace so: then they are told apart, too.
+        Floats are any, unless the graph does not trace so: then they are told apart, too.  A graph that does
+        not trace at all runs as it is, as under PyTorch's backends.
         """
         mode = fake_mode_of_values(arguments) or static_mode()
         try:
@@ -266,11 +270,24 @@ class Retracer:
                     )
                 fakes = pytree.tree_map_only(Tensor, mode.from_tensor, without_numbers(arguments))
                 return self._compile_step(graph, fakes, options)
-        except GuardOnDataDependentSymNode:
+        except GuardOnDataDependentSymNode as error:
             if self._fixed or not self._floats:
-                raise
+                return self._untraced(error, arguments)
+        except UNTRACEABLE as error:
+            return self._untraced(error, arguments)
         self._fixed = self._floats
         return self._compile(arguments, options)
+
+    def _untraced(self, error: Exception, arguments: Sequence[Any]) -> Callable[..., Any]:
+        """The graph as it is; said aloud, or an error, if a budget is to be in force."""
+        node = next(node for node in self.gm.graph.nodes if node.op not in ("placeholder", "get_attr"))
+        place = f"the graph that starts at {source_line(node) or node.name}"
+        why = f"{type(error).__name__}: {error}"
+        told = UncompiledError(self._options.asked, place, why.partition("\n")[0])
+        if self._options.limits and self._options.strict:
+            raise told from None
+        log.log(logging.WARNING if self._options.limits else logging.INFO, "%s", told)
+        return bound(self.gm, arguments, self._fixed)
 
     def _check_hints(self, reports: Sequence[Report], arguments: Sequence[Any]) -> None:
         """Say once which hints cover nothing; of a part of a step that may be as the user means it."""
@@ -298,15 +315,17 @@ class Retracer:
         return numbers or {name: tuple(shape) for name, (shape, _) in sizes.items()}
 
 
-def _told(report: Report, reason: str, names: Sequence[str], others: Others) -> Report:
+def _told(report: Report, reason: str, names: Sequence[str], others: Others, *, saves_least: bool) -> Report:
     """The report with the reason of the trace, and what the plan relies on in the user's terms.
 
-    Where graphs share a budget, each may rely on the caller until they all fit as they are.
+    Where graphs share a budget, each may rely on the caller until they all fit as they are; at no budget does
+    a plan that is to save the least rely on less.
     """
 
     def told(tensor: Relied) -> Relied:
         name = tensor.name if tensor.kind == "output" else names[tensor.position]
-        safe = max(tensor.safe_budget + others.held, others.peak)
+        alone = None if saves_least else tensor.safe_budget
+        safe = None if alone is None else max(alone + others.held, others.peak)
         return replace(tensor, name=name, safe_budget=safe)
 
     relied, parameters = map(told, report.relied), map(told, report.relied_parameters)

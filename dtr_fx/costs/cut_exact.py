@@ -186,7 +186,9 @@ def _made(like: Tensor, shape: Sequence[int], generator: torch.Generator, values
     """A tensor of another shape, laid out in the same order; integers are 0, a valid index."""
     order = sorted(range(len(shape)), key=like.stride, reverse=True)
     sizes = [shape[dim] for dim in order]
-    if like.is_floating_point() or like.is_complex():
+    if like.is_complex():
+        made = torch.complex(values(sizes, generator), values(sizes, generator)).to(like.dtype)
+    elif like.is_floating_point():
         made = values(sizes, generator).to(like.dtype)
     else:
         made = torch.full(sizes, int(like.dtype == torch.bool), dtype=like.dtype, device=like.device)
@@ -250,7 +252,9 @@ def _numbers(like: Tensor, generator: torch.Generator) -> Tensor:
     """Numbers of both signs, or positive integers."""
     shape = [_PLACES] if like.dim() else []
     if like.is_floating_point() or like.is_complex():
-        return (4 * torch.randn(shape, generator=generator, device=like.device)).to(like.dtype)
+        dtype = torch.complex64 if like.is_complex() else torch.float32
+        drawn = torch.randn(shape, dtype=dtype, generator=generator, device=like.device)
+        return (4 * drawn).to(like.dtype)
     most = 2 if like.dtype == torch.bool else 8
     return torch.randint(int(most == 8), most, shape, generator=generator, device=like.device).to(like.dtype)
 

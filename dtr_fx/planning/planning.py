@@ -238,7 +238,7 @@ class Planning:
     def passes_within(self, limit: float) -> int:
         """The smallest budget at which one pass keeps an overhead."""
         low, high = self.planner.need.nbytes - 1, self.baseline_peak
-        while high - low > _TOLERANCE * self.baseline_peak:
+        while high - low > max(1, _TOLERANCE * self.baseline_peak):
             middle = (low + high) // 2
             plan = self.planner.one_pass(middle, self.graph.program, limit)
             if plan is None or self.overhead(plan) > limit:

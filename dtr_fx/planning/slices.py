@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -84,20 +85,24 @@ def _next(planning: Planning, target: float) -> Planning | None:
 
 def _least(planning: Planning, regions: Sequence[Region], room: float) -> tuple[Region, Sliced] | None:
     """The region that takes the least memory, in slices; of those that take about as little, the smallest."""
-    found = []
-    for region in regions:
+    found: list[tuple[int, float, Sliced]] = []
+    least = math.inf
+    for number, region in sorted(enumerate(regions), key=lambda each: each[1].whole_bytes):
+        if region.whole_bytes > least:
+            break
         target = _fewest(planning, region, room)
         if target is not None:
-            found.append((region.whole_bytes() + above_inputs(target.module), region, target))
-    if not found:
-        return None
-    least = max(room, _ALIKE * min(nbytes for nbytes, _, _ in found))
-    return next((region, target) for nbytes, region, target in found if nbytes <= least)
+            nbytes = region.whole_bytes + above_inputs(target.module)
+            found.append((number, nbytes, target))
+            least = min(least, max(room, _ALIKE * nbytes))
+    fitting = ((number, target) for number, nbytes, target in found if nbytes <= least)
+    number, target = min(fitting, key=lambda each: each[0], default=(0, None))
+    return None if target is None else (regions[number], target)
 
 
 def _fewest(planning: Planning, region: Region, room: float) -> Sliced | None:
     """The region in the fewest slices that have ``room``, or of which one is small; None without any."""
-    whole, sums = region.whole_bytes(), planning.options.slices == "summed"
+    whole, sums = region.whole_bytes, planning.options.slices == "summed"
     small = region.summed_bytes() + _SMALL * (whole + planning.graph.constant_bytes)
     target, tried = None, 1
     for slices in region.counts():

@@ -117,20 +117,26 @@ class Relied:
     """A tensor of the caller's that the backward pass recomputes from: it must not be written before.
 
     ``kind`` is ``"input"``, ``"parameter"`` or ``"output"``, ``position`` its place in the call, ``source``
-    the user's line.  No plan for ``safe_budget`` bytes recomputes from it.
+    the user's line.  No plan for ``safe_budget`` bytes recomputes from it; it is None where the plan saves as
+    little as it can, as under ``strict`` the first plans for several graphs do at any budget.
     """
 
     kind: str
     position: int
     name: str
     source: str
-    safe_budget: int
+    safe_budget: int | None
 
     def __str__(self) -> str:
+        safe = self.safe_budget
+        out = (
+            "under strict the first step does so at any budget"
+            if safe is None
+            else f"from a budget of {format_bytes(safe)} on no plan does"
+        )
         return (
             f"the {self.kind} {self.name}{format_source(self.source)} must not be written before the "
-            "backward pass, which recomputes from it; from a budget of "
-            f"{format_bytes(self.safe_budget)} on no plan does"
+            f"backward pass, which recomputes from it; {out}"
         )
 
 
