@@ -42,6 +42,7 @@ from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Planning, copy_of
 from dtr_fx.planning.step import Inputs, call, loss_of
 from dtr_fx.planning.transform import rewrite_for_all
+from dtr_fx.runtime import collector_paused
 from dtr_fx.torch_private import (
     BoxedCodeGen,
     aot_autograd,
@@ -168,8 +169,22 @@ def _compile_eagerly(
         partition_fn=functools.partial(_partition, options, parameters, record=record),
         keep_inference_input_mutations=True,
     )
-    compiled: Callable[..., Any] = compiler(gm, inputs)
+    with collector_paused():
+        compiled: Callable[..., Any] = _with_room(compiler, gm, inputs)
     return compiled
+
+
+def _with_room(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function with room for the frames of all that it calls.
+
+    CPython keeps frames in chunks of 16 KiB, and calls that go back and forth over the end of one map memory
+    and unmap it each time: up to a quarter of the time of a trace.  A frame as large as this function's gets
+    a chunk of 1 MiB, of which half is left.
+    """
+    return function(*arguments)
+
+
+_with_room.__code__ = _with_room.__code__.replace(co_stacksize=66_000)
 
 
 def _compile_backward(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
