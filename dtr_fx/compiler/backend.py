@@ -32,7 +32,7 @@ from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionErr
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.contract import VALUES, Pipeline
 from dtr_fx.passes.drops import LowerDrops
-from dtr_fx.passes.hints import hint_of, mark_hints
+from dtr_fx.passes.hints import hint_of, is_budget, mark_hints
 from dtr_fx.passes.marks import check_marks, runs_again
 from dtr_fx.passes.reach import has_gradients
 from dtr_fx.passes.split import MergeDuplicates, prepare, repeat_results, split
@@ -138,7 +138,8 @@ def _partition(
         )
     mark_hints(joint, options.policy, module_names())
     check_marks(joint)  # before PyTorch's partitioner meets what it cannot obey either
-    is_hinted = any(runs_again(node) and hint_of(node) for node in joint.graph.nodes)
+    hints = ((node, hint_of(node)) for node in joint.graph.nodes)
+    is_hinted = any(hint is not None and (runs_again(node) or is_budget(hint)) for node, hint in hints)
     free = options.is_default and not is_hinted
     reference = pytorch_step(joint, inputs, facts) if free else None
     prepare(joint, facts.get("static_lifetime_input_indices") or (), parameters)

@@ -263,7 +263,8 @@ class Options:
     - ``slices``: operators may run slice by slice where the budget is tight: ``"exact"`` if results stay the
       same, bit for bit (with Inductor: if no sum is taken in another order), ``"summed"`` also if sums are
       added up in another order, ``"off"`` not at all.
-    - ``policy``: what is kept or recomputed, by path of a module or region; see ``passes.hints``.
+    - ``policy``: what is kept or recomputed, or has a budget of its own, by path of a module or region; see
+      ``passes.hints``.
     - ``watch``: a value, named as in ``dtr-fx diff``; ``Report.choices`` has each time that it was weighed.
     - ``report``: a file, ``.html`` or ``.json``, for the reports of all graphs planned in this process,
       written anew with each.  The environment variable ``DTR_REPORT`` names a folder for both.
