@@ -57,7 +57,8 @@ class Others:
 
 @dataclass(frozen=True)
 class Budget:
-    """A budget before there is a graph: ``value`` is a fraction in (0, 1], bytes, or 0 for ``"auto"``.
+    """A budget before there is a graph: ``value`` is a fraction in (0, 1], bytes, or for ``"auto"`` what
+    is free, 0 if that is still to be asked for.
 
     If there is ``"none"``, the peak is not to be above that of PyTorch's own partition.
 
@@ -122,7 +123,7 @@ def resolve_budget(
         from dtr_fx.costs.measure import free_memory
 
         device = device or torch.device("cpu")
-        free = free_memory(device)
+        free = int(budget.value) or free_memory(device)
         if free is None:
             raise OptionError(f"budget='auto': {device.type} does not tell its free memory; write the bytes")
         return (int(_USABLE * free) if device.type == "cuda" else free) + already_held
