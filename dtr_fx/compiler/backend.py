@@ -23,7 +23,7 @@ from torch.fx import GraphModule
 from dtr_fx.compiler.accounting import shared_accounting
 from dtr_fx.compiler.dispatch import Dispatcher
 from dtr_fx.compiler.dynamo import keep_what_is_saved, module_names, sized_inputs
-from dtr_fx.compiler.frames import watch_frames
+from dtr_fx.compiler.frames import watch_frames, with_room
 from dtr_fx.compiler.memoryless import traceable
 from dtr_fx.compiler.ranks import at_hand
 from dtr_fx.compiler.reference import Pair, budget_of, pytorch_step
@@ -174,21 +174,8 @@ def _compile_eagerly(
         keep_inference_input_mutations=True,
     )
     with collector_paused():
-        compiled: Callable[..., Any] = _with_room(compiler, gm, inputs)
+        compiled: Callable[..., Any] = with_room(compiler, gm, inputs)
     return compiled
-
-
-def _with_room(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function with room for the frames of all that it calls.
-
-    CPython keeps frames in chunks of 16 KiB, and calls that go back and forth over the end of one map memory
-    and unmap it each time: up to a quarter of the time of a trace.  A frame as large as this function's gets
-    a chunk of 1 MiB, of which half is left.
-    """
-    return function(*arguments)
-
-
-_with_room.__code__ = _with_room.__code__.replace(co_stacksize=66_000)
 
 
 def _compile_backward(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
