@@ -54,8 +54,8 @@ class Dispatcher:
     def __call__(self, *arguments: Any) -> Any:
         accounting = self._accounting
         if accounting is None:
-            step = self._known(arguments) or self._agreed(arguments, lambda: self._make(arguments))
-            return _run(step, arguments)
+            own = self._known(arguments) or self._agreed(arguments, lambda: self._make(arguments))
+            return _run(own, arguments)
         accounting.start_graph()
         known = step = self._known(arguments)
         if step is None or not accounting.continues(step.need):

@@ -115,8 +115,8 @@ def _put(what: str, values: dict[str, Any]) -> dict[str, Any]:
     stores = {}
     for group, value in values.items():
         place = f"dtr_fx/{group}/{what}"
-        stores[group] = dist.PrefixStore(f"{place}/{next(_TOLD[place])}", default_store())
-        stores[group].set(str(dist.get_rank()), pickle.dumps(value))
+        stores[group] = dist.distributed_c10d.PrefixStore(f"{place}/{next(_TOLD[place])}", default_store())
+        stores[group].set(str(dist.get_rank()), pickle.dumps(value))  # type: ignore[arg-type]
     return stores
 
 
