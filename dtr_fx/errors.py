@@ -99,6 +99,28 @@ class InfeasibleBudgetError(DTRError, ValueError):
 
 
 @dataclass(eq=False)
+class InfeasiblePartError(DTRError, ValueError):
+    """No plan keeps the part of a model that ``pattern`` names within the bytes that were ``asked`` for it.
+
+    ``smallest`` is the smallest budget of the part, in bytes, for which a plan was found.
+    """
+
+    pattern: str
+    asked: int
+    smallest: int
+
+    def __post_init__(self) -> None:
+        super().__init__(*vars(self).values())
+
+    def __str__(self) -> str:
+        return (
+            f"policy[{self.pattern!r}]: no plan keeps what these operators make within {self.asked} bytes = "
+            f"{format_bytes(self.asked)}\n  smallest budget of the part that works: {self.smallest} bytes = "
+            f"{format_bytes(self.smallest)}"
+        )
+
+
+@dataclass(eq=False)
 class OverBudgetError(DTRError):
     """Inductor's kernels for every plan that was tried are above the budget.
 

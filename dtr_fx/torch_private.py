@@ -66,6 +66,9 @@ _NAMES = {
     "OrderedSet": "torch.utils._ordered_set:OrderedSet",  # what Inductor's functions take
     "has_triton": "torch.utils._triton:has_triton",  # True if Inductor can compile for the GPU
     "EventType": "torch._C._profiler:_EventType",  # tells allocations in a profile
+    # Ranks.
+    "default_store": "torch.distributed.distributed_c10d:_get_default_store",  # what ranks tell each other by
+    "resolve_process_group": "torch._C._distributed_c10d:_resolve_process_group",  # a graph has its name
     # Dynamo.
     "aot_autograd": "torch._dynamo.backends.common:aot_autograd",  # makes a backend of compilers
     "BackendCompilerFailed": "torch._dynamo.exc:BackendCompilerFailed",  # what it wraps our errors in

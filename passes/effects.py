@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from dtr_fx.torch_private import HigherOrderOperator, OpOverload, pytree, schema_of
 
@@ -60,6 +60,18 @@ def undeclared_writes(target: OpOverload, args: Sequence[Any], kwargs: Mapping[s
     given = {**dict(zip(names, args)), **kwargs}
     in_training = given.get("training", given.get("use_input_stats"))
     return [given.get("running_mean"), given.get("running_var")] if in_training else []
+
+
+def collectives(gm: GraphModule) -> list[tuple[str, str]]:
+    """The process groups' names and the operators of the collectives that a graph calls, in their order."""
+    found = []
+    for node in gm.graph.nodes:
+        if isinstance(node.target, OpOverload) and node.target.namespace in _COLLECTIVES:
+            names = (argument.name for argument in schema_of(node.target).arguments)
+            group = {**dict(zip(names, node.args)), **node.kwargs}.get("group_name")
+            if isinstance(group, str):
+                found.append((group, str(node.target)))
+    return found
 
 
 def last_writes(graph: Graph) -> dict[int, int]:

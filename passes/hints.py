@@ -1,7 +1,7 @@
-"""What the user says of parts of a model: that they are kept, or recomputed.
+"""What the user says of parts of a model: that they are kept, or recomputed, or may take so many bytes.
 
 A hint names modules by path, or regions of the code, and becomes a mark on their forward operators, which
-every plan obeys as it does those of ``torch.utils.checkpoint``.
+every plan obeys as it does those of ``torch.utils.checkpoint``; for budgets of parts see ``planning.parts``.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from dtr_fx.errors import OptionError, did_you_mean
 from dtr_fx.passes.effects import may_run_twice
 from dtr_fx.passes.marks import asks_again
 from dtr_fx.passes.tensors import is_backward, is_view, storage_keys
+from dtr_fx.units import parse_bytes, parse_percent
 
-# A pattern, or what is said in the code, and one of the words below.
+# A pattern, or what is said in the code, and one of the words below, or as ``budget 2GiB`` a part's budget.
 Hint = tuple[str, str]
 
 _POLICIES = {
@@ -32,7 +33,7 @@ _POLICIES = {
     "recompute": CheckpointPolicy.MUST_RECOMPUTE,
     "prefer recompute": CheckpointPolicy.PREFER_RECOMPUTE,
 }
-_WORDS = ", ".join(map(repr, _POLICIES))
+_BUDGET = "budget "
 _REGION, _SAID = "dtr_region", "dtr_said"
 _PART = r"(?:[\w*]+|\d+-\d+)"
 
@@ -70,11 +71,40 @@ def parse_policy(given: Any) -> tuple[Hint, ...]:
             why = "write a module's path, 'blocks.0.attn'; '*' is any name, '0-3' a range"
             raise OptionError(f"policy: {pattern!r} is no pattern: {why}")
         if isinstance(word, Mapping):
-            why = f"a budget of a part is not supported; the budget is the whole graph's, a part has {_WORDS}"
-            raise OptionError(f"policy[{pattern!r}]={word!r}: {why}")
-        if word not in list(_POLICIES):
-            raise OptionError(f"policy[{pattern!r}]={word!r}: unknown{did_you_mean(word, _POLICIES)}")
+            hints[pattern] = word = _spelled(word["budget"]) if list(word) == ["budget"] else word
+        if isinstance(word, str) and word.startswith(_BUDGET):
+            _check_budget(pattern, word.removeprefix(_BUDGET))
+        elif word not in list(_POLICIES):
+            known = [*_POLICIES, "{'budget': '2GiB'}"]
+            raise OptionError(f"policy[{pattern!r}]={word!r}: unknown{did_you_mean(word, known)}")
     return tuple(hints.items())
+
+
+def _spelled(budget: object) -> str:
+    if isinstance(budget, int) and not isinstance(budget, bool):
+        return f"{_BUDGET}{budget}B"
+    return _BUDGET + (f"{100 * budget:g}%" if isinstance(budget, float) else str(budget))
+
+
+def _check_budget(pattern: str, budget: str) -> None:
+    try:
+        size = parse_percent(budget) if "%" in budget else parse_bytes(budget)
+    except ValueError as error:
+        raise OptionError(f"policy[{pattern!r}]: budget={budget!r}: {error}") from None
+    if not (0 < size <= 1 if "%" in budget else size >= 1):
+        why = "write bytes, '2GiB', or a share of what the part takes, '50%'"
+        raise OptionError(f"policy[{pattern!r}]: budget={budget!r}: {why}")
+
+
+def is_budget(hint: Hint) -> bool:
+    """True if a hint gives a part a budget."""
+    return hint[1].startswith(_BUDGET)
+
+
+def part_budget(hint: Hint, taken: int) -> int:
+    """The bytes of a part that takes so many without a plan."""
+    budget = hint[1].removeprefix(_BUDGET)
+    return int(parse_percent(budget) * taken) if "%" in budget else parse_bytes(budget)
 
 
 def hint_of(node: Node) -> Hint | None:
@@ -153,6 +183,9 @@ def _is_name(part: str, name: str) -> bool:
 
 def _mark(node: Node, hint: Hint) -> None:
     """Of a view there is nothing to keep, and what runs once is not run again."""
+    if is_budget(hint):
+        node.meta["dtr_hint"] = hint
+        return
     policy = _POLICIES[hint[1]]
     if may_run_twice(node) and not (is_view(node) and policy is CheckpointPolicy.MUST_SAVE):
         node.meta.update(recompute=policy, dtr_hint=hint)

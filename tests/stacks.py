@@ -307,6 +307,36 @@ def lightning_whole(way: Way) -> Run:
     return lightning(way, whole=True)
 
 
+def timm(way: Way) -> Run:
+    """timm's ``train.py --torchcompile``: label smoothing, its optimizer, an average of the weights."""
+    from timm import create_model
+    from timm.loss import LabelSmoothingCrossEntropy
+    from timm.optim import create_optimizer_v2
+    from timm.utils import ModelEmaV3
+
+    run = Run()
+    torch.manual_seed(0)
+    sizes = {"img_size": 32, "patch_size": 4, "embed_dim": WIDTH, "depth": LAYERS, "num_heads": HEADS}
+    model = create_model("vit_tiny_patch16_224", num_classes=10, drop_rate=0.1, proj_drop_rate=0.1, **sizes)
+    average, optimizer = ModelEmaV3(model), create_optimizer_v2(model, "adamw", lr=1e-3)
+    images, labels = torch.randn(STEPS, 4 * BATCH, 3, 32, 32), torch.randint(10, (STEPS, 4 * BATCH))
+    smooth = LabelSmoothingCrossEntropy()
+    with way.config():
+        called = model if way.backend is None else torch.compile(model, backend=way.backend)
+        for number in range(STEPS):
+
+            def step(number: int = number) -> Tensor:
+                loss: Tensor = smooth(called(images[number]), labels[number])
+                loss.backward()
+                return loss.detach()
+
+            run.losses.append(run.step(model, number, step).item())
+            optimizer.step()
+            optimizer.zero_grad()
+            average.update(model)
+    return run
+
+
 @dataclass(frozen=True)
 class Stack:
     """``lines`` are those to add, ``needs`` has to be installed, and ``options`` go with a budget."""
@@ -331,6 +361,7 @@ STACKS = {
     "Lightning, bf16, the model within": Stack(lightning, 2, ("lightning",)),
     "Lightning, bf16, the module": Stack(lightning_whole, 1, ("lightning",)),
     "Fabric, bf16": Stack(fabric, 1, ("lightning",)),
+    "timm": Stack(timm, 0, ("timm", "torchvision")),
 }
 
 
@@ -369,7 +400,7 @@ def rows(stack: Stack) -> Iterator[tuple[str, str, str, str]]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    names = ("torch", "transformers", "accelerate", "peft", "lightning")
+    names = ("torch", "transformers", "accelerate", "peft", "lightning", "timm")
     print({name: importlib.metadata.version(name) for name in names if importlib.util.find_spec(name)})
     print()
     print("| stack | lines to add | budget | peak | of the plain trainer's | losses equal those of |")

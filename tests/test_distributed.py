@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_gather_tensor, all_reduce
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
@@ -19,6 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from dtr_fx import measure_peak
+from dtr_fx.costs import measure
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"
@@ -160,6 +163,60 @@ def test_bytes_hold_and_change_nothing() -> None:
         for stack, (expected, planned) in outcome.items():
             assert is_same(planned, expected), stack
             assert planned[2] <= 2 * 2**20, stack
+
+
+def reduced(x: Tensor, weight: Tensor) -> Tensor:
+    """A loss that needs all ranks, and what a plan can give up."""
+    hidden = (x @ weight).sin().exp().cos().square()
+    return hidden.mean() * all_reduce(hidden.detach().mean(), "sum", dist.group.WORLD)
+
+
+def gathered(x: Tensor, weight: Tensor) -> Tensor:
+    hidden = (x @ weight).sin().exp().cos().square()
+    return hidden.mean() * all_gather_tensor(hidden.detach().mean().view(1), 0, dist.group.WORLD).sum()
+
+
+def outcome(function: Any, rows: int, budget: str | None) -> Any:
+    """The error of a step, or its loss and gradient, with the report; no budget is aot_eager."""
+    torch._dynamo.reset()
+    reports: list[Any] = []
+    options = {"cache": False, "planner": "online", "on_report": reports.append, "budget": budget}
+    given = {"backend": "dtr", "options": options} if budget else {"backend": "aot_eager"}
+    torch.manual_seed(0)
+    weight = torch.randn(WIDTH, WIDTH, requires_grad=True)
+    try:
+        loss = torch.compile(function, **given)(torch.randn(rows, WIDTH), weight)
+        loss.backward()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return (loss.item(), weight.grad.tolist()), [(each.budget, each.recomputes) for each in reports]
+
+
+def planned_together(rank: int, folder: str) -> dict[str, Any]:
+    found = {"sizes differ": [outcome(reduced, 256 * (rank + 1), budget) for budget in (None, "272KiB")]}
+    found["rank 1 has no plan"] = outcome(reduced, 256 * (1 + 7 * rank), "272KiB")
+    found["other collectives"] = outcome((reduced, gathered)[rank], 256, "100%")
+    measure._MEMINFO = Path(folder) / str(rank)  # what the system tells each rank
+    measure._MEMINFO.write_text(f"MemAvailable: {2000 * (2 - rank)} kB\n")
+    found["auto"] = outcome(reduced, 256, "auto")
+    return found
+
+
+def test_ranks_plan_together(tmp_path: Path) -> None:
+    one, other = of_both_ranks(planned_together, str(tmp_path))
+    assert one["rank 1 has no plan"] == other["rank 1 has no plan"]
+    assert one["rank 1 has no plan"][0] == "InfeasibleBudgetError"
+    for found in (one, other):
+        (expected, _), (planned, [(_, recomputes)]) = found["sizes differ"]
+        assert planned == expected
+        found["recomputes"] = recomputes
+        name, text = found["other collectives"]
+        assert name == "GraphError"
+        assert "all_reduce" in text
+        assert "all_gather" in text
+    assert sorted([one["recomputes"], other["recomputes"]])[0] == 0 < one["recomputes"] + other["recomputes"]
+    assert one["auto"][1] == other["auto"][1]
+    assert one["auto"][1][0][0] < 2**20 + 2**17  # a half of what rank 1 is told, and the inputs
 
 
 def fused(rank: int) -> list[Any]:

@@ -98,6 +98,38 @@ def test_a_preference_gives_way_to_the_budget_and_a_demand_does_not() -> None:
     assert report.planned_peak <= caught.value.smallest
 
 
+@pytest.mark.parametrize("options", [{}, {"budget": "95%"}, {"budget": "95%", "planner": "online"}])
+def test_a_part_keeps_within_its_own_budget(options: Any) -> None:
+    torch.manual_seed(0)
+    model = Net()
+    _, [whole] = step(model, policy={"blocks.0-1": {"budget": "100%"}}, budget="100%")
+    taken = came_to(whole)["blocks.0-1"].most
+    assert not whole.recomputes
+    assert taken >= 2 * 2 * 64 * 64 * 4  # what two blocks widen, before and after their activation
+    found, [report] = step(model, policy={"blocks.0-1": {"budget": taken // 2}}, **options)
+    expected, _ = step(model, "aot_eager")
+    assert all(map(torch.equal, found, expected))
+    assert 0 < came_to(report)["blocks.0-1"].most <= taken // 2
+    assert again(report) & {"blocks.0", "blocks.0.up", "blocks.1", "blocks.1.up"}
+    assert report.planned_peak <= report.budget
+
+
+def test_a_part_whose_budget_no_plan_keeps_names_the_smallest_that_works() -> None:
+    with pytest.raises(dtr_fx.InfeasiblePartError, match=r"policy\['blocks'\]: no plan") as caught:
+        step(Net(), policy={"blocks": {"budget": 4096}})
+    assert caught.value.asked == 4096
+    _, [report] = step(Net(), policy={"blocks": {"budget": f"{caught.value.smallest}B"}})
+    assert came_to(report)["blocks"].most <= caught.value.smallest
+
+
+def test_only_what_no_pattern_of_more_parts_covers_is_in_a_part() -> None:
+    policy = {"blocks": {"budget": "60%"}, "blocks.*.up": "keep"}
+    _, [report] = step(Net(), policy=policy)
+    assert again(report)
+    assert again(report).isdisjoint(f"blocks.{number}.up" for number in range(3))
+    assert came_to(report)["blocks"].most < came_to(report)["blocks"].nbytes
+
+
 def test_a_hint_goes_before_a_checkpoint() -> None:
     model = Net(checkpoints=True)
     found, [report] = step(model, policy={"blocks.*.up": "keep"})
@@ -204,7 +236,10 @@ def test_a_pattern_that_covers_nothing_is_said_aloud(caplog: pytest.LogCaptureFi
         ({3: "keep"}, "'blocks.0.attn'"),
         ({"blocks": "recomptue"}, "did you mean 'recompute'"),
         ({"blocks": True}, "choose one of 'keep'"),
-        ({"blocks": {"budget": "2GiB"}}, "budget of a part is not supported"),
+        ({"blocks": {"budgt": "2GiB"}}, "did you mean"),
+        ({"blocks": {"budget": "2Gb"}}, "did you mean '2GiB'"),
+        ({"blocks": {"budget": "0%"}}, "or a share of what the part takes"),
+        ({"blocks": {"budget": True}}, "not a number with a unit"),
     ],
 )
 def test_a_policy_that_cannot_be_understood_is_an_error(policy: object, what_to_do: str) -> None:

@@ -23,8 +23,9 @@ from torch.fx import GraphModule
 from dtr_fx.compiler.accounting import shared_accounting
 from dtr_fx.compiler.dispatch import Dispatcher
 from dtr_fx.compiler.dynamo import keep_what_is_saved, module_names, sized_inputs
-from dtr_fx.compiler.frames import watch_frames
+from dtr_fx.compiler.frames import watch_frames, with_room
 from dtr_fx.compiler.memoryless import traceable
+from dtr_fx.compiler.ranks import at_hand
 from dtr_fx.compiler.reference import Pair, budget_of, pytorch_step
 from dtr_fx.compiler.retrace import Record, Retracer
 from dtr_fx.compiler.symbolic import Trace
@@ -32,16 +33,19 @@ from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionErr
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.contract import VALUES, Pipeline
 from dtr_fx.passes.drops import LowerDrops
-from dtr_fx.passes.hints import hint_of, mark_hints
+from dtr_fx.passes.effects import collectives
+from dtr_fx.passes.hints import hint_of, is_budget, mark_hints
 from dtr_fx.passes.marks import check_marks, runs_again
 from dtr_fx.passes.reach import has_gradients
 from dtr_fx.passes.split import MergeDuplicates, prepare, repeat_results, split
 from dtr_fx.passes.tensors import graph_device
 from dtr_fx.passes.updates import EarlyUpdates, TagOwnBackward
+from dtr_fx.passes.verify import VerificationError
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Planning, copy_of
 from dtr_fx.planning.step import Inputs, call, loss_of
 from dtr_fx.planning.transform import rewrite_for_all
+from dtr_fx.runtime import collector_paused
 from dtr_fx.torch_private import (
     BoxedCodeGen,
     aot_autograd,
@@ -137,7 +141,8 @@ def _partition(
         )
     mark_hints(joint, options.policy, module_names())
     check_marks(joint)  # before PyTorch's partitioner meets what it cannot obey either
-    is_hinted = any(runs_again(node) and hint_of(node) for node in joint.graph.nodes)
+    hints = ((node, hint_of(node)) for node in joint.graph.nodes)
+    is_hinted = any(hint is not None and (runs_again(node) or is_budget(hint)) for node, hint in hints)
     free = options.is_default and not is_hinted
     reference = pytorch_step(joint, inputs, facts) if free else None
     prepare(joint, facts.get("static_lifetime_input_indices") or (), parameters)
@@ -168,7 +173,8 @@ def _compile_eagerly(
         partition_fn=functools.partial(_partition, options, parameters, record=record),
         keep_inference_input_mutations=True,
     )
-    compiled: Callable[..., Any] = compiler(gm, inputs)
+    with collector_paused():
+        compiled: Callable[..., Any] = with_room(compiler, gm, inputs)
     return compiled
 
 
@@ -306,7 +312,14 @@ def _rewrite(
     if not any(node.op.startswith("call") for node in gm.graph.nodes):
         return
     original = copy_of(gm) if record is not None else gm
+    together, called = at_hand(), collectives(gm)
+    if together is not None and called:
+        together.see(gm)
+        if options.budget.kind == "auto":
+            options = replace(options, budget=replace(options.budget, value=together.free(gm)))
     report, carried = rewrite_for_all(gm, options, saves_nothing=saves_nothing)
+    if collectives(gm) != called:
+        raise VerificationError("a plan calls collectives in another order than the graph")
     if record is not None and carried is not None:
         record(Trace(original, reference, carried))
     LowerDrops().call(gm)

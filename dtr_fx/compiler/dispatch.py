@@ -11,12 +11,13 @@ import logging
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from dtr_fx.compiler.accounting import StepAccounting, makers
 from dtr_fx.compiler.guard import guard
+from dtr_fx.compiler.ranks import are_several, planning_together
 from dtr_fx.compiler.retrace import CompiledStep, LivePlan, Retracer, Sizes
 from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
 from dtr_fx.planning.options import Budget, Others
@@ -53,11 +54,12 @@ class Dispatcher:
     def __call__(self, *arguments: Any) -> Any:
         accounting = self._accounting
         if accounting is None:
-            return _run(self._known(arguments) or self._make(arguments), arguments)
+            own = self._known(arguments) or self._agreed(arguments, lambda: self._make(arguments))
+            return _run(own, arguments)
         accounting.start_graph()
-        step = self._known(arguments)
+        known = step = self._known(arguments)
         if step is None or not accounting.continues(step.need):
-            step = self._make_fit(step, arguments, accounting)
+            step = self._agreed(arguments, lambda: self._make_fit(known, arguments, accounting))
         earlier = set(makers(arguments))
         outputs = _run(step, arguments)
         accounting.end_graph(outputs, arguments, earlier)
@@ -79,6 +81,18 @@ class Dispatcher:
             if step is not None:
                 self._steps.move_to_end(sizes)
             return step
+
+    def _agreed(self, arguments: Sequence[Any], make: Callable[[], CompiledStep]) -> CompiledStep:
+        """The step that is made, or of the graph's first, where another rank cannot run it, an error."""
+        if self._steps or not are_several():
+            return make()
+        with planning_together() as together:
+            step = make()
+        error = together.agree(step.plan.error)
+        if error is not None:
+            step = replace(step, run=None, plan=replace(step.plan, error=error))
+            self._keep(arguments, step)
+        return step
 
     def _keep(self, arguments: Sequence[Any], step: CompiledStep) -> None:
         with self._lock:

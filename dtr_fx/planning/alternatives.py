@@ -121,4 +121,5 @@ def in_slices(planning: Planning, target: float = 0) -> Planning | None:
     """See ``planning.slices``, which is not imported before a graph needs it: few do."""
     from dtr_fx.planning.slices import in_slices
 
-    return in_slices(planning, target)
+    # What runs in slices belongs to no part of the model.
+    return None if planning.planner.parts.parts else in_slices(planning, target)

@@ -58,7 +58,8 @@ class Others:
 
 @dataclass(frozen=True)
 class Budget:
-    """A budget before there is a graph: ``value`` is a fraction in (0, 1], bytes, or 0 for ``"auto"``.
+    """A budget before there is a graph: ``value`` is a fraction in (0, 1], bytes, or for ``"auto"`` what
+    is free, 0 if that is still to be asked for.
 
     If there is ``"none"``, the peak is not to be above that of PyTorch's own partition.
 
@@ -123,7 +124,7 @@ def resolve_budget(
         from dtr_fx.costs.measure import free_memory
 
         device = device or torch.device("cpu")
-        free = free_memory(device)
+        free = int(budget.value) or free_memory(device)
         if free is None:
             raise OptionError(f"budget='auto': {device.type} does not tell its free memory; write the bytes")
         return (int(_USABLE * free) if device.type == "cuda" else free) + already_held
@@ -274,7 +275,8 @@ class Options:
     - ``offload``: where values may be moved to instead of computed again: ``"host"`` memory beside a GPU,
       ``"disk"`` (the folder of temporary files) or a folder, bytes of host memory (``"16GiB"``), or a place
       with its limit (``"disk:16GiB"``).
-    - ``policy``: what is kept or recomputed, by path of a module or region; see ``passes.hints``.
+    - ``policy``: what is kept or recomputed, or has a budget of its own, by path of a module or region; see
+      ``passes.hints``.
     - ``watch``: a value, named as in ``dtr-fx diff``; ``Report.choices`` has each time that it was weighed.
     - ``report``: a file, ``.html`` or ``.json``, for the reports of all graphs planned in this process,
       written anew with each.  The environment variable ``DTR_REPORT`` names a folder for both.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -15,9 +15,12 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from dtr_fx import search
 from dtr_fx.costs.files import cache_folder
+from dtr_fx.errors import InfeasiblePartError
 from dtr_fx.planning.kept import KeptPlans
 from dtr_fx.planning.options import Options
+from dtr_fx.planning.parts import Part, Parts, merged
 from dtr_fx.runtime import Plan, Program, RunFailed, resolve
+from dtr_fx.runtime.steps import RECOMPUTE
 from dtr_fx.search import (
     Policy,
     execute_order,
@@ -49,15 +52,19 @@ class Planner:
     """Plans for one program by the heuristic, the planner and the effort of the options, for any budget.
 
     A program with a tier may be planned with transfers.  ``need`` is what no plan can do without, ``marks``
-    is what the user said of operators, by their numbers.
+    is what the user said of operators, by their numbers, and ``parts`` have budgets of their own.
     """
 
     def __init__(
-        self, program: Program, options: Options, marks: Mapping[int, CheckpointPolicy] | None = None
+        self,
+        program: Program,
+        options: Options,
+        marks: Mapping[int, CheckpointPolicy] | None = None,
+        parts: Sequence[Part] = (),
     ) -> None:
         self.program = program
+        self.parts = Parts(program, tuple(parts))
         self._marks = marks or {}
-        self.must = self._marked(CheckpointPolicy.MUST_RECOMPUTE)
         self.need = lower_bound(program)
         self._seconds = options.plan_seconds
         self._online = options.planner == "online"
@@ -67,7 +74,8 @@ class Planner:
         is_known = isinstance(options.heuristic, str)
         folder = cache_folder(options.cache) if is_known else None
         made_by = options.planner, options.heuristic, options.plan_seconds, sorted(self._marks.items())
-        self._kept = KeptPlans(folder, *made_by)
+        told = [(each.limit, sorted(each.calls)) for each in self.parts.parts]
+        self._kept = KeptPlans(folder, *made_by, *([told] if told else []))
 
     @property
     def policies(self) -> Iterable[Policy]:
@@ -105,7 +113,7 @@ class Planner:
         for order in (free.order, rerun_forward(self.program, free.order)):
             with contextlib.suppress(RunFailed):
                 fitting.append(execute_order(limited, order, budget, free.moved))
-        return _cheapest(fitting)
+        return _cheapest(filter(self.parts.hold, fitting))
 
     @cached_property
     def smallest(self) -> Plan:
@@ -147,13 +155,45 @@ class Planner:
 
     @cached_property
     def checkpointed(self) -> Plan | None:
-        """The plan that recomputes all that the user marked so, and nothing else; None without marks."""
+        """The plan that recomputes all that the user marked so, and what parts need; None without either."""
         again = self._marked(CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
-        if not again:
+        if not again and not self._plans_of_parts:
             return None
         as_it_is = range(sum(1 for _ in self.program.calls()))
-        plan = execute_order(self.program, rerun(self.program, as_it_is, again))
+        order = merged([as_it_is, *(plan.order for plan in self._plans_of_parts)])
+        plan = execute_order(self.program, rerun(self.program, order, again) if again else order)
+        for part, taken in self.parts.above(plan):
+            raise InfeasiblePartError(part.pattern, part.limit, taken)
         return replace(plan, decided_by="checkpoint")
+
+    @cached_property
+    def _plans_of_parts(self) -> list[Plan]:
+        """A plan for each part that takes more than its budget if nothing runs again."""
+        if not self.parts.parts:
+            return []
+        as_it_is = execute_order(self.program, range(sum(1 for _ in self.program.calls())))
+        return [self._plan_of_part(part) for part, _ in self.parts.above(as_it_is)]
+
+    def _plan_of_part(self, part: Part) -> Plan:
+        """The plan in which nothing but the part takes memory."""
+        program = part.of(replace(self.program, tier=None))
+        bound = lower_bound(program).nbytes
+        plan = None
+        if part.limit >= bound:
+            with contextlib.suppress(search.Infeasible):
+                plan = search.search(program, part.limit, Policy(self._policy.heuristic), self._seconds)
+        if plan is None:
+            plan = search.smallest(program, bound, self._seconds)
+        if plan.peak > part.limit:
+            raise InfeasiblePartError(part.pattern, part.limit, plan.peak)
+        return plan
+
+    @cached_property
+    def must(self) -> set[int]:
+        """The operators that every plan runs again, for the user's marks or for a part's budget."""
+        marked = self._marked(CheckpointPolicy.MUST_RECOMPUTE)
+        steps = (step for plan in self._plans_of_parts for step in plan.steps)
+        return marked | {step.op for step in steps if step.kind == RECOMPUTE}
 
     def _marked(self, *policies: CheckpointPolicy) -> set[int]:
         return {number for number, policy in self._marks.items() if policy in policies}
@@ -186,6 +226,7 @@ class Planner:
     def _weighed(self, program: Program) -> Program:
         """The program with what the user prefers in its costs."""
         weights = {number: _WEIGHTS[policy] for number, policy in self._marks.items() if policy in _WEIGHTS}
+        weights |= dict.fromkeys(self.must, _WEIGHTS[CheckpointPolicy.MUST_RECOMPUTE])
         if not weights:
             return program
         return program.with_calls(
@@ -194,12 +235,14 @@ class Planner:
 
     def _obeying(self, plan: Plan, program: Program, budget: float) -> Plan | None:
         """The plan with its true cost, and with what must be recomputed; None if that does not fit."""
-        if not self._marks:
+        if not self._marks and not self.parts.parts:
             return plan
         order = rerun(program, plan.order, self.must) if self.must else plan.order
         try:
             obeying = execute_order(program, order, budget)
         except RunFailed:
+            return None
+        if not self.parts.hold(obeying):
             return None
         return replace(obeying, decided_by=plan.decided_by, refused=plan.refused)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -18,15 +18,16 @@ from dtr_fx.costs import roofline as cost_model
 from dtr_fx.costs.workspaces import workspaces
 from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.passes import storages
-from dtr_fx.passes.hints import hint_of
+from dtr_fx.passes.hints import Hint, hint_of, is_budget, part_budget
 from dtr_fx.passes.liveness import liveness
 from dtr_fx.passes.roles import KEEP
 from dtr_fx.passes.tensors import graph_device, is_view
 from dtr_fx.planning.options import Budget, Options, resolve_budget
+from dtr_fx.planning.parts import Part, most_held
 from dtr_fx.planning.planner import Infeasible, Planner
 from dtr_fx.planning.reporting import source_line
 from dtr_fx.runtime import Plan, RunFailed
-from dtr_fx.runtime.steps import RECOMPUTE
+from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
 from dtr_fx.search import NOTHING, Moved, execute_order, limit_saved
 
 # How closely the least memory for an overhead is looked for, as a share of the graph's own peak, and with how
@@ -104,7 +105,7 @@ class Planning:
             speed = options.offload.speed or measured_bandwidth(options.offload, device)
             self.offload = f"{options.offload}: {speed}"
             program = replace(program, tier=replace(options.offload, speed=speed))
-        self.planner = Planner(program, options, marks)
+        self.planner = Planner(program, options, marks, self._parts())
         marked = self.planner.checkpointed
         self._peak_unmarked = max(point.live for point in self.before)
         self.base_cost = self.graph.base_cost
@@ -114,6 +115,23 @@ class Planning:
             self.baseline_peak = marked.peak
             start = next(step for step in marked.steps if step.op == self.graph.boundary)
             self.saved = start.live - self.graph.held_between_passes
+
+    def _parts(self) -> list[Part]:
+        """The operators with a budget of their own."""
+        calls: defaultdict[Hint, list[int]] = defaultdict(list)
+        for number, call in enumerate(self.graph.calls):
+            hint = hint_of(call.node)
+            if call.role == COMPUTE and hint is not None and is_budget(hint):
+                calls[hint].append(number)
+        program = self.graph.program
+        as_it_is = execute_order(program, range(len(self.graph.calls))) if calls else None
+        found = []
+        for hint, numbers in calls.items():
+            part = Part(hint[0], frozenset(numbers), 0)
+            assert as_it_is is not None
+            limit = part_budget(hint, most_held(part.of(program), as_it_is))
+            found.append(replace(part, limit=limit))
+        return found
 
     def of_variant(self, gm: GraphModule) -> Planning:
         """The analysis of a graph that computes the same; shares are of this one's peak and seconds."""
@@ -177,7 +195,8 @@ class Planning:
             plans = [execute_order(program, order, budget, moved) for program in programs]
         except RunFailed:
             return None
-        return plans[-1] if all(plan.order == order for plan in plans) else None
+        is_obeyed = all(plan.order == order for plan in plans) and self.planner.parts.hold(plans[-1])
+        return plans[-1] if is_obeyed else None
 
     def plan(self, *, saves_nothing: bool) -> tuple[int, Plan | None]:
         """The budget in bytes, and the plan for it; None for the graph as it is.  See ``rewrite``."""

@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import cast
 
 import torch
@@ -196,9 +197,25 @@ def hints_of(
         made = {at for event in runs[hint] for at in event.storages if storages[at].kind == "activation"}
         nbytes, kept = (sum(storages[at].nbytes for at in made & some) for some in (read, held))
         again = sum(event.cost for event in runs[hint]) - sum(event.cost for event in first)
-        return HintStats(*hint, len(first), nbytes, kept, again)
+        most = _most_at_once(events, {at: storages[at].nbytes for at in made})
+        return HintStats(*hint, len(first), nbytes, kept, again, most)
 
     return tuple(map(stats, runs))
+
+
+def _most_at_once(events: Sequence[Event], sizes: Mapping[int, int]) -> int:
+    """The most bytes of some storages at once: each is there from a run that makes it to its last reader."""
+    last_use: dict[int, int] = {}
+    change: Counter[int] = Counter()
+    for place, event in reversed([*enumerate(events)]):
+        if event.kind != DROP:
+            for at in event.uses:
+                last_use.setdefault(at, place)
+        if event.kind in (COMPUTE, RECOMPUTE):
+            for at in sizes.keys() & set(event.storages):
+                change[place] += sizes[at]
+                change[last_use.pop(at, place) + 1] -= sizes[at]
+    return max(accumulate(change[place] for place in range(len(events))), default=0)
 
 
 def _storages(program: GraphProgram) -> list[int]:

@@ -23,6 +23,7 @@ from dtr_fx.passes.verify import Verify, check_budget
 from dtr_fx.passes.write import Write
 from dtr_fx.planning.alternatives import Alternatives
 from dtr_fx.planning.options import Options
+from dtr_fx.planning.parts import check_parts
 from dtr_fx.planning.planning import Carried, Planning, copy_of
 from dtr_fx.planning.reporting import (
     choices,
@@ -220,13 +221,15 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
     )
     laps.take("report")
     relied = _relied(gm, parameters, planning.baseline_peak)
+    hints = hints_of(graph, options.policy, events, report.storages)
+    check_parts(hints, planning.planner.parts.parts)
     report = replace(
         report,
         seconds=laps.seconds,
         relied_parameters=relied,
         unconstrained_peak=planning.baseline_peak,
         unconstrained_saved=planning.saved,
-        hints=hints_of(graph, options.policy, events, report.storages),
+        hints=hints,
         sane_from=planning.sane_from(plan),
         options=options.others,
         slices=slices_of(gm),

@@ -145,7 +145,8 @@ class HintStats:
     """What came of a hint: ``what`` was asked for the modules, region or tensor that ``pattern`` names.
 
     It marked so many ``operators``.  Of what they make ``nbytes`` would wait for the backward pass if nothing
-    ran again, and ``held`` do under the plan; ``seconds`` are those of their recomputes.
+    ran again, and ``held`` do under the plan; ``seconds`` are those of their recomputes, and ``most`` are the
+    most bytes of theirs that are there at once.
     """
 
     pattern: str
@@ -154,9 +155,12 @@ class HintStats:
     nbytes: int
     held: int
     seconds: float
+    most: int = 0
 
     def __str__(self) -> str:
         again = f", recomputes of {format_seconds(self.seconds)}" if self.seconds else ""
+        if self.what.startswith("budget"):
+            again = f", at most {format_bytes(self.most)} at once{again}"
         return (
             f"{self.what} {self.pattern}: {format_count(self.operators, 'operator')}, "
             f"{format_bytes(self.nbytes)} → {format_bytes(self.held)} between the passes{again}"

@@ -13,7 +13,7 @@ from .runtime import Runtime
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Keep the cyclic collector from walking a run's objects, all alive, again and again: half the time."""
+    """Keep the cyclic collector from walking the objects of a run or a trace, all alive, again and again."""
     enabled = gc.isenabled()
     try:
         gc.disable()
