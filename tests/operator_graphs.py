@@ -10,7 +10,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from dtr_fx.lab.planners import Link, Node, OperatorGraph
+from dtr_fx.lab.planners import Node, OperatorGraph
+from dtr_fx.tiers.tier import Bandwidth
 
 
 @st.composite
@@ -64,7 +65,7 @@ def _moves(
             yield node.cost, done + first, live | 1 << number, -1 if first else number
 
 
-def first_end(graph: OperatorGraph, budget: float, link: Link, host: float = math.inf) -> float:
+def first_end(graph: OperatorGraph, budget: float, link: Bandwidth, host: float = math.inf) -> float:
     """When the best plan with transfers ends, found by trying every action everywhere.
 
     A shortest path over what is on the device and on the host, and what is left of the copies under way.
@@ -109,7 +110,7 @@ def first_end(graph: OperatorGraph, budget: float, link: Link, host: float = mat
                         queue, (later, next(numbers), done, here & ~bit, away, outs, left, out, back)
                     )
                 if not away & bit and _bytes(graph, away | bit) <= host:
-                    end = out + link.time_out(node.size)
+                    end = out + link.seconds_out(node.size)
                     copies = (*outs, (value, end))
                     heapq.heappush(
                         queue, (clock, next(numbers), done, here, away | bit, copies, backs, end, back)
@@ -118,7 +119,7 @@ def first_end(graph: OperatorGraph, budget: float, link: Link, host: float = mat
             if used + node.size > budget:
                 continue
             if away & bit and value < done:
-                end = back + link.time_back(node.size)
+                end = back + link.seconds_back(node.size)
                 heapq.heappush(
                     queue,
                     (clock, next(numbers), done, here | bit, away, outs, (*backs, (value, end)), out, end),

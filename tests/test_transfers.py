@@ -14,7 +14,6 @@ from dtr_fx.lab.planners import (
     MOVERS,
     Action,
     CannotPlan,
-    Link,
     Node,
     OperatorGraph,
     PlanError,
@@ -27,6 +26,7 @@ from dtr_fx.lab.planners import (
     time_plan,
     training_chain,
 )
+from dtr_fx.tiers.tier import Bandwidth
 
 pytestmark = pytest.mark.little_effort
 
@@ -49,17 +49,17 @@ PAIR = OperatorGraph(
 def test_a_plan_on_three_clocks():
     """a is made at 10, copied out until 12; w runs 12 to 17; a comes back until 19; last ends at 20."""
     plan = actions("run 0, offload 0, wait 0, run 1, drop 1, reload 0, run 2")
-    assert time_plan(AROUND, plan, Link(2, 2), 8) == Timing(20, 0, 4, 6, 4)
+    assert time_plan(AROUND, plan, Bandwidth(2, 2), 8) == Timing(20, 0, 4, 6, 4)
     again = actions("run 0, drop 0, run 1, drop 1, run 0, run 2")
-    assert time_plan(AROUND, again, Link(2, 2), 8) == Timing(26, 10, 0, 6, 0)
+    assert time_plan(AROUND, again, Bandwidth(2, 2), 8) == Timing(26, 10, 0, 6, 0)
 
 
 def test_copies_of_one_direction_wait_for_each_other():
     """a's copy takes 10 to 15, b's 20 to 25: so w starts at 25.  Back: 45 to 50, 50 to 55."""
     plan = "run 0, offload 0, run 1, offload 1, wait 0, wait 1, run 2, drop 2, reload 0, reload 1, run 3"
-    assert time_plan(PAIR, actions(plan), Link(1, 1, 1), 9).total == 56
+    assert time_plan(PAIR, actions(plan), Bandwidth(1, 1, 1), 9).total == 56
     # With copies of 12 a's ends at 22 and b's at 34, w ends at 54, and both are back at 78.
-    assert time_plan(PAIR, actions(plan), Link(0.4, 0.4, 2), 9).total == 34 + 20 + 24 + 1
+    assert time_plan(PAIR, actions(plan), Bandwidth(0.4, 0.4, 2), 9).total == 34 + 20 + 24 + 1
 
 
 @pytest.mark.parametrize(
@@ -81,12 +81,12 @@ def test_copies_of_one_direction_wait_for_each_other():
 )
 def test_plans_that_are_none(plan, error):
     with pytest.raises(PlanError, match=error):
-        time_plan(AROUND, actions(plan), Link(1, 1), 8)
+        time_plan(AROUND, actions(plan), Bandwidth(1, 1), 8)
 
 
 def test_the_host_is_a_budget_too():
     with pytest.raises(PlanError, match="brings 4 bytes on the host, over 3"):
-        time_plan(AROUND, actions("run 0, offload 0"), Link(1, 1), 8, host=3)
+        time_plan(AROUND, actions("run 0, offload 0"), Bandwidth(1, 1), 8, host=3)
 
 
 @pytest.mark.parametrize(
@@ -94,24 +94,24 @@ def test_the_host_is_a_budget_too():
     [
         # a and w do not fit together, and last needs a: a copy out of t and one back of t, none of it hidden,
         # or a again for 10: 16 + min(2 t, 10).
-        (AROUND, 8, Link(4, 4), 18),
-        (AROUND, 8, Link(1, 1), 24),
-        (AROUND, 8, Link(0.5, 0.5), 26),
+        (AROUND, 8, Bandwidth(4, 4), 18),
+        (AROUND, 8, Bandwidth(1, 1), 24),
+        (AROUND, 8, Bandwidth(0.5, 0.5), 26),
         # Nothing to do where everything fits.
-        (AROUND, 10, Link(1, 1), 16),
+        (AROUND, 10, Bandwidth(1, 1), 16),
         # The copy out runs beside b, which costs 3: of its 2 nothing is left, of its 4 one.
-        (LATER, 8, Link(2, 2), 19 + 2),
-        (LATER, 8, Link(1, 2), 19 + 1 + 2),
+        (LATER, 8, Bandwidth(2, 2), 19 + 2),
+        (LATER, 8, Bandwidth(1, 2), 19 + 1 + 2),
         # w needs both gone.  a's copy out is hidden behind b, b's is not, and nothing hides copies back: both
         # moved is 2 out and 4 back.
-        (PAIR, 9, Link(2, 2), 41 + 6),
+        (PAIR, 9, Bandwidth(2, 2), 41 + 6),
         # Copies of 4: that would be 12.  b made again costs 10, in which a comes back.
-        (PAIR, 9, Link(1, 1), 41 + 10),
+        (PAIR, 9, Bandwidth(1, 1), 41 + 10),
         # Copies of 12: a's ends 2 after b does, and comes back 2 after b is made again.
-        (PAIR, 9, Link(1 / 3, 1 / 3), 41 + 2 + 12),
+        (PAIR, 9, Bandwidth(1 / 3, 1 / 3), 41 + 2 + 12),
         # Copies of 15: 5 and 15 are as long as making both again, of 16: longer.
-        (PAIR, 9, Link(4 / 15, 4 / 15), 41 + 20),
-        (PAIR, 9, Link(1 / 4, 1 / 4), 41 + 20),
+        (PAIR, 9, Bandwidth(4 / 15, 4 / 15), 41 + 20),
+        (PAIR, 9, Bandwidth(1 / 4, 1 / 4), 41 + 20),
     ],
 )
 def test_optima_by_hand(graph, budget, link, best):
@@ -123,9 +123,9 @@ def test_optima_by_hand(graph, budget, link, best):
 
 def test_a_host_that_holds_one_of_two_values():
     """Fast copies: a's is hidden, b's takes 1 out, 2 for both back; with room for one, b is made again."""
-    assert solve_transfers(PAIR, 9, Link(4, 4), 20).cost == pytest.approx(41 + 1 + 2)
-    assert solve_transfers(PAIR, 9, Link(4, 4), 20, host=4).cost == pytest.approx(41 + 10)
-    assert solve_transfers(PAIR, 9, Link(4, 4), 20, host=3).cost == pytest.approx(41 + 20)
+    assert solve_transfers(PAIR, 9, Bandwidth(4, 4), 20).cost == pytest.approx(41 + 1 + 2)
+    assert solve_transfers(PAIR, 9, Bandwidth(4, 4), 20, host=4).cost == pytest.approx(41 + 10)
+    assert solve_transfers(PAIR, 9, Bandwidth(4, 4), 20, host=3).cost == pytest.approx(41 + 20)
 
 
 @pytest.mark.slow
@@ -138,7 +138,7 @@ def test_a_host_that_holds_one_of_two_values():
 )
 def test_the_search_finds_what_trying_everything_finds(graph, share, speeds, host):
     budget = round(graph.floor + share * (graph.peak - graph.floor))
-    link = Link(*speeds)
+    link = Bandwidth(*speeds)
     graph = OperatorGraph(graph.name, graph.nodes[:5])
     best = first_end(graph, budget, link, host)
     try:
@@ -153,7 +153,7 @@ def test_the_search_finds_what_trying_everything_finds(graph, share, speeds, hos
 def test_without_a_link_worth_its_name_the_optimum_is_that_of_recomputation():
     pytest.importorskip("scipy")
     graph = training_chain(5)
-    slow = Link(1e-6, 1e-6)
+    slow = Bandwidth(1e-6, 1e-6)
     for budget in (5, 6):
         assert solve_transfers(graph, budget, slow, 20).cost == solve_checkmate(graph, budget).cost
 
@@ -185,9 +185,9 @@ def test_moving_alone_runs_every_operator_once():
 def test_what_cannot_be_solved():
     graph = training_chain(5)
     with pytest.raises(CannotPlan, match="every plan needs 4"):
-        solve_transfers(graph, 3, Link(1, 1))
+        solve_transfers(graph, 3, Bandwidth(1, 1))
     with pytest.raises(ValueError, match="needs a budget and some seconds"):
-        solve_transfers(graph, 5, Link(1, 1), 0)
+        solve_transfers(graph, 5, Bandwidth(1, 1), 0)
 
 
 def test_when_time_is_up_the_bound_holds():

@@ -20,6 +20,7 @@ from dtr_fx.tiers.operators import make_store
 from dtr_fx.tiers.pinned import check_device
 from dtr_fx.tiers.store import Store
 from dtr_fx.tiers.tier import Bandwidth, Tier
+from dtr_fx.torch_private import disable_current_modes
 from dtr_fx.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -80,8 +81,9 @@ def _read(file: Path) -> Bandwidth | None:
 def _measure(tier: Tier, device: torch.device) -> Bandwidth:
     store = make_store(tier)
     try:
-        small_out, small_back = _seconds(store, _SMALL, device)
-        out, back = _seconds(store, _LARGE, device)
+        with disable_current_modes():  # of a compiler that traces a graph
+            small_out, small_back = _seconds(store, _SMALL, device)
+            out, back = _seconds(store, _LARGE, device)
     except OffloadError as error:
         raise OptionError(f"a trial of {format_bytes(_LARGE)} failed: {error}") from None
     finally:

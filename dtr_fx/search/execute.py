@@ -66,6 +66,12 @@ def _execute(program: Program, order: Sequence[int], runtime: Runtime, moved: Mo
     for op, copied_by in operators.copied_by(moved)[0].items():
         movers[copied_by].append(op)
     lives = Lifetimes(operators, enumerate(order), len(order), moved)
+    returning = {
+        storage
+        for op in moved
+        for storage in operators.makes[op]
+        if any(lives.last_read(storage, slot) > slot for slot in lives.runs[op][1:])
+    }
     calls = list(program.calls())
     tensors: dict[int, Tensor] = {}
     for step in program.instructions:
@@ -91,9 +97,9 @@ def _execute(program: Program, order: Sequence[int], runtime: Runtime, moved: Mo
             perform(runtime, calls[op], tensors, op)
             for kept in program.kept_after.get(op, ()) if op < len(calls) - 1 else ():
                 keep(runtime, tensors[kept])
-            for storage in operators.makes[op] if op in moved else ():
+            for storage in sorted(returning.intersection(operators.makes[op])):
                 runtime.move_out(tensors[operators.tensor[storage]])
-            for storage in copied:
+            for storage in filter(returning.__contains__, copied):
                 runtime.wait_out(tensors[operators.tensor[storage]])
         for storage, is_made_again in dying.items():
             made = tensors.get(operators.tensor[storage])

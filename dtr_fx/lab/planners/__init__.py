@@ -6,7 +6,7 @@ from dtr_fx.runtime import Plan
 
 from .checkmate import solve_checkmate
 from .checkpointing import plan_chen_greedy, plan_chen_sqrt, plan_revolve
-from .clock import Action, Link, Timing, as_actions, link_of, time_plan
+from .clock import Action, Timing, as_actions, link_of, time_plan
 from .gaps import MOVERS, Gap, Mover, TransferGap, find_gap, find_transfer_gap
 from .graph import Node, OperatorGraph, training_chain
 from .moccasin import solve_moccasin
@@ -27,7 +27,6 @@ __all__ = [
     "Action",
     "CannotPlan",
     "Gap",
-    "Link",
     "Moved",
     "Mover",
     "Node",

@@ -12,6 +12,7 @@ from dtr_fx.lab.planners.plan import PlanError
 from dtr_fx.runtime import Plan
 from dtr_fx.runtime.steps import BANISH, COMPUTE, RECOMPUTE
 from dtr_fx.runtime.steps import DROP as DROPPED
+from dtr_fx.tiers.tier import Bandwidth
 
 RUN, DROP, OFFLOAD, WAIT, RELOAD = "run", "drop", "offload", "wait", "reload"
 
@@ -27,31 +28,11 @@ class Action(NamedTuple):
     number: int
 
 
-class Link(NamedTuple):
-    """The two channels between device and host: bytes in a unit of cost each way, and a copy's latency.
-
-    >>> Link(2, 4, 1).time_out(8), Link(2, 4, 1).time_back(8)
-    (5.0, 3.0)
-    """
-
-    out: float
-    back: float
-    latency: float = 0.0
-
-    def time_out(self, nbytes: int) -> float:
-        """How long a copy to the host takes."""
-        return self.latency + nbytes / self.out
-
-    def time_back(self, nbytes: int) -> float:
-        """How long a copy to the device takes."""
-        return self.latency + nbytes / self.back
-
-
-def link_of(graph: OperatorGraph, ratio: float, latency: float = 0.0) -> Link:
+def link_of(graph: OperatorGraph, ratio: float, latency: float = 0.0) -> Bandwidth:
     """The link that moves an average value of the forward pass in ``ratio`` times its cost."""
     values = [graph.nodes[number] for number in graph.forward]
     bandwidth = sum(value.size for value in values) / (ratio * sum(value.cost for value in values))
-    return Link(bandwidth, bandwidth, latency)
+    return Bandwidth(bandwidth, bandwidth, latency)
 
 
 @dataclass(frozen=True)
@@ -71,7 +52,7 @@ class Timing:
 def time_plan(
     graph: OperatorGraph,
     actions: Iterable[Action],
-    link: Link,
+    link: Bandwidth,
     budget: float = math.inf,
     host: float = math.inf,
 ) -> Timing:
@@ -117,7 +98,7 @@ def as_actions(plan: Plan) -> list[Action]:
 class _Run:
     """The state of the device: its three clocks, and until when the values on it are in transfer."""
 
-    def __init__(self, graph: OperatorGraph, link: Link, budget: float, host: float) -> None:
+    def __init__(self, graph: OperatorGraph, link: Bandwidth, budget: float, host: float) -> None:
         self._graph, self._link, self._budget, self._host = graph, link, budget, host
         self._clock = self._out = self._back = 0.0
         self._here: dict[int, float] = {}  # and when it can be read
@@ -167,7 +148,7 @@ class _Run:
     def _offload(self, value: int) -> None:
         self._require(value in self._here, "is not on the device")
         self._require(value not in self._copied, "was copied before")
-        self._out = max(self._clock, self._out) + self._link.time_out(self._graph.nodes[value].size)
+        self._out = max(self._clock, self._out) + self._link.seconds_out(self._graph.nodes[value].size)
         self._copied[value] = self._out
         held = sum(self._graph.nodes[copied].size for copied in self._copied)
         self._require(held <= self._host, f"brings {held} bytes on the host, over {self._host}")
@@ -182,7 +163,7 @@ class _Run:
         self._require(value not in self._here, "is on the device already")
         self._take(value)
         start = max(self._clock, self._back, self._copied[value])
-        self._here[value] = self._back = start + self._link.time_back(self._graph.nodes[value].size)
+        self._here[value] = self._back = start + self._link.seconds_back(self._graph.nodes[value].size)
 
     def _take(self, value: int) -> None:
         self._used += self._graph.nodes[value].size

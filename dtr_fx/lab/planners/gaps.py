@@ -9,14 +9,15 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from dtr_fx.lab.planners.checkmate import TooLarge, solve_checkmate
-from dtr_fx.lab.planners.clock import Action, Link, as_actions, link_of, time_plan
+from dtr_fx.lab.planners.clock import Action, as_actions, link_of, time_plan
 from dtr_fx.lab.planners.graph import OperatorGraph
 from dtr_fx.lab.planners.moccasin import require_ortools, solve_moccasin
 from dtr_fx.lab.planners.moving import plan_moving
 from dtr_fx.lab.planners.plan import CannotPlan, Solution, check, plan_dtr
 from dtr_fx.lab.planners.transfers import Moved, solve_transfers
-from dtr_fx.runtime import HEURISTICS
-from dtr_fx.search import Infeasible, Policy, search
+from dtr_fx.runtime import HEURISTICS, Plan
+from dtr_fx.search import Infeasible, Policy, default_effort, search, with_moves
+from dtr_fx.tiers.tier import Bandwidth, Tier
 
 SEARCH = "search"
 """Among heuristics: the plan that a search finds."""
@@ -108,11 +109,11 @@ def _cost(graph: OperatorGraph, budget: int, heuristic: str) -> float:
         return math.inf
 
 
-Mover: TypeAlias = Callable[[OperatorGraph, int, Link], Sequence[Action]]
+Mover: TypeAlias = Callable[[OperatorGraph, int, Bandwidth], Sequence[Action]]
 """A planner that may move values: the plan within a budget; ``CannotPlan`` or ``Infeasible`` without one."""
 
 
-def recompute_alone(graph: OperatorGraph, budget: int, link: Link) -> Sequence[Action]:
+def recompute_alone(graph: OperatorGraph, budget: int, link: Bandwidth) -> Sequence[Action]:
     """The plan that a search without transfers finds."""
     return _searched(graph, budget)
 
@@ -122,8 +123,29 @@ def _searched(graph: OperatorGraph, budget: int) -> Sequence[Action]:
     return as_actions(search(graph.program, budget, Policy(HEURISTICS["next-use"])))
 
 
-MOVERS: Mapping[str, Mover] = {"recompute alone": recompute_alone, "moving alone": plan_moving}
-"""The rivals of a planner that does both."""
+def search_with_moves(graph: OperatorGraph, budget: int, link: Bandwidth) -> Sequence[Action]:
+    """The plan that a search finds that may move all values."""
+    program = replace(graph.program, tier=Tier("host", speed=link))
+    program = program.with_calls(lambda _, call: call._replace(movable=True))
+
+    def computed(raised: int) -> Plan | None:
+        try:
+            return search(graph.program, raised, Policy(HEURISTICS["next-use"]))
+        except Infeasible:
+            return None
+
+    plan = with_moves(program, budget, computed, default_effort(program))
+    if plan is None:
+        raise Infeasible
+    return as_actions(plan)
+
+
+MOVERS: Mapping[str, Mover] = {
+    SEARCH: search_with_moves,
+    "recompute alone": recompute_alone,
+    "moving alone": plan_moving,
+}
+"""The planner that does both, and its rivals."""
 
 
 @dataclass(frozen=True)

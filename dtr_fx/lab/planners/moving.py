@@ -15,12 +15,12 @@ from dtr_fx.lab.planners.clock import (
     RUN,
     WAIT,
     Action,
-    Link,
     time_plan,
     with_ends,
 )
 from dtr_fx.lab.planners.graph import OperatorGraph
 from dtr_fx.lab.planners.plan import CannotPlan
+from dtr_fx.tiers.tier import Bandwidth
 
 
 class _Gap(NamedTuple):
@@ -32,7 +32,7 @@ class _Gap(NamedTuple):
 
 
 def plan_moving(
-    graph: OperatorGraph, budget: float, link: Link, *, host: float = math.inf
+    graph: OperatorGraph, budget: float, link: Bandwidth, *, host: float = math.inf
 ) -> tuple[Action, ...]:
     """The program's operators, each run once, and what has to be moved out for the budget.
 
@@ -53,7 +53,11 @@ def plan_moving(
 
 
 def _plan(
-    graph: OperatorGraph, budget: float, link: Link, host: float, order: Callable[[_Gap], tuple[int, int]]
+    graph: OperatorGraph,
+    budget: float,
+    link: Bandwidth,
+    host: float,
+    order: Callable[[_Gap], tuple[int, int]],
 ) -> tuple[Action, ...]:
     held = _held(graph)
     gaps = _choose(graph, held, budget, host, order)
@@ -108,7 +112,7 @@ def _choose(
 
 
 def _issue(
-    graph: OperatorGraph, held: list[int], gaps: list[_Gap], budget: float, link: Link
+    graph: OperatorGraph, held: list[int], gaps: list[_Gap], budget: float, link: Bandwidth
 ) -> dict[_Gap, int]:
     """Before which operator each value is brought back; adds its bytes to what is held from there on."""
     starts = [0.0]
@@ -118,7 +122,7 @@ def _issue(
     busy = math.inf  # the channel is taken from then on
     for gap in sorted(gaps, key=lambda gap: (gap.back, gap.value), reverse=True):
         size = graph.nodes[gap.value].size
-        busy = min(starts[gap.back], busy) - link.time_back(size)
+        busy = min(starts[gap.back], busy) - link.seconds_back(size)
         place = gap.back
         while place - 1 > gap.left + 1 and starts[place] > busy and held[place - 1] + size <= budget:
             place -= 1

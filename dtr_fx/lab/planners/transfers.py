@@ -24,12 +24,12 @@ from dtr_fx.lab.planners.clock import (
     RUN,
     WAIT,
     Action,
-    Link,
     time_plan,
     with_ends,
 )
 from dtr_fx.lab.planners.graph import OperatorGraph
 from dtr_fx.lab.planners.plan import CannotPlan, solvable
+from dtr_fx.tiers.tier import Bandwidth
 
 # Times that differ by less than this share of the program's cost are equal.
 _EXACT = 1e-9
@@ -55,7 +55,7 @@ class Moved:
 def solve_transfers(
     graph: OperatorGraph,
     budget: float,
-    link: Link,
+    link: Bandwidth,
     seconds: float = 60.0,
     *,
     host: float = math.inf,
@@ -130,15 +130,17 @@ class _Search:
     later with all of its clocks.  ``_Future`` bounds what is still to come from below.
     """
 
-    def __init__(self, graph: OperatorGraph, budget: float, link: Link, host: float, upper: float) -> None:
+    def __init__(
+        self, graph: OperatorGraph, budget: float, link: Bandwidth, host: float, upper: float
+    ) -> None:
         self._budget, self._host_budget, self.upper = budget, host, upper
         self._nodes = graph.nodes
         self._count = len(graph)
         self._size = [node.size for node in graph.nodes]
         self._cost = [node.cost for node in graph.nodes]
         self._reads = [_mask(node.inputs) for node in graph.nodes]
-        self._out = [link.time_out(size) for size in self._size]
-        self._back = [link.time_back(size) for size in self._size]
+        self._out = [link.seconds_out(size) for size in self._size]
+        self._back = [link.seconds_back(size) for size in self._size]
         self._alive, self._rest_after = _alive(graph)
         self._future = _Future(graph, budget, link)
         self._epsilon = _EXACT * max(graph.cost, 1e-300)
@@ -342,13 +344,13 @@ class _Future:
     by itself.  ``terms`` are the numbers (a, b, c, d) of bounds a · clock + b · out + c · back + d.
     """
 
-    def __init__(self, graph: OperatorGraph, budget: float, link: Link) -> None:
+    def __init__(self, graph: OperatorGraph, budget: float, link: Bandwidth) -> None:
         self._graph = graph
         count = len(graph)
         self._cost = [node.cost for node in graph.nodes]
         self._size = [node.size for node in graph.nodes]
-        self._out = [link.time_out(size) for size in self._size]
-        self._back = [link.time_back(size) for size in self._size]
+        self._out = [link.seconds_out(size) for size in self._size]
+        self._back = [link.seconds_back(size) for size in self._size]
         self._rest = [sum(self._cost[number:]) for number in range(count + 1)]
         self._weights = self._weigh()
         self._readers = [
