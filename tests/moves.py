@@ -5,12 +5,15 @@ largest idle values go first, and come back ahead.
 
     python tests/moves.py                        # the models, costs of an H200, 50 GB/s each way
     python tests/moves.py --logs FOLDER          # operator logs of the DTR paper
+    python tests/moves.py --steps                # steps for real, on the CPU, with a file
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import statistics
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +22,7 @@ import torch
 from tabulate import tabulate
 from torch import nn
 
+import dtr_fx
 from dtr_fx.compiler.joint import trace
 from dtr_fx.costs.devices import named_device
 from dtr_fx.costs.roofline import roofline
@@ -35,6 +39,7 @@ from dtr_fx.search.moves import issued_ahead, moved_from
 from dtr_fx.search.timeline import Timeline
 from dtr_fx.tiers.tier import Bandwidth, Tier
 from dtr_fx.torch_private import FakeTensorMode
+from dtr_fx.units import format_bytes
 
 SPEED = Bandwidth(out=50e9, back=50e9, latency=1e-5, source="given")
 SHARES = (0.6, 0.4, 0.2)
@@ -103,6 +108,62 @@ def rows_of(name: str, program: Program) -> Iterator[tuple[object, ...]]:
         yield name, share, *extra, plans[-1].outside if plans[-1] else 0
 
 
+def steps() -> Iterator[dict[str, object]]:
+    """Training steps on this machine: peaks, times, and if gradients are those of ``aot_eager``."""
+    for name in ("mlp", "gpt"):
+        expected = Trained(name, None, None)
+        yield {"model": name, "budget": "", "peak": format_bytes(expected.peak), "step": expected.seconds}
+        for share in (0.4, 0.2):
+            for offload in (None, "disk"):
+                row = {"model": name, "budget": f"{share:.0%}", "offload": offload}
+                try:
+                    trained = Trained(name, share, offload)
+                except dtr_fx.InfeasibleBudgetError as error:
+                    yield {**row, "peak": f"smallest {error.smallest / error.baseline_peak:.1%}"}
+                    continue
+                report = trained.reports[0]
+                yield {
+                    **row,
+                    "peak": format_bytes(trained.peak),
+                    "of": format_bytes(report.budget),
+                    "moved": format_bytes(report.outside_peak),
+                    "extra": f"{report.overhead:.1%}",
+                    "step": trained.seconds,
+                    "equal": all(map(torch.equal, trained.gradients, expected.gradients)),
+                }
+
+
+class Trained:
+    """A model of the zoo that has trained for some steps."""
+
+    def __init__(self, name: str, share: float | None, offload: str | None) -> None:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model, inputs = zoo.MODELS[name]()
+        self.reports: list[dtr_fx.Report] = []
+        options = {"budget": share, "offload": offload, "cache": False, "on_report": self.reports.append}
+        plain = {"backend": "aot_eager"}
+        compiled = torch.compile(
+            model, **(plain if share is None else {"backend": "dtr", "options": options})
+        )
+
+        def step() -> None:
+            torch.manual_seed(1)
+            compiled(*inputs).backward()
+
+        step()
+        self.gradients = [parameter.grad.clone() for parameter in model.parameters()]
+        model.zero_grad(set_to_none=True)
+        self.peak = dtr_fx.measure_peak(step)
+        taken = []
+        for _ in range(7):
+            model.zero_grad(set_to_none=True)
+            started = time.perf_counter()
+            step()
+            taken.append(time.perf_counter() - started)
+        self.seconds = f"{statistics.median(taken) * 1e3:.0f} ms"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -110,8 +171,12 @@ def main() -> None:
     parser.add_argument(
         "--logs", type=Path, metavar="FOLDER", help="operator logs, whose costs are their own"
     )
+    parser.add_argument("--steps", action="store_true", help="steps for real, with a file")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="some of the models")
     arguments = parser.parse_args()
+    if arguments.steps:
+        print(tabulate(list(steps()), headers="keys"))
+        return
     rows = []
     if arguments.logs is not None:
         for path in sorted(arguments.logs.glob("*.log*")):
