@@ -162,6 +162,7 @@ def test_the_limit_of_a_place_is_never_exceeded() -> None:
     assert limited.planned_peak <= limited.budget
 
 
+@pytest.mark.slow
 def test_an_infeasible_budget_names_the_offload_that_it_needs() -> None:
     make, shape = MODELS["recurrent"]
     options = {"budget": "38%", "cache": False, "slices": "off", "plan_seconds": 0.5}
