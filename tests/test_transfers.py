@@ -158,6 +158,7 @@ def test_without_a_link_worth_its_name_the_optimum_is_that_of_recomputation():
         assert solve_transfers(graph, budget, slow, 20).cost == solve_checkmate(graph, budget).cost
 
 
+@pytest.mark.slow
 def test_no_rival_is_ahead_of_the_optimum():
     for graph, ratios in ((training_chain(5), (0.3, 1.0, 3.0)), (training_chain(6), (1.0,))):
         for ratio in ratios:

@@ -147,8 +147,8 @@ class Planner:
         return min(plans, key=lambda plan: plan.peak)
 
     def _may_move(self, program: Program) -> bool:
-        """True if plans may have transfers: those of the online planner, and marks, know none."""
-        return program.tier is not None and not (self._online or self.must)
+        """True if plans may have transfers: the online planner, marks and budgets of parts know none."""
+        return program.tier is not None and not (self._online or self.must or self.parts.parts)
 
     def _effort(self, program: Program) -> float:
         return search.default_effort(program) if self._seconds is None else self._seconds
