@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 
 from dtr_fx.runtime import Plan, Program, RunFailed, Runtime, Tensor, collector_paused
@@ -62,10 +62,8 @@ def _execute(program: Program, order: Sequence[int], runtime: Runtime, moved: Mo
     order = _without_idle(operators, operators.in_time(order, moved), moved)
     comes_back = Counter(order)
     moved = {op: waits for op, waits in moved.items() if comes_back[op] > 1}
-    movers = defaultdict(list)
-    for op, copied_by in operators.copied_by(moved)[0].items():
-        movers[copied_by].append(op)
     lives = Lifetimes(operators, enumerate(order), len(order), moved)
+    movers = lives.moved_until()
     returning = {
         storage
         for op in moved
@@ -83,7 +81,7 @@ def _execute(program: Program, order: Sequence[int], runtime: Runtime, moved: Mo
     done: set[int] = set()
     for slot, op in enumerate(order):
         read = reads[op] if op not in done or op not in moved else ()
-        ended = movers[op] if op not in done else ()
+        ended = movers.get(op, ()) if op not in done else ()
         copied = [storage for mover in ended for storage in operators.makes[mover]]
         touched = (*(number[tensor] for tensor in read if tensor in number), *operators.makes[op], *copied)
         dying = {storage: again for storage in touched if (again := lives.dies(storage, slot)) is not None}

@@ -33,7 +33,8 @@ class Operators:
     end.  ``holds`` are the bytes of an operator's results that stay from its first run on; they are none of
     the storages.  Where an operator's results may be moved, ``out`` and ``back`` are what copying all of them
     takes, else infinite, and ``taken`` the bytes that they take in the ``tier``.  ``ends`` is when each
-    operator ends if each runs once and none waits.
+    operator ends if each runs once and none waits.  ``read_by`` is the last one of the forward pass that
+    reads an operator's results, or itself.
     """
 
     reads: tuple[tuple[int, ...], ...]
@@ -175,9 +176,7 @@ class Lifetimes:
         self.runs: list[list[int]] = [[] for _ in operators.makes]
         self.reads: list[list[int]] = [[] for _ in operators.size]
         self.copied_by, self.stalled = operators.copied_by(self.moved)
-        movers: dict[int, list[int]] = {}
-        for op, copied_by in self.copied_by.items():
-            movers.setdefault(copied_by, []).append(op)
+        movers = self.moved_until()
         for slot, op in order:
             is_first = not self.runs[op]
             self.runs[op].append(slot)
@@ -188,6 +187,13 @@ class Lifetimes:
                     self.reads[storage].append(slot)
         for storage in operators.kept:
             self.reads[storage].append(end)
+
+    def moved_until(self) -> dict[int, list[int]]:
+        """The moved operators whose results go after each operator, in order."""
+        movers: dict[int, list[int]] = {}
+        for op, copied_by in self.copied_by.items():
+            movers.setdefault(copied_by, []).append(op)
+        return movers
 
     def last_read(self, storage: int, run: int) -> int:
         """The slot of the last read of what ``run`` makes, or ``run`` itself."""

@@ -41,8 +41,8 @@ class Timeline(Lifetimes):
     It has none until it is told an order.  ``cost`` is that of the repeated runs, ``changes`` how often the
     bytes of some slots changed.  Where the first run of an operator is deferred, the first of its repeated
     runs costs nothing.  Changes since the last ``commit`` are taken back by ``undo``.  ``load`` is the time
-    that all transfers take, and ``late`` that by which each alone comes back too late: neither counts as
-    cost.
+    that all transfers take, ``late`` that by which each alone comes back too late, and ``stalled`` that for
+    which compute waits for copies out: none of these counts as cost.
     """
 
     def __init__(self, operators: Operators, budget: int) -> None:
@@ -77,7 +77,8 @@ class Timeline(Lifetimes):
         self.slots = list(self.op_at)
         super().__init__(ops, self.op_at.items(), (len(order) + 1) * _STRIDE, moved)
         self.used = self._live()
-        self._measure()
+        if ops.tier is not None:
+            self._measure()
         for op in self.moved:
             for slot in self.runs[op][1:]:
                 self._set_late(slot, self._lateness(op, slot))
@@ -109,10 +110,8 @@ class Timeline(Lifetimes):
         clock = waited = 0.0
         outside: dict[int, float] = {}
         arrives: dict[int, float] = {}
-        movers: dict[int, list[int]] = {}
         moved = {op for op in self.moved if len(self.runs[op]) > 1}
-        for op in sorted(moved):
-            movers.setdefault(self.copied_by[op], []).append(op)
+        movers = self.moved_until()
         for slot in self.slots:
             op = self.op_at[slot]
             if op in known and op in moved:
@@ -127,7 +126,7 @@ class Timeline(Lifetimes):
                 if op in moved:
                     ends = [channels.move_out(clock, ops.size[storage]) for storage in ops.makes[op]]
                     outside[op] = max(ends)
-                until = max([clock, *(outside[mover] for mover in movers.get(op, ()))])
+                until = max([clock, *(outside[mover] for mover in movers.get(op, ()) if mover in moved)])
                 waited += until - clock
                 clock = until
         return waited

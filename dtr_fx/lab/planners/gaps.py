@@ -52,14 +52,19 @@ class Gap:
         return self.dtr[heuristic] / self.bound - 1 if math.isfinite(self.bound) and self.bound else math.nan
 
 
+def _budget(graph: OperatorGraph, share: float) -> int:
+    """A share of a graph's own peak, constants in both, in bytes without constants."""
+    # The small number: shares such as 11 / 18 shall give whole budgets back.
+    return math.floor(share * (graph.peak + graph.constants) + 1e-9) - graph.constants
+
+
 def find_gap(graph: OperatorGraph, share: float, heuristics: Sequence[str], seconds: float = 60.0) -> Gap:
     """Solve for a graph at a share of its peak; ``DTRError`` without scipy or ortools.
 
     Checkmate's program is tried first, MOCCASIN's where it proves nothing in time, each for ``seconds``.
     """
     require_ortools()
-    # The small number: shares such as 11 / 18 shall give whole budgets back.
-    budget = math.floor(share * (graph.peak + graph.constants) + 1e-9) - graph.constants
+    budget = _budget(graph, share)
     solution = _solve(graph, budget, seconds)
     return Gap(
         graph=graph.name,
@@ -179,7 +184,7 @@ def find_transfer_gap(
     graph: OperatorGraph, share: float, ratio: float, planners: Mapping[str, Mover], seconds: float = 60.0
 ) -> TransferGap | None:
     """Solve for a graph at a share of its peak; None if an operator alone exceeds that, or no plan fits."""
-    budget = math.floor(share * (graph.peak + graph.constants) + 1e-9) - graph.constants
+    budget = _budget(graph, share)
     if budget < graph.floor:
         return None
     link = link_of(graph, ratio)
