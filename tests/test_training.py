@@ -513,29 +513,68 @@ def test_a_budget_too_small_is_refused_with_the_smallest_that_works() -> None:
     assert report.budget == error.smallest
 
 
-def test_validating_without_gradients_goes_on_where_its_own_share_cannot_be_reached(
+def test_validating_without_gradients_has_the_budget_of_a_training_step(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The graph of a validation step saves nothing, so a share of its small peak may be out of reach."""
+    """The graph of a validation step saves nothing, so a share of its own small peak may be out of reach."""
     torch.manual_seed(0)
     model, inputs = zoo.gpt(layers=1, width=32, heads=2, batch=8, length=16, vocab=20)
     reports: list[Report] = []
     options = {"budget": "70%", "slices": "off"}
     compiled = torch.compile(model, backend="dtr", options={**options, "on_report": reports.append})
     compiled(*inputs).backward()
-    assert not warnings_in(caplog)
     model.eval()
     with torch.no_grad():
         loss = compiled(*inputs)
         assert torch.equal(loss, torch.compile(model, backend="aot_eager")(*inputs))
     training, validation = reports
     assert training.drops > 0
-    assert validation.planned_peak <= training.budget
-    assert validation.verdict == "left as it is"
-    assert warnings_in(caplog) == [validation.summary()]
+    assert validation.planned_peak <= validation.budget == training.budget
+    assert not warnings_in(caplog)
+
+
+def test_without_a_training_step_a_share_is_of_the_graphs_own_peak(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    model, inputs = zoo.gpt(layers=1, width=32, heads=2, batch=8, length=16, vocab=20)
+    reports: list[Report] = []
+    options = {"budget": "70%", "slices": "off"}
+    with torch.no_grad():
+        torch.compile(model, backend="dtr", options={**options, "on_report": reports.append})(*inputs)
+    [alone] = reports
+    assert alone.verdict == "left as it is"
+    assert warnings_in(caplog) == [alone.summary()]
     strict = torch.compile(model, backend="dtr", options={**options, "strict": True})
     with torch.no_grad(), pytest.raises(InfeasibleBudgetError):
         strict(*inputs)
+
+
+class Prepared(nn.Module):
+    """A net that prepares its inputs without gradients, in a graph of their own."""
+
+    def __init__(self, copies: int) -> None:
+        super().__init__()
+        self.copies = copies
+        layers = [each for _ in range(6) for each in (nn.Linear(64, 64), nn.GELU())]
+        self.body = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = torch.cat([x] * self.copies).sin()
+        torch._dynamo.graph_break()
+        return self.body(x[:512].clone()).square().mean()
+
+
+@pytest.mark.parametrize(("copies", "is_told"), [(1, False), (40, True)])
+def test_a_graph_without_gradients_has_a_share_of_the_step(
+    copies: int, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told only where it takes more than that, once the step is known."""
+    torch.manual_seed(0)
+    compiled = torch.compile(Prepared(copies), backend="dtr", options={"budget": "60%", "planner": "online"})
+    for _ in range(3):
+        compiled(torch.randn(512, 64)).backward()
+    told = [text for text in warnings_in(caplog) if text.startswith("left as it is")]
+    assert len(told) == is_told
 
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:

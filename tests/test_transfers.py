@@ -201,11 +201,11 @@ def test_when_time_is_up_the_bound_holds():
 
 
 def test_the_benchmark_prints_the_optimum_and_the_gaps(monkeypatch, capsys):
-    graph = training_chain(6)
+    graph = training_chain(5)
     monkeypatch.setattr("dtr_fx.cli.bench.optimum.small_programs", lambda: [graph])
     assert main(["bench", "plans", "--only", "transfers", "--shares", "65%", "10%", "--seconds", "20"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    cases = [line for line in lines if line[:3] == ["chain", "of", "6"]]
+    cases = [line for line in lines if line[:3] == ["chain", "of", "5"]]
     assert [line[6] for line in cases] == ["0.3", "1", "3"]
     gap = find_transfer_gap(graph, 0.65, 3.0, MOVERS, 20)
     shown = [float(word) for word in cases[2][8:] if word not in "×"]

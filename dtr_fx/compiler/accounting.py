@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -140,6 +140,9 @@ class StepAccounting(threading.local):
         self._every_parameter = Parameters()
         self._gradients = 0  # that were there when the sequence began
         self._peaks: dict[Hashable, int] = {}  # unconstrained, by the first graph of a sequence that ended
+        self._largest: Counter[int] = Counter()  # of these with a backward pass, by family
+        self._early: list[_Run] = []  # graphs without one that ran before the first of these came to its end
+        self._before = 0  # of these, of graphs without a backward pass that the sequence follows
         self._sequence: list[_Run] = []
         self._learned_from: list[_Run] = []
         self._known: dict[tuple[Hashable, ...], _Run] = {}
@@ -165,6 +168,8 @@ class StepAccounting(threading.local):
         if not held:
             self._forget_if_unlike()
             self._learn_fraction()
+            goes_on = self._sequence and self._is_part and not any(run.need.saved for run in self._sequence)
+            self._before = self._peaks.get(self._sequence[0].need.key, 0) if goes_on else 0
         if not held or len(self._sequence) >= _LONGEST:
             self._sequence, self._broke_off, self._exceeded = [], False, False
             self._gradients = self._every_parameter.gradients
@@ -199,7 +204,9 @@ class StepAccounting(threading.local):
         counted_twice = sum(saved[storage] for storage in saved.keys() & own.keys())
         unconstrained = _saved_at(self._sequence, 1.0) - counted_twice
         peak = _peak_at(1.0, self._sequence, _beside(self._sequence, parameters, device))
-        return Others(held, max(0, elsewhere + unconstrained), max(peak, self._peaks.get(first, 0)))
+        peak = max(peak, self._peaks.get(first, 0), self._before)
+        largest = self._largest[self._family(given)]
+        return Others(held, max(0, elsewhere + unconstrained), peak, largest, self._is_part)
 
     def _later(self, key: _Key) -> Set[StorageWeakRef]:
         """The parameters of the graphs that came after this one the last time."""
@@ -225,6 +232,7 @@ class StepAccounting(threading.local):
             return False
         if is_new:
             return True
+        others = others if need.saved else others.of_largest_step
         left = resolve_budget(replace(self.budget, others=others), need.unconstrained)
         return need.planned <= left or (need.smallest > left and self.may_exceed(need.key))
 
@@ -268,6 +276,8 @@ class StepAccounting(threading.local):
         self._sequence.append(run)
         self._is_added, self._device = True, device
         self._know(run)
+        if self._is_part and not need.saved and not self._largest[family]:
+            self._early.append(run)
 
     def _know(self, run: _Run) -> None:
         """Remember what the last graph of the sequence takes."""
@@ -349,8 +359,12 @@ class StepAccounting(threading.local):
         start = self._sequence[0]
         first, group = start.need.key, self._parameters[self._group(start.need.key, start.family)]
         beside = _beside(self._sequence, group, self._device)
-        self._peaks[first] = max(_peak_at(1.0, self._sequence, beside), self._peaks.get(first, 0))
+        peak = _peak_at(1.0, self._sequence, beside)
+        self._peaks[first] = max(peak, self._peaks.get(first, 0), self._before)
         budget = resolve_budget(replace(self.budget, others=Others(peak=self._peaks[first])), 0)
+        if any(run.need.saved for run in self._sequence):
+            self._largest[start.family] = max(self._largest[start.family], self._peaks[first])
+            self._check_early(start.family)
         if len(self._sequence) < 2:
             if start.need.saved and start.need.planned > budget:  # it was taken for a part, and is alone
                 self._known.clear()
@@ -360,6 +374,14 @@ class StepAccounting(threading.local):
         fraction = _largest_fraction(self._sequence, budget, beside)
         if fraction < self._fractions.get(first, 1.0):
             self._fractions[first] = fraction
+            self._known.clear()
+
+    def _check_early(self, family: int) -> None:
+        """Plan graphs anew whose share was not known, if they turn out to be above it: then it is told."""
+        early = [run.need.planned for run in self._early if run.family == family]
+        self._early = [run for run in self._early if run.family != family]
+        peak = max([self._largest[family], *early])
+        if max(early, default=0) > resolve_budget(replace(self.budget, others=Others(peak=peak)), 0):
             self._known.clear()
 
 

@@ -178,7 +178,7 @@ def _with_others(
     error: InfeasibleBudgetError | OverBudgetError, others: Others
 ) -> InfeasibleBudgetError | OverBudgetError:
     """The error in terms of the budget that the graphs of a step share."""
-    if others == Others():
+    if not others.are_known:
         return error
     held = others.held
     if isinstance(error, OverBudgetError):

@@ -48,12 +48,25 @@ class Others:
     """The other graphs of a step beside one of them, in bytes.
 
     They hold ``held`` by now, and would hold ``unconstrained`` without a budget; ``peak`` is the peak that
-    the step would then have, as far as it is known.
+    the step would then have, as far as it is known.  ``largest`` is the peak of the largest step so far, and
+    the graph ``is_part`` of a step if more of it is seen to come.
     """
 
     held: int = 0
     unconstrained: int = 0
     peak: int = 0
+    largest: int = 0
+    is_part: bool = False
+
+    @property
+    def are_known(self) -> bool:
+        """True if there are some, as far as is known."""
+        return bool(self.held or self.unconstrained or self.peak)
+
+    @property
+    def of_largest_step(self) -> Others:
+        """As they are to a graph without a backward pass, whose share is of the largest step so far."""
+        return replace(self, peak=max(self.peak, self.largest))
 
 
 @dataclass(frozen=True)
@@ -349,9 +362,12 @@ class Options:
         if self.max_overhead is not None:
             return f"overhead of at most {format_percent(self.max_overhead)}"
         budget = self.budget
-        if budget.kind == "bytes" or budget.others == Others():
+        if budget.kind == "bytes" or not budget.others.are_known:
             return budget.asked
-        return f"{budget.asked} of the step less {format_bytes(budget.others.held)} that other graphs hold"
+        of_step = f"{budget.asked} of the step"
+        if not budget.others.held:
+            return of_step
+        return f"{of_step} less {format_bytes(budget.others.held)} that other graphs hold"
 
     @property
     def others(self) -> str:

@@ -123,8 +123,8 @@ def readable_copy(gm: GraphModule, example_inputs: Sequence[Any] | None) -> Grap
 def rewrite(gm: GraphModule, options: Options, *, saves_nothing: bool = False) -> Report:
     """Rewrite a graph with shapes in place; it is changed only if a plan fits.
 
-    A graph that ``saves_nothing`` for a backward pass has a small peak and little to give up: there a share
-    that no plan reaches is no error, and the graph stays as it is.
+    A graph that ``saves_nothing`` for a backward pass has a small peak and little to give up: its share is of
+    the largest step so far, and one that no plan reaches is no error: the graph stays as it is.
     """
     return rewrite_for_all(gm, options, saves_nothing=saves_nothing)[0]
 
@@ -133,6 +133,9 @@ def rewrite_for_all(
     gm: GraphModule, options: Options, *, saves_nothing: bool = False
 ) -> tuple[Report, Carried | None]:
     """As ``rewrite``, with what ``rewrite_alike`` takes: None where the plan relies on the caller."""
+    if saves_nothing:
+        shared = options.budget
+        options = replace(options, budget=replace(shared, others=shared.others.of_largest_step))
     with collector_paused(), without_guards(gm):
         laps = Laps()
         planning = Planning(gm, options)
@@ -242,7 +245,12 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
         watched = choices(planning.planner, plan, options.watch, names_of(graph), origins, events)
         report = replace(report, choices=watched)
     is_fine = report.verdict == "fits" and not report.caution
-    log.log(logging.INFO if is_fine else logging.WARNING, "%s%s", report.summary(), report.caution)
+    others = options.budget.others
+    # What step it is part of is not known yet; the compiler says so once it is.
+    is_early = report.verdict == "left as it is" and others.is_part and not others.largest
+    log.log(
+        logging.INFO if is_fine or is_early else logging.WARNING, "%s%s", report.summary(), report.caution
+    )
     return report
 
 
