@@ -706,6 +706,10 @@ def take_steps(source: Source, compiled: Callable[[nn.Module], Any]) -> Run:
         for _ in range(source.micro_batches):
             outputs = scope["step"](model, forward, *batch)
         results |= {f"{name} of step {number}": value for name, value in _state(model, batch, outputs)}
+        # Autograd copies a gradient that is a view of fewer numbers.
+        gradients = [tensor.grad for tensor in (*batch, *model.parameters()) if tensor.is_leaf]
+        repeats = any(_repeats(gradient) for gradient in gradients if gradient is not None)
+        del gradients
         _update(model, source.accumulates)
     run = Run(results)
     # Autograd itself adds up the gradients of an input that is also an output, and of outputs that share one.
@@ -713,7 +717,7 @@ def take_steps(source: Source, compiled: Callable[[nn.Module], Any]) -> Run:
     made = {value.untyped_storage().data_ptr() for value in outputs}
     # A tangent that is laid out unlike its output PyTorch copies, and the caller has it as well.
     is_laid_out = all(value.is_contiguous() for value in outputs)
-    is_apart = given.isdisjoint(made) and len(made) == len(outputs) and is_laid_out
+    is_apart = given.isdisjoint(made) and len(made) == len(outputs) and is_laid_out and not repeats
     del outputs
     if is_apart and source.is_plain and forward is not model:
         _update(model, False)
@@ -721,6 +725,12 @@ def take_steps(source: Source, compiled: Callable[[nn.Module], Any]) -> Run:
             value.grad = None
         run.measured = measure_peak(lambda: scope["step"](model, forward, *batches[0]))
     return run
+
+
+def _repeats(tensor: Tensor) -> bool:
+    """True if a tensor is the same all along one of its dimensions."""
+    sizes = enumerate(tensor.shape)
+    return any(size > 1 and bool((tensor == tensor.narrow(at, 0, 1)).all()) for at, size in sizes)
 
 
 def _state(model: nn.Module, batch: Any, outputs: Any) -> Iterator[tuple[str, Any]]:
