@@ -337,6 +337,34 @@ def timm(way: Way) -> Run:
     return run
 
 
+def detection(way: Way) -> Run:
+    """FCOS of torchvision as its reference trains it: images of several sizes, a list of boxes for each."""
+    from torchvision.models.detection import fcos_resnet50_fpn
+
+    run = Run()
+    torch.manual_seed(0)
+    sizes = {"min_size": 256, "max_size": 384, "num_classes": 5}
+    model = fcos_resnet50_fpn(weights=None, weights_backbone=None, **sizes)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    called = way.compiled(model)
+    for number in range(STEPS):
+        made = torch.Generator().manual_seed(number % 2)
+        images = [torch.rand(3, 224 + 64 * ((number + at) % 2), 320, generator=made) for at in range(2)]
+        corners = 60 * torch.rand(2, 2, 2, generator=made)
+        boxes = torch.cat([corners, corners + 20 + 10 * torch.rand(2, 2, 2, generator=made)], 2)
+        targets = [{"boxes": each, "labels": torch.tensor([1, 2])} for each in boxes]
+
+        def step(images: list[Tensor] = images, targets: Any = targets) -> Tensor:
+            loss: Tensor = sum(called(images, targets).values())
+            loss.backward()
+            return loss.detach()
+
+        run.losses.append(run.step(model, number, step).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return run
+
+
 @dataclass(frozen=True)
 class Stack:
     """``lines`` are those to add, ``needs`` has to be installed, and ``options`` go with a budget."""
@@ -362,6 +390,7 @@ STACKS = {
     "Lightning, bf16, the module": Stack(lightning_whole, 1, ("lightning",)),
     "Fabric, bf16": Stack(fabric, 1, ("lightning",)),
     "timm": Stack(timm, 0, ("timm", "torchvision")),
+    "torchvision's FCOS, sizes vary": Stack(detection, 1, ("torchvision",)),
 }
 
 
@@ -400,7 +429,7 @@ def rows(stack: Stack) -> Iterator[tuple[str, str, str, str]]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    names = ("torch", "transformers", "accelerate", "peft", "lightning", "timm")
+    names = ("torch", "transformers", "accelerate", "peft", "lightning", "timm", "torchvision")
     print({name: importlib.metadata.version(name) for name in names if importlib.util.find_spec(name)})
     print()
     print("| stack | lines to add | budget | peak | of the plain trainer's | losses equal those of |")
