@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from functorch.compile import aot_module, min_cut_rematerialization_partition
+from functorch.compile import aot_module, make_boxed_func, min_cut_rematerialization_partition
 from model_parts import Part
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import must_recompute
 from torch.fx import GraphModule
 
 import dtr_fx
@@ -65,3 +67,32 @@ def test_a_budget_that_no_plan_reaches_is_an_error_and_tags_nothing() -> None:
     with pytest.raises(dtr_fx.InfeasibleBudgetError):
         compiled(torch.randn(64, 64))
     assert not any("recompute" in node.meta for node in tagged[0].graph.nodes)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch._dynamo.config, "trace_autograd_ops"),
+    reason="before torch 2.13 no trace says where a backward pass of its own starts",
+)
+def test_a_graph_with_its_own_backward_pass_is_tagged_in_its_forward_pass() -> None:
+    """As torchtitan's graph trainer has it: its pass recomputes what is tagged."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Part(64) for _ in range(3)))
+    graphs: list[GraphModule] = []
+    reports: list[Report] = []
+
+    def tagged(graph: GraphModule, _: Any) -> Any:
+        reports.append(dtr_fx.tag(graph, "60%", planner="online"))
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    @torch.compile(backend=aot_autograd(fw_compiler=tagged, inference_compiler=tagged))
+    def step(x: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(model(x).square().mean(), tuple(model.parameters()))
+
+    with torch._dynamo.config.patch(trace_autograd_ops=True):
+        step(torch.randn(512, 64))
+    [graph], [report] = graphs, reports
+    again = [node for node in graph.graph.nodes if must_recompute(node)]
+    assert again
+    assert not any(node.meta.get("autograd_backward") for node in again)
+    assert report.sane_from is None

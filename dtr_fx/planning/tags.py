@@ -8,11 +8,14 @@ from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
 from dtr_fx.inspect.views import Report
+from dtr_fx.passes.contract import VALUES, Pipeline
 from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.hints import mark_hints
+from dtr_fx.passes.marks import check_marks
 from dtr_fx.passes.roles import origin_name, role
-from dtr_fx.passes.split import prepare
+from dtr_fx.passes.split import MergeDuplicates, prepare
 from dtr_fx.passes.tensors import is_backward
+from dtr_fx.passes.updates import EarlyUpdates, TagOwnBackward
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import copy_of
 from dtr_fx.planning.transform import rewrite
@@ -20,7 +23,9 @@ from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
 
 
 def tag(joint: GraphModule, budget: float | int | str = 1.0, **options: Any) -> Report:
-    """Plan AOTAutograd's joint graph, and mark its operators for a partitioner that obeys marks.
+    """Plan a joint graph, and mark its operators for a partitioner, or a pass, that obeys marks.
+
+    The graph is AOTAutograd's, or has its own backward pass, as PyTorch marks it from 2.13 on.
 
     An operator of the forward pass gets ``CheckpointPolicy.MUST_RECOMPUTE`` in ``meta["recompute"]`` if the
     plan recomputes it in the backward pass, ``MUST_SAVE`` if the backward pass reads what was kept; all else
@@ -30,7 +35,11 @@ def tag(joint: GraphModule, budget: float | int | str = 1.0, **options: Any) -> 
     chosen = Options.from_mapping({"budget": budget, **options})
     planned = copy_of(joint)
     mark_hints(planned, chosen.policy)
-    prepare(planned, ())
+    if any(is_backward(node) for node in planned.graph.find_nodes(op="placeholder")):
+        prepare(planned, ())
+    else:
+        check_marks(planned)
+        Pipeline(TagOwnBackward(), MergeDuplicates(), EarlyUpdates(), given=(VALUES,))(planned)
     report = rewrite(planned, chosen)
     LowerDrops().call(planned)
     nodes = list(planned.graph.nodes)
