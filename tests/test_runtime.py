@@ -16,7 +16,21 @@ from hypothesis import strategies as st
 from random_programs import MAX_COST, Driver, programs
 
 from dtr_fx.runtime import HEURISTICS, OutOfBudget, Runtime, Step, Tensor, Thrash, parameterized, trace
-from dtr_fx.runtime.steps import BANISH, BUDGET, COMPUTE, DEAD, DROP, DUPLICATE, PASSED, RELEASED
+from dtr_fx.runtime.graph import Storage
+from dtr_fx.runtime.steps import (
+    BANISH,
+    BUDGET,
+    COMPUTE,
+    DEAD,
+    DROP,
+    DUPLICATE,
+    OFFLOAD,
+    PASSED,
+    RELEASED,
+    RELOAD,
+    WAIT,
+)
+from dtr_fx.tiers.tier import Bandwidth, Tier
 
 # The reduced heuristic of Appendix A: evict the tensor with the smallest evicted neighbourhood.
 H_E_STAR = parameterized(staleness=False, cost="exact")
@@ -754,13 +768,19 @@ class Replay:
         self.resident = {s for s in self.runtime.storages if s.root.op is None}
         self.defined = {tensor for storage in self.resident for tensor in storage.tensors[:1]}
         self.runs = [0] * len(self.operators)
-        self.last_free = {event.storage: i for i, event in enumerate(self.runtime.steps)}
+        frees = ((i, event) for i, event in enumerate(self.runtime.steps) if event.kind in (DROP, BANISH))
+        self.last_free = {event.storage: i for i, event in frees}
+        self.outside: set[Storage] = set()
+        self.in_transfer: set[Storage] = set()
 
     def run(self) -> None:
         for position, event in enumerate(self.runtime.steps):
             if event.kind in (DROP, BANISH):
                 self._free(event)
                 assert event.live == self.used
+            elif event.kind in (OFFLOAD, RELOAD, WAIT):
+                self._transfer(event)
+                assert event.live == self.used <= self.runtime.budget
             elif event.op < len(self.operators):  # else it is the one that raised Thrash
                 self._execute(event, position)
 
@@ -768,9 +788,25 @@ class Replay:
     def used(self) -> int:
         return sum(storage.size for storage in self.resident)
 
+    def _transfer(self, event: Step) -> None:
+        storage = self.runtime.storages[event.storage]
+        if event.kind == OFFLOAD:
+            assert storage in self.resident - self.outside
+            self.in_transfer.add(storage)
+        elif event.kind == RELOAD:
+            assert storage in self.outside - self.resident
+            self.in_transfer.add(storage)
+            self.resident.add(storage)
+            self.defined.add(storage.root)
+        else:
+            self.in_transfer.remove(storage)
+            self.outside.add(storage)
+
     def _execute(self, event: Step, position: int) -> None:
         op = self.operators[event.op]
         assert self.defined.issuperset(op.inputs)
+        back = self.in_transfer & self.outside
+        assert back.isdisjoint(tensor.storage for tensor in op.inputs)
         assert (event.kind == COMPUTE) == (self.runs[op.id] == 0)
         self.runs[op.id] += 1
         fresh = [tensor for tensor in op.outputs if tensor is tensor.storage.root]
@@ -786,6 +822,7 @@ class Replay:
     def _free(self, event: Step) -> None:
         storage = self.runtime.storages[event.storage]
         self.resident.remove(storage)
+        assert storage not in self.in_transfer
         defined = self.defined.intersection(storage.tensors)
         self.defined -= defined
         if event.kind == DROP:
@@ -800,9 +837,10 @@ class Replay:
     st.sampled_from(["eager", "banish", "ignore"]),
     st.booleans(),
     st.sampled_from(["depth first", "program"]),
+    st.sampled_from([0.0, 0.3, 3.0]),
 )
-def test_every_run_is_possible(program, budget, heuristic, deallocation, keep_passed, order):
-    """Any program, budget and policy: a run that memory of that size could really carry out."""
+def test_every_run_is_possible(program, budget, heuristic, deallocation, keep_passed, order, speed):
+    """Any program, budget, policy, link: a run that memory of that size could really carry out."""
     runtime = Runtime(
         budget,
         heuristic,
@@ -810,6 +848,8 @@ def test_every_run_is_possible(program, budget, heuristic, deallocation, keep_pa
         keep_passed=keep_passed,
         order=order,
         max_recompute=MAX_COST,
+        tier=Tier("host", speed=Bandwidth(speed, speed)) if speed else None,
+        moves=True,
     )
     driver = Driver(runtime)
     driver.run(program)
