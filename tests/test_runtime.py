@@ -736,6 +736,55 @@ def test_thrash():
     assert not net.runtime._locked
 
 
+# Moving instead of recomputing
+
+
+def link(speed: float, limit: int | None = None) -> Tier:
+    return Tier("host", limit=limit, speed=Bandwidth(speed, speed))
+
+
+def test_what_costs_more_than_its_transfer_is_moved_and_brought_back():
+    net = Network(2, "dtr", tier=link(1.0), moves=True)
+    for name, read in (("a", ""), ("b", "a"), ("c", "b")):
+        net.op(name, read, cost=10.0, movable=True)
+    assert net.trace == "C a, C b, O a, W a, D a, C c"
+    net.access("a")
+    assert net.since(6) == "O b, W b, D b, L a, W a"
+    # Nothing hides these copies: two out, one back.
+    assert (net.runtime.recompute_cost, net.runtime.waited, net.runtime.peak) == (0, 3, 2)
+
+
+@pytest.mark.parametrize("tier", [link(0.01), link(1.0, limit=1)])
+def test_what_costs_less_than_its_transfer_or_finds_no_room_is_recomputed(tier):
+    net, other = Network(4, "dtr", tier=tier, moves=True), Network(4, "dtr")
+    for each in (net, other):
+        for name, read in (("a", ""), ("b", "a"), ("c", "b"), ("d", "c")):
+            each.op(name, read, [2], movable=True)
+        each.access("a")
+    assert net.trace == other.trace
+
+
+def test_copies_out_run_ahead_beside_what_is_computed():
+    net = Network(4, "dtr", tier=link(1.0), moves=True)
+    for name, read in (("a", ""), ("b", "a"), ("c", "b"), ("d", "c"), ("e", "d")):
+        net.op(name, read, cost=10.0, movable=True)
+    assert net.trace == "C a, C b, O a, C c, O b, C d, O c, W a, D a, C e"
+    assert net.runtime.waited == 0
+
+
+def test_a_copy_back_is_hidden_by_what_else_is_recomputed():
+    net = Network(4, "lru", tier=link(1.0), moves=True)
+    net.op("dear", cost=10.0, movable=True)
+    net.op("cheap", cost=1.5, movable=True)
+    net.op("big", sizes=[4])
+    assert net.resident == "big"
+    position = len(net.runtime.steps)
+    net.release("big")
+    net.op("both", "dear cheap")
+    assert net.since(position) == "B big, L dear, R cheap, W dear, C both"
+    assert net.runtime.steps[-2].seconds == 0
+
+
 # Long chains
 
 

@@ -62,8 +62,9 @@ class Moving(Deallocating):
         cheaper &= self._pool.outside[: len(cheaper)] == math.inf
         if cheaper.any():
             scores = self._pool.score(self._score, self.heuristic.time, self._now, self._locked)
-            first = int(np.where(cheaper, scores, math.inf).argmin())
-            if cheaper[first] and self._has_room(self._pool.members[first]):
+            scores = np.where(cheaper, scores, math.inf)
+            first = int(scores.argmin())
+            if scores[first] < math.inf and self._has_room(self._pool.members[first]):
                 self.move_out(self._pool.members[first].root)
 
     def wait_out(self, tensor: Tensor) -> None:
