@@ -27,7 +27,7 @@ from dtr_fx.compiler.joint import trace
 from dtr_fx.costs.devices import named_device
 from dtr_fx.costs.roofline import roofline
 from dtr_fx.lab import zoo
-from dtr_fx.lab.log import read_log
+from dtr_fx.lab.log import read_log, with_offload
 from dtr_fx.passes.propagate import WithoutMemory
 from dtr_fx.passes.sizes import put_on
 from dtr_fx.planning.options import Options
@@ -180,12 +180,10 @@ def main() -> None:
     rows = []
     if arguments.logs is not None:
         for path in sorted(arguments.logs.glob("*.log*")):
-            program = read_log(path)
-            moving = program.with_calls(lambda _, call: call._replace(movable=True))
-            # Nanoseconds.
-            speed = Bandwidth(SPEED.out * 1e-9, SPEED.back * 1e-9, SPEED.latency * 1e9)
-            moving = replace(moving, tier=Tier("host", speed=speed))
-            rows += list(rows_of(program.name, moving))
+            moving = with_offload(read_log(path), SPEED.out, SPEED.back, SPEED.latency)
+            for row in rows_of(moving.name, moving):
+                rows.append(row)
+                print(*row, flush=True)
     else:
         for name in arguments.only or MODELS:
             program, _ = program_of(MODELS[name])

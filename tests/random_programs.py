@@ -80,6 +80,7 @@ class Driver:
             step.cost,
             workspace=step.workspace,
             recomputable=step.recomputable,
+            movable=True,
         )
         assert outputs[0].op is not None
         self.operators.append(outputs[0].op)

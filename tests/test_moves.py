@@ -110,6 +110,20 @@ def test_a_plan_with_transfers_costs_no_more_than_one_without() -> None:
         assert both.overhead <= alone.overhead
 
 
+@pytest.mark.parametrize(("name", "budget"), [("mlp", "60%"), ("recurrent", "75%")])
+def test_the_online_planner_moves_what_is_cheaper_to_move(name: str, budget: str) -> None:
+    expected = Trained(name, "aot_eager").gradients
+    online = {"budget": budget, "planner": "online", "heuristic": "dtr-eq"}
+    [alone] = Trained(name, **online).reports
+    moving = Trained(name, **online, offload=FAST)
+    [report] = moving.reports
+    assert report.outside_peak
+    assert report.overhead < alone.overhead
+    assert all(map(torch.equal, moving.gradients, expected))
+    moving.model.zero_grad(set_to_none=True)
+    assert measure_peak(moving.step) <= report.budget
+
+
 def test_where_moving_never_pays_the_plan_is_the_one_without() -> None:
     slow = {"to": "disk", "out": 1e5, "back": 1e5}
     [alone] = Trained("mlp", budget="60%").reports

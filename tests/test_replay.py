@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dtr_fx.lab.log import read_log
+from dtr_fx.lab.log import read_log, with_offload
 from dtr_fx.lab.replay import replay
 from dtr_fx.lab.simrd import SimrdRuntime
 from dtr_fx.lab.sweep import Sweep, to_csv, to_json
@@ -96,6 +96,19 @@ def test_accesses_are_of_the_heuristic_and_of_its_metadata():
     assert local.maintained == 0
     assert min(exact.maintained, classes.maintained) > 0
     assert min(local.scored, exact.scored, classes.scored) > 0
+
+
+@needs_logs
+@pytest.mark.parametrize(("name", "share"), [("unet", 0.4), ("resnet32", 0.1), ("lstm", 0.3)])
+def test_logs_that_thrash_or_nearly_do_so_run_where_storages_may_be_moved(name, share):
+    program = read_log(LOGS / f"{name}.log.gz")
+    budget = int(share * program.peak)
+    alone = replay(program, budget, max_slowdown=4.0)
+    both = replay(with_offload(program, 50e9, 50e9), budget, max_slowdown=4.0)
+    assert both.moved
+    assert both.outcome == "ok"
+    assert both.peak <= budget
+    assert both.slowdown < alone.slowdown
 
 
 def test_simrd_is_eager_only():

@@ -16,7 +16,21 @@ from hypothesis import strategies as st
 from random_programs import MAX_COST, Driver, programs
 
 from dtr_fx.runtime import HEURISTICS, OutOfBudget, Runtime, Step, Tensor, Thrash, parameterized, trace
-from dtr_fx.runtime.steps import BANISH, BUDGET, COMPUTE, DEAD, DROP, DUPLICATE, PASSED, RELEASED
+from dtr_fx.runtime.graph import Storage
+from dtr_fx.runtime.steps import (
+    BANISH,
+    BUDGET,
+    COMPUTE,
+    DEAD,
+    DROP,
+    DUPLICATE,
+    OFFLOAD,
+    PASSED,
+    RELEASED,
+    RELOAD,
+    WAIT,
+)
+from dtr_fx.tiers.tier import Bandwidth, Tier
 
 # The reduced heuristic of Appendix A: evict the tensor with the smallest evicted neighbourhood.
 H_E_STAR = parameterized(staleness=False, cost="exact")
@@ -722,6 +736,55 @@ def test_thrash():
     assert not net.runtime._locked
 
 
+# Moving instead of recomputing
+
+
+def link(speed: float, limit: int | None = None) -> Tier:
+    return Tier("host", limit=limit, speed=Bandwidth(speed, speed))
+
+
+def test_what_costs_more_than_its_transfer_is_moved_and_brought_back():
+    net = Network(2, "dtr", tier=link(1.0), moves=True)
+    for name, read in (("a", ""), ("b", "a"), ("c", "b")):
+        net.op(name, read, cost=10.0, movable=True)
+    assert net.trace == "C a, C b, O a, W a, D a, C c"
+    net.access("a")
+    assert net.since(6) == "O b, W b, D b, L a, W a"
+    # Nothing hides these copies: two out, one back.
+    assert (net.runtime.recompute_cost, net.runtime.waited, net.runtime.peak) == (0, 3, 2)
+
+
+@pytest.mark.parametrize("tier", [link(0.01), link(1.0, limit=1)])
+def test_what_costs_less_than_its_transfer_or_finds_no_room_is_recomputed(tier):
+    net, other = Network(4, "dtr", tier=tier, moves=True), Network(4, "dtr")
+    for each in (net, other):
+        for name, read in (("a", ""), ("b", "a"), ("c", "b"), ("d", "c")):
+            each.op(name, read, [2], movable=True)
+        each.access("a")
+    assert net.trace == other.trace
+
+
+def test_copies_out_run_ahead_beside_what_is_computed():
+    net = Network(4, "dtr", tier=link(1.0), moves=True)
+    for name, read in (("a", ""), ("b", "a"), ("c", "b"), ("d", "c"), ("e", "d")):
+        net.op(name, read, cost=10.0, movable=True)
+    assert net.trace == "C a, C b, O a, C c, O b, C d, O c, W a, D a, C e"
+    assert net.runtime.waited == 0
+
+
+def test_a_copy_back_is_hidden_by_what_else_is_recomputed():
+    net = Network(4, "lru", tier=link(1.0), moves=True)
+    net.op("dear", cost=10.0, movable=True)
+    net.op("cheap", cost=1.5, movable=True)
+    net.op("big", sizes=[4])
+    assert net.resident == "big"
+    position = len(net.runtime.steps)
+    net.release("big")
+    net.op("both", "dear cheap")
+    assert net.since(position) == "B big, L dear, R cheap, W dear, C both"
+    assert net.runtime.steps[-2].seconds == 0
+
+
 # Long chains
 
 
@@ -754,13 +817,19 @@ class Replay:
         self.resident = {s for s in self.runtime.storages if s.root.op is None}
         self.defined = {tensor for storage in self.resident for tensor in storage.tensors[:1]}
         self.runs = [0] * len(self.operators)
-        self.last_free = {event.storage: i for i, event in enumerate(self.runtime.steps)}
+        frees = ((i, event) for i, event in enumerate(self.runtime.steps) if event.kind in (DROP, BANISH))
+        self.last_free = {event.storage: i for i, event in frees}
+        self.outside: set[Storage] = set()
+        self.in_transfer: set[Storage] = set()
 
     def run(self) -> None:
         for position, event in enumerate(self.runtime.steps):
             if event.kind in (DROP, BANISH):
                 self._free(event)
                 assert event.live == self.used
+            elif event.kind in (OFFLOAD, RELOAD, WAIT):
+                self._transfer(event)
+                assert event.live == self.used <= self.runtime.budget
             elif event.op < len(self.operators):  # else it is the one that raised Thrash
                 self._execute(event, position)
 
@@ -768,9 +837,25 @@ class Replay:
     def used(self) -> int:
         return sum(storage.size for storage in self.resident)
 
+    def _transfer(self, event: Step) -> None:
+        storage = self.runtime.storages[event.storage]
+        if event.kind == OFFLOAD:
+            assert storage in self.resident - self.outside
+            self.in_transfer.add(storage)
+        elif event.kind == RELOAD:
+            assert storage in self.outside - self.resident
+            self.in_transfer.add(storage)
+            self.resident.add(storage)
+            self.defined.add(storage.root)
+        else:
+            self.in_transfer.remove(storage)
+            self.outside.add(storage)
+
     def _execute(self, event: Step, position: int) -> None:
         op = self.operators[event.op]
         assert self.defined.issuperset(op.inputs)
+        back = self.in_transfer & self.outside
+        assert back.isdisjoint(tensor.storage for tensor in op.inputs)
         assert (event.kind == COMPUTE) == (self.runs[op.id] == 0)
         self.runs[op.id] += 1
         fresh = [tensor for tensor in op.outputs if tensor is tensor.storage.root]
@@ -786,6 +871,7 @@ class Replay:
     def _free(self, event: Step) -> None:
         storage = self.runtime.storages[event.storage]
         self.resident.remove(storage)
+        assert storage not in self.in_transfer
         defined = self.defined.intersection(storage.tensors)
         self.defined -= defined
         if event.kind == DROP:
@@ -800,9 +886,10 @@ class Replay:
     st.sampled_from(["eager", "banish", "ignore"]),
     st.booleans(),
     st.sampled_from(["depth first", "program"]),
+    st.sampled_from([0.0, 0.3, 3.0]),
 )
-def test_every_run_is_possible(program, budget, heuristic, deallocation, keep_passed, order):
-    """Any program, budget and policy: a run that memory of that size could really carry out."""
+def test_every_run_is_possible(program, budget, heuristic, deallocation, keep_passed, order, speed):
+    """Any program, budget, policy, link: a run that memory of that size could really carry out."""
     runtime = Runtime(
         budget,
         heuristic,
@@ -810,6 +897,8 @@ def test_every_run_is_possible(program, budget, heuristic, deallocation, keep_pa
         keep_passed=keep_passed,
         order=order,
         max_recompute=MAX_COST,
+        tier=Tier("host", speed=Bandwidth(speed, speed)) if speed else None,
+        moves=True,
     )
     driver = Driver(runtime)
     driver.run(program)

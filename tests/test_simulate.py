@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import sys
 
@@ -57,6 +58,22 @@ def test_results_as_data(log, tmp_path, capsys):
     assert json.loads(path.read_text()) == found
 
 
+def test_storages_can_be_moved_instead(log, tmp_path, capsys):
+    slow = tmp_path / "slow.log"
+    slow.write_text(gzip.decompress(log.read_bytes()).decode().replace('"TIME":"50"', '"TIME":"500000"'))
+    arguments = ["simulate", str(slow), "--budget", "50%", "--jobs", "1"]
+    path = tmp_path / "found.json"
+    assert main([*arguments, "--offload", "5GB,4GB", "-o", str(path)]) == 0
+    assert "brought back" in capsys.readouterr().out
+    [moving] = json.loads(path.read_text())
+    assert main([*arguments, "--json"]) == 0
+    [alone] = json.loads(capsys.readouterr().out)
+    assert moving["moved"] > alone["moved"] == 0
+    assert moving["slowdown"] < alone["slowdown"]
+    assert main([*arguments, "--offload", "500GB", "--simrd"]) == 2
+    assert "the original simulator moves nothing" in capsys.readouterr().err
+
+
 def test_simrd_and_limits(log, capsys):
     assert main(["simulate", str(log), "--budget", "30%", "--max-slowdown", "1.05", "--simrd"]) == 0
     assert "thrash" in capsys.readouterr().out
@@ -106,6 +123,8 @@ def test_a_missing_library_is_told_before_anything_runs(log, tmp_path, capsys, m
         ("--budget", "120%", "at most 1"),
         ("--max-slowdown", "0.5", "a slowdown is at least 1"),
         ("--heuristic", "best", "invalid choice"),
+        ("--offload", "fast", "--offload: 'fast': write bytes per second, as in 50GB"),
+        ("--offload", "0", "--offload: '0': write bytes per second, as in 50GB"),
     ],
 )
 def test_a_wrong_option_is_named(log, capsys, option, value, expected):

@@ -9,6 +9,10 @@ one. Every log is replayed with every heuristic, deallocation policy and budget:
 A budget in percent is of the log's own peak. The table shows how many times the time of the program a
 replay takes ("slowdown"), what was rematerialized, the peak, and the storages accessed to evaluate the
 heuristic and to keep its metadata. A replay that takes more than --max-slowdown is given up ("thrash").
+
+With --offload 50GB, bytes per second, the heuristic may also move a storage to the host's memory and back,
+where that is cheaper than to recompute it (docs/offload.md); the table shows what came back, and the time
+that operators waited for it.
 """
 
 from __future__ import annotations
@@ -25,9 +29,10 @@ from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
 from dtr_fx.lab.figures.slowdowns import plot_slowdowns
 from dtr_fx.lab.figures.style import require_matplotlib
+from dtr_fx.lab.log import with_offload
 from dtr_fx.lab.replay import Replay
 from dtr_fx.lab.sweep import RATIOS, Sweep, to_csv, to_json
-from dtr_fx.units import format_bytes, format_percent
+from dtr_fx.units import format_bytes, format_percent, parse_bytes
 
 _PICTURES = (".png", ".svg", ".pdf")
 _TABLES = {".csv": to_csv, ".json": to_json}
@@ -44,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-slowdown", type=shared.slowdown, default=2.0, metavar="X", help=about)
     about = "show what PyTorch's CUDA allocator would reserve, with expandable segments, and how fragmented"
     add("--reserved", action="store_true", help=about)
+    about = "move storages, too, at so many bytes per second: 50GB, or 50GB,20GB out and back"
+    add("--offload", type=_bandwidths, metavar="BANDWIDTH", help=about)
     add("--simrd", action="store_true", help="by the rules of the paper's own simulator (see docs/paper.md)")
     add("--json", action="store_true", help="print the results as a JSON list")
     shared.add_outputs(parser, ".csv, .json, or a picture (.png, .svg, .pdf)")
@@ -54,10 +61,14 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.simrd and arguments.deallocation != ["eager"]:
         raise CommandError("--simrd: the original simulator's rules are for --deallocation eager")
     check_outputs(arguments, (*_TABLES, *_PICTURES))
+    if arguments.simrd and arguments.offload:
+        raise CommandError("--simrd: the original simulator moves nothing; leave --offload out")
     is_drawn = any(path.suffix in _PICTURES for path in arguments.output)
     if is_drawn:
         require_matplotlib()
     programs = [read(path, simrd=arguments.simrd) for path in arguments.logs]
+    if arguments.offload:
+        programs = [with_offload(program, *arguments.offload) for program in programs]
     if is_drawn:
         check_names_apart(programs)
     axes = arguments.heuristic, arguments.budget, arguments.deallocation
@@ -72,7 +83,8 @@ def run(arguments: argparse.Namespace) -> None:
             calls = sum(1 for _ in program.calls())
             peak, constants = format_bytes(program.peak), format_bytes(program.constants)
             print(f"{program.name}: {calls} operators, peak {peak}, {constants} of it constants")
-            print(_table(results[number * each : (number + 1) * each]), end="\n\n")
+            rows = results[number * each : (number + 1) * each]
+            print(_table(rows, is_moving=bool(arguments.offload)), end="\n\n")
     for path in arguments.output:
         if path.suffix in _TABLES:
             write_text(path, _TABLES[path.suffix](results), force=arguments.force)
@@ -80,7 +92,21 @@ def run(arguments: argparse.Namespace) -> None:
             write_picture(path, plot_slowdowns(results, "Slowdown under a memory budget", programs))
 
 
-def _table(results: Sequence[Replay]) -> str:
+def _bandwidths(text: str) -> tuple[int, int]:
+    """Bytes per second out and back."""
+    try:
+        out, _, back = text.partition(",")
+        found = parse_bytes(out), parse_bytes(back or out)
+    except ValueError:
+        found = 0, 0
+    if not all(found):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: write bytes per second, as in 50GB, or 50GB,20GB out and back"
+        )
+    return found
+
+
+def _table(results: Sequence[Replay], *, is_moving: bool) -> str:
     rows = [
         {
             "heuristic": result.heuristic,
@@ -99,4 +125,7 @@ def _table(results: Sequence[Replay]) -> str:
         if result.reserved is not None and result.fragmentation is not None:
             row["reserved"] = format_bytes(result.reserved)
             row["fragmentation"] = format_percent(result.fragmentation)
+        if is_moving:
+            row["brought back"] = format_bytes(result.moved)
+            row["waited"] = f"× {result.waited / result.base:.3f}"
     return table(rows, ["deallocation"])

@@ -12,13 +12,14 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
 from dtr_fx.errors import DTRError
 from dtr_fx.inspect.text import clip
 from dtr_fx.runtime.program import Call, Constant, Instruction, Keep, Output, Program, Release
+from dtr_fx.tiers.tier import Bandwidth, Tier
 
 
 class LogError(DTRError, ValueError):
@@ -234,6 +235,13 @@ def read_log(path: str | Path, *, simrd: bool = False) -> Program:
     if not program.peak:
         raise LogError(f"{path}: expected tensors of some bytes, found 0 bytes in each")
     return program
+
+
+def with_offload(program: Program, out: float, back: float, latency: float = 1e-5) -> Program:
+    """A log's program whose every storage may be moved to host memory: bytes per second, seconds per copy."""
+    speed = Bandwidth(out * 1e-9, back * 1e-9, latency * 1e9, source="given")  # of nanoseconds
+    moving = program.with_calls(lambda _, call: call._replace(movable=True))
+    return replace(moving, tier=Tier("host", speed=speed))
 
 
 _Numbered: TypeAlias = tuple[int, Line | LogError]

@@ -12,7 +12,7 @@ from dtr_fx.runtime.caching_allocator import CachingAllocator
 from dtr_fx.runtime.driver import drive
 from dtr_fx.runtime.heuristics import Score
 from dtr_fx.runtime.program import Program
-from dtr_fx.runtime.steps import RECOMPUTE
+from dtr_fx.runtime.steps import RECOMPUTE, RELOAD
 
 Outcome: TypeAlias = Literal["ok", "out of memory", "thrash"]
 
@@ -28,7 +28,8 @@ class Replay:
     and to keep its metadata (Appendix D.3).  A replay that ran ``"out of memory"`` or began to ``"thrash"``
     is counted as far as it came.  ``reserved`` are the bytes that PyTorch's CUDA caching allocator would
     reserve, with expandable segments, and ``fragmentation`` is the share of them that is never in use; None
-    where that was not asked for.
+    where that was not asked for.  ``waited`` is the time, in the unit of cost, that operators wait for
+    transfers, and ``moved`` are the bytes that are brought back by transfers.
     """
 
     program: str
@@ -47,13 +48,15 @@ class Replay:
     maintained: int
     reserved: int | None = None
     fragmentation: float | None = None
+    waited: float = 0.0
+    moved: int = 0
 
     @property
     def slowdown(self) -> float:
         """Total over base cost, 1 if nothing costs anything; infinite if the replay did not end."""
         if self.outcome != "ok":
             return math.inf
-        return 1 + self.recompute / self.base if self.base else 1.0
+        return 1 + (self.recompute + self.waited) / self.base if self.base else 1.0
 
 
 def replay(
@@ -69,7 +72,8 @@ def replay(
     ``program.simrd``.
 
     ``budget`` are bytes, constants included; ``program.peak`` is the whole of which the paper takes shares.
-    ``heuristic`` and ``deallocation`` are as for ``Runtime``.  ``max_slowdown`` is total over base cost above
+    ``heuristic`` and ``deallocation`` are as for ``Runtime``, which moves storages where the program has a
+    tier (see ``with_offload``).  ``max_slowdown`` is total over base cost above
     which the run counts as thrashing and stops.  ``reserved`` adds what an allocator would reserve.
 
     Raises ``ValueError`` for a budget that is negative or no number, a policy that is unknown, a slowdown
@@ -91,6 +95,8 @@ def replay(
         deallocation=deallocation,
         max_recompute=(max_slowdown - 1) * base,
         allocator=allocator,
+        tier=program.tier,
+        moves=True,
     )
     outcome: Outcome = "ok"
     with collector_paused():
@@ -119,6 +125,8 @@ def replay(
         maintained=runtime.maintained,
         reserved=None if allocator is None else allocator.reserved,
         fragmentation=None if allocator is None else allocator.fragmentation,
+        waited=runtime.waited,
+        moved=sum(program.sizes[event.storage] for event in runtime.steps if event.kind == RELOAD),
     )
 
 

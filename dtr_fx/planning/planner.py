@@ -63,6 +63,7 @@ class Planner:
         parts: Sequence[Part] = (),
     ) -> None:
         self.program = program
+        self._given = options, marks, parts
         self.parts = Parts(program, tuple(parts))
         self._marks = marks or {}
         self.need = lower_bound(program)
@@ -95,6 +96,8 @@ class Planner:
 
     def plan_saving(self, budget: int, held: int, saved: int) -> Plan:
         """As ``plan``, with ``saved`` bytes between the passes beside ``held``, or as few as are found."""
+        if self._online and self.program.tier is not None:  # what a heuristic moves has no other order
+            return self._without_moves.plan_saving(budget, held, saved)
         free = self.plan(budget)
         repaired = self._repaired(free, budget, held + saved)
         if repaired is not None and repaired.extra <= free.extra:
@@ -105,6 +108,10 @@ class Planner:
             saved = 2 * saved + 1
             plan = self._repaired(free, budget, held + saved)
         return execute_order(self.program, plan.order, budget, plan.moved)
+
+    @cached_property
+    def _without_moves(self) -> Planner:
+        return Planner(replace(self.program, tier=None), *self._given)
 
     def _repaired(self, free: Plan, budget: int, most: int) -> Plan | None:
         """A plan that was made without a limit between the passes, changed to keep it."""
@@ -126,6 +133,9 @@ class Planner:
         plan, program = self._smallest_computed, self.program
         if not self._may_move(program):
             return plan
+        if self._online:
+            moving = search.smallest_by_passes(program, self.need.nbytes, [self._policy]).plan
+            return min(plan, moving, key=lambda plan: plan.peak)
         return search.smallest_with_moves(program, self.need.nbytes, plan, self._effort(program))
 
     @cached_property
@@ -147,8 +157,9 @@ class Planner:
         return min(plans, key=lambda plan: plan.peak)
 
     def _may_move(self, program: Program) -> bool:
-        """True if plans may have transfers: the online planner, marks and budgets of parts know none."""
-        return program.tier is not None and not (self._online or self.must or self.parts.parts)
+        """True if plans may have transfers: marks and budgets of parts know none."""
+        is_marked = bool(self._marks if self._online else self.must) or bool(self.parts.parts)
+        return program.tier is not None and not is_marked
 
     def _effort(self, program: Program) -> float:
         return search.default_effort(program) if self._seconds is None else self._seconds
@@ -212,7 +223,8 @@ class Planner:
     def _search(self, budget: int, program: Program, lowest: Callable[[], Plan | None]) -> Plan | None:
         computed = replace(program, tier=None)
         if self._online:
-            return self.one_pass(budget, computed)
+            programs = [computed, program] if self._may_move(program) else [computed]
+            return _cheapest(filter(None, (self.one_pass(budget, each) for each in programs)))
         if self._may_move(program):
             return search.with_moves(
                 program, budget, lambda raised: self.search(raised, computed, lowest), self._effort(program)

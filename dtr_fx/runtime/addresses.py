@@ -58,7 +58,7 @@ class Addressed(Memory):
                 return window
         elif self.heuristic.frees == "gap":
             self._measure_gaps()
-        self._neighborhood.refresh()
+        self._refresh()
         choice = self._pool.victim(self._score, self.heuristic.time, self._now, self._locked)
         choice = choice or self._borrow(op)
         return [] if choice is None else [choice]
@@ -77,7 +77,7 @@ class Addressed(Memory):
     def _window(self, op: Operator) -> list[tuple[Storage, float]]:
         """The cheapest window for the largest thing that the operator allocates, if there is one."""
         assert self.allocator is not None
-        self._neighborhood.refresh()
+        self._refresh()
         scores = self._pool.score(self._score, self.heuristic.time, self._now, self._locked)
 
         def price(storage: Storage) -> float:

@@ -5,6 +5,7 @@ Under all policies (see ``Runtime``) a storage that nothing can ask for again is
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 
 from . import steps
@@ -15,6 +16,10 @@ from .steps import Step
 
 class Deallocating(Addressed):
     """The end of storages: released, pinned, dropped by a plan, or of no more use."""
+
+    @abstractmethod
+    def forget(self, storage: Storage) -> None:
+        """See ``moving``."""
 
     def retain(self, tensor: Tensor) -> None:
         """Add an external reference; a new tensor has one."""
@@ -50,6 +55,7 @@ class Deallocating(Addressed):
         if storage.resident and storage.root.op is not None:
             storage.retired = True
             self._discard(storage)
+            self.forget(storage)
 
     def _run_and_record(self, op: Operator) -> None:
         """The operator runs: time goes by, its buffers are filled, its workspace is free again."""
@@ -109,7 +115,8 @@ class Deallocating(Addressed):
         """Drop what the program has released and the operator that waits does not read."""
         wanted = next((frame.op.reads for frame in reversed(self._frames) if frame.op is not op), ())
         for storage in storages:
-            if storage.slot >= 0 and storage.refs == 0 and not storage.locks and storage not in wanted:
+            is_free = storage.slot >= 0 and not storage.locks and not self._is_leaving(storage)
+            if is_free and storage.refs == 0 and storage not in wanted:
                 self.perform_eviction(storage, op, reason)
 
     def _deallocate(self, storage: Storage) -> None:
@@ -120,7 +127,7 @@ class Deallocating(Addressed):
         elif self.deallocation == "banish":
             self._banishing.append(storage)
             self._retry_banishing()
-        elif storage.slot >= 0:
+        elif storage.slot >= 0 and not self._is_leaving(storage):
             self.perform_eviction(storage, storage.root.op, steps.RELEASED)
 
     def _retire(self, storage: Storage) -> None:
@@ -136,15 +143,21 @@ class Deallocating(Addressed):
             else:
                 storage.evicted = False
                 self._neighborhood.left(storage)
+            self.forget(storage)
             pending.extend(self._let_go_of_parents(storage))
 
     def _discard(self, storage: Storage) -> None:
         assert storage.root.op is not None
+        if self._is_leaving(storage):
+            storage.seconds_back = self._pool.back[storage.slot] = 0.0
+            return
         self._leave_pool(storage)
         self._free(storage)
         self.steps.append(Step(steps.BANISH, storage.root.op.id, storage.id, self.used, steps.DEAD))
-        if storage.outside is not None and self.tier is not None:
-            self.moved -= self.tier.taken_by(storage.size)
+
+    def _is_leaving(self, storage: Storage) -> bool:
+        """True while it is being copied out: it stays in the pool, where an eviction waits for its bytes."""
+        return storage.slot >= 0 and storage.leaves is not None and storage.leaves > self.clock
 
     def _let_go_of_parents(self, storage: Storage) -> list[Storage]:
         """The parents no longer have to be there for this storage; those that nothing else needs."""

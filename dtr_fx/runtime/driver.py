@@ -65,6 +65,7 @@ def perform(runtime: Runtime, call: Call, tensors: dict[int, Tensor], op: int) -
         call.cost,
         workspace=call.workspace + call.replay_workspace,
         recomputable=call.recomputable,
+        movable=call.movable,
         number=op,
     )
     for output, tensor in zip(call.outputs, outputs):

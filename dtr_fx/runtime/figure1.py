@@ -26,20 +26,21 @@ class Figure1(Moving):
         *,
         workspace: int = 0,
         recomputable: bool = True,
+        movable: bool = False,
         number: int | None = None,
     ) -> tuple[Tensor, ...]:
         """Run a new operator of ``cost`` seconds (Fig. 1, PerformOp).
 
         Each output is given as the bytes of a fresh storage, or as the tensor whose storage it aliases.
         ``workspace`` bytes are allocated while it runs and freed at its end.  The outputs of an operator
-        that is not ``recomputable`` are never evicted.  ``number`` is what its events call it, if not the
-        next one.
+        that is not ``recomputable`` are never evicted; those of one that is ``movable`` may be moved.
+        ``number`` is what its events call it, if not the next one.
 
         Raises ``OutOfBudget`` where nothing is left to evict, ``Thrash`` where rematerialization costs more
         than ``max_recompute``.
         """
         id = self._operators if number is None else number
-        op = Operator(id, tuple(inputs), cost, workspace, recomputable)
+        op = Operator(id, tuple(inputs), cost, workspace, recomputable, movable)
         self._operators += 1
         op.outputs = tuple(self._output(op, spec) for spec in outputs)
         for tensor in op.outputs:
@@ -58,11 +59,14 @@ class Figure1(Moving):
             while self._frames:
                 frame = self._frames[-1]
                 missing = self._hold_inputs(frame)
+                moved = next((tensor for tensor in missing if tensor.is_moved), None)
                 if frame.wanted and all(tensor.defined for tensor in frame.wanted):
                     self._finish(frame)
                 elif not missing:
                     self._execute(frame.op)
                     self._finish(frame)
+                elif moved is not None:
+                    self.bring_back(moved)
                 elif self.order == "program":
                     self._frames += self._in_program_order(frame, missing)
                 else:
@@ -95,22 +99,24 @@ class Figure1(Moving):
 
     def _evict(self, choices: Sequence[tuple[Storage, float]], op: Operator) -> None:
         for storage, score in choices:
+            self.move_out_if_cheaper(storage)
             self.perform_eviction(storage, op, steps.BUDGET, score)
 
     def perform_eviction(
         self, storage: Storage, op: Operator, reason: str, score: float | None = None
     ) -> None:
-        """Free a storage that can be recomputed (Fig. 1, PerformEviction)."""
+        """Free a storage that can be recomputed, or brought back (Fig. 1, PerformEviction)."""
+        self.wait_for(storage)
         self._pool.remove(storage)
         self._free(storage)
-        storage.evicted = True
-        if storage.outside is None:
-            self._neighborhood.evicted(storage)
+        storage.evicted = storage.outside is None
+        (self._neighborhood.evicted if storage.evicted else self._neighborhood.left)(storage)
         self.steps.append(Step(steps.DROP, op.id, storage.id, self.used, reason, score))
 
     def _execute(self, op: Operator) -> None:
+        self.move_out_ahead()
         self.allocate_buffer(op)
         self._await(op)
         self._run_and_record(op)
-        if self.recompute_cost > self.max_recompute:
+        if self.recompute_cost + self.waited > self.max_recompute:
             raise Thrash(f"rematerialization costs more than {self.max_recompute}")

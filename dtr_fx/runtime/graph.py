@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,9 +13,10 @@ from .caching_allocator import Block
 class Storage:
     """A buffer of ``size`` bytes: the unit that is evicted and rematerialized (C.1).
 
-    ``dependents`` are storages that could still ask for it: evictable, and themselves not retired.  It is
-    ``outside``, too, from that time on, and ``arrives`` when what was last brought back is there, until
-    something has waited for that.
+    ``dependents`` are storages that could still ask for it: evictable, and themselves not retired.
+    One that is ``evicted`` has to be recomputed.  One that was copied out is ``outside``, too, from that time
+    on, and comes back in ``seconds_back``, infinite where it may not be moved.  Until something has waited
+    for that, a copy out ``leaves`` by a time, and what was last brought back ``arrives`` by one.
     """
 
     id: int
@@ -36,7 +38,9 @@ class Storage:
     has_let_go: bool = False
     slot: int = -1
     block: Block | None = None
+    seconds_back: float = math.inf
     outside: float | None = None
+    leaves: float | None = None
     arrives: float | None = None
 
 
@@ -48,6 +52,12 @@ class Tensor:
     op: Operator | None
     defined: bool = False
 
+    @property
+    def is_moved(self) -> bool:
+        """True if it is outside alone, and comes back by a transfer."""
+        storage = self.storage
+        return storage.outside is not None and not storage.resident and self is storage.root
+
 
 @dataclass(eq=False, repr=False, slots=True)
 class Operator:
@@ -58,6 +68,7 @@ class Operator:
     cost: float
     workspace: int
     recomputable: bool
+    movable: bool = False
     outputs: tuple[Tensor, ...] = ()
     reads: tuple[Storage, ...] = field(init=False)
     allocates: int = field(init=False)

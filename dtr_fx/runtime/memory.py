@@ -39,6 +39,7 @@ class Memory(ABC):
         max_recompute: float = math.inf,
         allocator: CachingAllocator | None = None,
         tier: Tier | None = None,
+        moves: bool = False,
     ) -> None:
         self.budget = budget
         self.heuristic = resolve(heuristic)
@@ -51,10 +52,11 @@ class Memory(ABC):
         self.allocator = allocator
         self.tier = tier
         self.channels = None if tier is None or tier.speed is None else Channels(tier.speed)
+        self.moves = moves and self.channels is not None
         self.execute: Callable[[Operator], float] | None = None
         self.clock = self.base_cost = self.waited = 0.0
         self.used = self.peak = 0
-        self.moved = self.moved_peak = 0
+        self.outside = self.outside_peak = 0
         self.steps: list[Step] = []
         self.storages: list[Storage] = []
         self._operators = 0
@@ -120,6 +122,8 @@ class Memory(ABC):
         else:
             tensor = self._fresh(spec, op)
             tensor.storage.pinned = not op.recomputable
+            if self.moves and op.movable and self.channels is not None:
+                tensor.storage.seconds_back = self.channels.bandwidth.seconds_back(spec)
             op.allocates += spec
         tensor.storage.refs += 1
         return tensor
@@ -139,13 +143,19 @@ class Memory(ABC):
         if storage.slot >= 0:
             self._pool.last_access[storage.slot] = self.clock
 
+    def _refresh(self) -> None:
+        """Bring up to date what each storage costs, before one is chosen."""
+        self._neighborhood.refresh()
+        if self.moves and self.channels is not None:
+            self._pool.weigh(self.channels, self.clock)
+
     def _enter(self, storage: Storage, *, first: bool) -> None:
         """A storage's buffer is filled, by its first computation or by a rematerialization."""
         if first:
             storage.last_access = self.clock
         else:
-            storage.evicted = False
-            if storage.outside is None:
+            if storage.evicted:
+                storage.evicted = False
                 self._neighborhood.restored(storage)
         storage.resident = storage.root.defined = True
         if not storage.pinned and storage.size:
@@ -201,7 +211,7 @@ class Memory(ABC):
             assert tensor.op is not None
             if tensor.op not in wanted:
                 wanted[tensor.op] = []
-                pending += [other for other in tensor.op.inputs if not other.defined]
+                pending += [each for each in tensor.op.inputs if not (each.defined or each.is_moved)]
             wanted[tensor.op].append(tensor)
         last_first = sorted(wanted, key=lambda op: op.id, reverse=True)
         frames = [self.rematerialize(wanted[op]) for op in last_first]

@@ -1,15 +1,26 @@
-"""Moving out and bringing back: a storage that was copied out is evicted as any other, and comes back by a
-transfer instead of a rematerialization, so that its evicted neighbourhood ends there.
+"""Moving out and bringing back, which the paper has not: an evicted storage that was copied out comes back by
+a transfer instead of a rematerialization, so that its evicted neighbourhood ends there.
+
+The heuristics score both ways, and the cheaper is taken: for c they have min(c, what is not hidden of the
+transfer).  Copies out run ahead in the background, one at a time, as an operating system writes pages back;
+what has been copied costs the way back alone.  Nothing is known of the future, so a storage comes back when
+something asks for it.
 """
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+
+import numpy as np
 
 from . import steps
 from .deallocation import Deallocating
 from .graph import Operator, Storage, Tensor
 from .steps import Step
+
+# The share of the budget above which storages are copied out ahead.
+_AHEAD = 0.5
 
 
 class Moving(Deallocating):
@@ -24,16 +35,43 @@ class Moving(Deallocating):
         assert self.channels is not None
         assert self.tier is not None
         storage = tensor.storage
-        storage.outside = self.channels.move_out(self.clock, storage.size)
-        self.moved += self.tier.taken_by(storage.size)
-        self.moved_peak = max(self.moved_peak, self.moved)
+        storage.outside = storage.leaves = self.channels.move_out(self.clock, storage.size)
+        if storage.slot >= 0:
+            self._pool.outside[storage.slot] = storage.outside
+        self.outside += self.tier.taken_by(storage.size)
+        self.outside_peak = max(self.outside_peak, self.outside)
         self._step(steps.OFFLOAD, storage, self.channels.bandwidth.seconds_out(storage.size))
+
+    def move_out_if_cheaper(self, storage: Storage) -> None:
+        """Move out what is to be evicted, if it comes back for less than it can be recomputed for."""
+        if self.moves and storage.outside is None and self._has_room(storage):
+            assert self.channels is not None
+            transfer = self._pool.weigh(self.channels, self.clock)
+            if transfer[storage.slot] < self._pool.cost[storage.slot]:
+                self.move_out(storage.root)
+
+    def move_out_ahead(self) -> None:
+        """While the queue is idle, copy out what would be evicted first of what comes back for less."""
+        if not self.moves or self.used < _AHEAD * self.budget or not self._pool.members:
+            return
+        assert self.channels is not None
+        if self.channels.out_ends > self.clock:
+            return
+        self._neighborhood.refresh()
+        cheaper = self._pool.weigh(self.channels, self.clock) < self._pool.cost[: len(self._pool.members)]
+        cheaper &= self._pool.outside[: len(cheaper)] == math.inf
+        if cheaper.any():
+            scores = self._pool.score(self._score, self.heuristic.time, self._now, self._locked)
+            scores = np.where(cheaper, scores, math.inf)
+            first = int(scores.argmin())
+            if scores[first] < math.inf and self._has_room(self._pool.members[first]):
+                self.move_out(self._pool.members[first].root)
 
     def wait_out(self, tensor: Tensor) -> None:
         """Wait until the copy out has ended."""
         storage = tensor.storage
         assert storage.outside is not None
-        self._wait(storage, storage.outside)
+        self.wait_for(storage)
         if storage.pinned and storage.resident:  # for no other reason than that it cannot be recomputed
             storage.pinned = False
             self._pool.add(storage)
@@ -54,18 +92,31 @@ class Moving(Deallocating):
         self._step(steps.RELOAD, storage, self.channels.bandwidth.seconds_back(storage.size))
         self._enter(storage, first=False)
 
+    def wait_for(self, storage: Storage) -> None:
+        """Wait until a storage's copies have ended, out and back."""
+        for until in (storage.leaves, storage.arrives):
+            if until is not None:
+                waited = max(0.0, until - self.clock)
+                self.waited += waited
+                self.clock += waited
+                self._step(steps.WAIT, storage, waited)
+        storage.leaves = storage.arrives = None
+
+    def forget(self, storage: Storage) -> None:
+        """Nothing asks for the storage again: the tier has its room."""
+        if storage.outside is not None and self.tier is not None:
+            self.outside -= self.tier.taken_by(storage.size)
+
     def _await(self, op: Operator) -> None:
         """Wait for what an operator reads and what is still on its way back."""
         for storage in op.reads:
             if storage.arrives is not None:
-                self._wait(storage, storage.arrives)
-                storage.arrives = None
+                self.wait_for(storage)
 
-    def _wait(self, storage: Storage, until: float) -> None:
-        waited = max(0.0, until - self.clock)
-        self.waited += waited
-        self.clock += waited
-        self._step(steps.WAIT, storage, waited)
+    def _has_room(self, storage: Storage) -> bool:
+        assert self.tier is not None
+        limit = self.tier.limit
+        return limit is None or self.outside + self.tier.taken_by(storage.size) <= limit
 
     def _step(self, kind: str, storage: Storage, seconds: float) -> None:
         assert storage.root.op is not None

@@ -42,15 +42,15 @@ class Plan:
     @classmethod
     def of(cls, program: Program, runtime: Runtime, decided_by: str) -> Plan:
         """The plan that a runtime has carried out with a program."""
-        steps = _with_reasons(program, runtime.steps)
+        steps = _with_reasons(program, _without_idle_copies(runtime.steps))
         return cls(
             steps,
             runtime.budget,
             runtime.peak,
             runtime.recompute_cost,
             decided_by,
-            waited=runtime.waited,
-            outside=runtime.moved_peak,
+            waited=sum(step.seconds for step in steps if step.kind == WAIT),
+            outside=_outside(program, steps),
         )
 
     @property
@@ -97,6 +97,29 @@ class Plan:
             return cls(**{**fields, "steps": tuple(Step(*step) for step in fields["steps"])})
         except (TypeError, KeyError, IndexError) as error:
             raise ValueError(f"this is no plan: {error}") from None
+
+
+def _without_idle_copies(steps: Sequence[Step]) -> list[Step]:
+    """The steps without copies out that nothing brings back, made ahead in vain."""
+    back = {step.storage for step in steps if step.kind == RELOAD}
+    return [step for step in steps if step.kind not in (OFFLOAD, WAIT) or step.storage in back]
+
+
+def _outside(program: Program, steps: Sequence[Step]) -> int:
+    """The most bytes that are moved out at once, each from its copy out to its last copy back."""
+    if program.tier is None:
+        return 0
+    transfers = [step for step in steps if step.kind in (OFFLOAD, RELOAD, WAIT)]
+    last = {step.storage: number for number, step in enumerate(transfers)}
+    taken = most = 0
+    for number, step in enumerate(transfers):
+        nbytes = program.tier.taken_by(program.sizes[step.storage])
+        if step.kind == OFFLOAD:
+            taken += nbytes
+            most = max(most, taken)
+        elif last[step.storage] == number:
+            taken -= nbytes
+    return most
 
 
 def _with_reasons(program: Program, steps: Sequence[Step]) -> tuple[Step, ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
 
+from dtr_fx.runtime.channels import Channels
 from dtr_fx.runtime.graph import Storage
 from dtr_fx.runtime.heuristics import Array, Score, Time
 
@@ -16,6 +18,8 @@ MIN_TIME = 1e-12
 class Pool:
     """Evictable storages in contiguous slots: bytes, last access, next use, and cost with its neighbourhood.
 
+    With transfers also when each is outside, infinite where it is not, and the seconds to bring it back.
+
     Removing a storage moves the last one into its slot, so the arrays never have holes.  ``scored`` counts
     the storages that were scored in all choices so far; ``scores`` are those of the latest choice, infinite
     where a storage is locked.
@@ -25,11 +29,12 @@ class Pool:
         self.members: list[Storage] = []
         self.scored = 0
         self.scores: Array = np.empty(0)
-        self._resize(np.empty((4, 64)))
+        self.again: Array | None = None
+        self._resize(np.empty((6, 64)))
 
     def _resize(self, columns: Array) -> None:
         self._columns = columns
-        self.size, self.last_access, self.next_use, self.cost = columns
+        self.size, self.last_access, self.next_use, self.cost, self.outside, self.back = columns
 
     def add(self, storage: Storage) -> None:
         slot = len(self.members)
@@ -41,6 +46,8 @@ class Pool:
         self.last_access[slot] = storage.last_access
         self.next_use[slot] = storage.next_use
         self.cost[slot] = storage.cost
+        self.outside[slot] = math.inf if storage.outside is None else storage.outside
+        self.back[slot] = storage.seconds_back
 
     def remove(self, storage: Storage) -> None:
         slot = storage.slot
@@ -50,10 +57,7 @@ class Pool:
             end = len(self.members)
             self.members[slot] = last
             last.slot = slot
-            self.size[slot] = self.size[end]
-            self.last_access[slot] = self.last_access[end]
-            self.next_use[slot] = self.next_use[end]
-            self.cost[slot] = self.cost[end]
+            self._columns[:, slot] = self._columns[:, end]
 
     def victim(
         self, score: Score, time: Time, clock: float, locked: Iterable[Storage]
@@ -71,6 +75,19 @@ class Pool:
             storage = unlocked[0]
         return storage, float(scores[storage.slot])
 
+    def weigh(self, channels: Channels, clock: float) -> Array:
+        """Take for what a member costs the cheaper way to have it again, by now; what transfers alone cost.
+
+        A transfer costs what is not hidden of it: the rest of a copy out, and the copy back.
+        """
+        n = len(self.members)
+        is_outside = self.outside[:n] < math.inf
+        fresh = max(clock, channels.out_ends) + channels.bandwidth.seconds_out(self.size[:n])
+        ends = np.where(is_outside, self.outside[:n], fresh)
+        transfer: Array = np.maximum(ends - clock, 0.0) + self.back[:n]
+        self.again = np.where(is_outside, transfer, np.minimum(self.cost[:n], transfer))
+        return transfer
+
     def score(self, score: Score, time: Time, clock: float, locked: Iterable[Storage]) -> Array:
         """The scores of all members, which become the latest."""
         scores = self._scored(score, np.maximum(self._elapsed(time, clock), MIN_TIME))
@@ -87,9 +104,10 @@ class Pool:
 
     def _scored(self, score: Score, elapsed: Array) -> Array:
         n = len(elapsed)
+        costs = self.cost[:n] if self.again is None else self.again
         self.scored += n
         # A copy: a score may return one of its arguments, and locked storages are crossed out.
-        scores = np.array(score(elapsed, self.size[:n], self.cost[:n]), np.float64)
+        scores = np.array(score(elapsed, self.size[:n], costs), np.float64)
         if scores.shape != (n,):
             raise ValueError(f"the heuristic's scores for {n} storages have the shape {scores.shape}")
         return scores

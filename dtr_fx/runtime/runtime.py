@@ -36,8 +36,12 @@ class Runtime(Figure1):
         ``"program"`` order, all at once and each operator of it once.
     tier:
         Where storages may be moved to, with its speed in the unit of costs; see ``Moving``.
+    moves:
+        What is evicted for the budget is moved to the tier where that is the cheaper way; else only what
+        ``move_out`` is called for.
     max_recompute:
-        Cost of rematerialized operators above which a run gives up with ``Thrash``.
+        Cost of rematerialized operators, with what waits for transfers, above which a run gives up with
+        ``Thrash``.
 
     Examples
     --------
@@ -54,6 +58,9 @@ class Runtime(Figure1):
     def access(self, tensor: Tensor) -> None:
         """Make a tensor defined, rematerializing it if it must be."""
         self._touch(tensor.storage)
-        if not tensor.defined:
+        if tensor.is_moved:
+            self.bring_back(tensor)
+            self.wait_for(tensor.storage)
+        elif not tensor.defined:
             assert tensor.op is not None
             self._perform(tensor.op)

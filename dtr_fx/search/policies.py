@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from dtr_fx.runtime import HEURISTICS, Heuristic, Order, Plan, Program, RunFailed, Runtime
 from dtr_fx.runtime.driver import collector_paused, drive
 from dtr_fx.runtime.graph import Operator, Storage
+from dtr_fx.runtime.steps import DROP, Step
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,15 @@ def run_policy(
     max_recompute: float = math.inf,
     make_runtime: Callable[..., Runtime] = Runtime,
 ) -> Run:
-    """Drive a runtime through the program; it may fail."""
+    """Drive a runtime through the program, which moves storages if that has a tier; it may fail."""
     runtime = make_runtime(
         budget,
         policy.heuristic,
         keep_passed=policy.keep_passed,
         order=policy.order,
         max_recompute=max_recompute,
+        tier=program.tier,
+        moves=True,
     )
     reserve = policy.reserve * (budget - program.constants) if policy.reserve else 0
     driven = program.gradients_kept if policy.keep_gradients else program
@@ -117,10 +120,17 @@ def scores_of(program: Program, plan: Plan, tensor: int, policies: Iterable[Poli
         if policy.heuristic.name == plan.decided_by:
             scored: list[Scored] = []
             recording = partial(_Recording, program.storages[tensor], scored)
-            run = run_policy(program, plan.budget, policy, max_recompute=plan.cost, make_runtime=recording)
+            most = plan.cost if program.tier is None else math.inf
+            run = run_policy(program, plan.budget, policy, max_recompute=most, make_runtime=recording)
             if run.failure is None and run.plan.steps == plan.steps:
-                return scored
+                # A plan leaves copies out that were in vain.
+                number = dict(zip(_drops(run.runtime.steps), _drops(plan.steps)))
+                return [each._replace(step=number[each.step]) for each in scored]
     return []
+
+
+def _drops(steps: Sequence[Step], start: int = 0) -> list[int]:
+    return [number for number, step in enumerate(steps[start:], start) if step.kind == DROP]
 
 
 class _Recording(Runtime):
@@ -129,14 +139,15 @@ class _Recording(Runtime):
         self._number, self._scored_storage = number, scored
 
     def _evict(self, choices: Sequence[tuple[Storage, float]], op: Operator) -> None:
-        for step, choice in enumerate(choices, len(self.steps)):
-            self._record(step, *choice)
+        of_choices = [list(self._of_choice(*choice)) for choice in choices]
+        before = len(self.steps)
         super()._evict(choices, op)
+        for number, scored in zip(_drops(self.steps, before), of_choices):
+            self._scored_storage += [each._replace(step=number) for each in scored]
 
-    def _record(self, step: int, chosen: Storage, chosen_score: float) -> None:
+    def _of_choice(self, chosen: Storage, chosen_score: float) -> Iterator[Scored]:
         scores = self._pool.scores
         for wanted in (storage for storage in self._pool.members if storage.id == self._number):
             score = math.inf if wanted.locks else float(scores[wanted.slot])
             rank = 1 if wanted is chosen else 1 + max(int((scores < score).sum()), 1)
-            scored = Scored(step, score, rank, len(scores), chosen.id, chosen_score)
-            self._scored_storage.append(scored)
+            yield Scored(-1, score, rank, len(scores), chosen.id, chosen_score)
