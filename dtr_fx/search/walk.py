@@ -37,8 +37,6 @@ _TOLL, _CHEAPER, _DEARER, _HIDDEN = 0.02, 0.9, 1.15, 0.01
 _SIMULATE, _MOVES, _ONE_OF_THEM, _AHEAD = 1e-6, 0.1, 0.8, 0.8
 # How often compute is to wait for the copies of what is moved, or no longer, in place of that.
 _HURRY = 0.3
-# Of programs of so few operators the time that is waited is simulated at each step.
-_FEW = 200
 # How many storages are looked at for one that is idle, and how often for one run less.
 _TRIES = 20
 _REPAIRS = 6
@@ -81,7 +79,6 @@ class _Walk:
         ]
         self._movable = [op for op, back in enumerate(operators.back) if back < math.inf]
         self._toll, self._simulated = _TOLL, 0
-        self._is_exact = bool(self._movable) and len(operators.makes) <= _FEW
         self._weights = list(accumulate(operators.size[storage] for storage in self._large))
         self._change_seconds = _CHANGE + _CHANGE_PER_OPERATOR * len(operators.makes)
         self._moves = self._looks = 0
@@ -119,8 +116,6 @@ class _Walk:
 
     def _energy(self) -> float:
         line = self._line
-        if self._is_exact:
-            return line.cost + self._waited() + self._price * line.over
         waited = line.late + line.stalled
         return line.cost + waited + self._toll * line.load + self._price * line.over
 
