@@ -107,10 +107,18 @@ def whisper() -> Model:
 
     config = transformers.WhisperConfig(
         vocab_size=1000,
-        **{"d_model": 128, "encoder_layers": 4, "decoder_layers": 4, "max_source_positions": 100},
-        **{"encoder_attention_heads": 4, "decoder_attention_heads": 4},
-        **{"encoder_ffn_dim": 512, "decoder_ffn_dim": 512, "pad_token_id": 0, "bos_token_id": 1},
-        **{"eos_token_id": 2, "decoder_start_token_id": 1},
+        d_model=128,
+        encoder_layers=4,
+        decoder_layers=4,
+        max_source_positions=100,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=512,
+        decoder_ffn_dim=512,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
     )
     model = transformers.WhisperForConditionalGeneration(config).train()
     given = torch.randn(4, 80, 200), torch.randint(3, 1000, (4, 64))
