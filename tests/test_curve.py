@@ -60,7 +60,8 @@ def test_a_curve_reaches_from_the_graph_as_it_is_to_the_smallest_budget() -> Non
     graph = mlp()
     curve = dtr_fx.sweep(graph, ["70%"], options=QUICK)
     first, last = curve.points[0], curve.points[-1]
-    assert first == CurvePoint(curve.baseline_peak, curve.baseline_peak, 0.0)
+    assert all(0 <= point.least_overhead <= point.overhead for point in curve.points)
+    assert first == CurvePoint(curve.baseline_peak, curve.baseline_peak, 0.0, 0.0)
     assert last.budget == dtr_fx.smallest_budget(graph, options=QUICK)
     assert curve.constants < curve.lower_bound <= last.peak < int(0.7 * curve.baseline_peak)
 

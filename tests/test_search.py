@@ -50,6 +50,7 @@ from dtr_fx.search import (
     Policy,
     default_effort,
     execute_order,
+    least_recomputed,
     lower_bound,
     run_policy,
     search,
@@ -633,6 +634,7 @@ def test_every_plan_does_what_the_program_does(program, share):
     except Infeasible:
         return
     check_plan(program, run, budget)
+    assert least_recomputed(program, budget) <= run.cost
 
 
 # Seven operators of which three run twice at the least that any plan needs: 10 instead of 7.
@@ -726,6 +728,30 @@ def test_plans_of_long_chains_are_close_to_the_optimum(layers, seed):
     best = optima(graph, max(budgets))
     for budget in budgets:
         assert cost_of(graph.program, budget, 0.1) <= 1.01 * best[budget]
+
+
+@settings(max_examples=30)
+@given(graphs(), st.floats(0, 1))
+def test_no_plan_recomputes_less_than_the_bound(graph, share):
+    budget = round(within(graph.floor, graph.peak, share))
+    assert graph.cost + least_recomputed(graph.program, budget) <= cheapest(graph, budget)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
+def test_the_bound_is_the_optimum_of_a_chain_that_runs_again_once_at_most(share):
+    graph = training_chain_of(50)
+    budget = round(share * graph.peak)
+    bound = graph.cost + least_recomputed(graph.program, budget)
+    assert bound == pytest.approx(optima(graph, budget)[budget])
+
+
+def test_a_search_ends_when_nothing_is_left_to_find():
+    """What it finds at once is the least possible, so of the hour that it may take it takes next to none."""
+    program = training_chain_of(50).program
+    budget = round(0.5 * program.peak)
+    least = least_recomputed(program, budget)
+    found = search(program, budget, FIRST, seconds=3600, least=least)
+    assert found.cost == pytest.approx(least)
 
 
 @pytest.mark.slow

@@ -82,7 +82,8 @@ def test_every_figure_of_the_diff_is_the_reports(
     folder: Path, saved: Report, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = printed(capsys, "diff", folder / "a.json")
-    verdict, circumstances, *lines = text.splitlines()
+    verdict, *lines = text.splitlines()
+    circumstances = " ".join(lines[: lines.index("")])
     assert verdict == (
         f"fits: peak {format_bytes(saved.baseline_peak)} → {format_bytes(saved.planned_peak)}, "
         f"budget {saved.budget_text}, {format_count(saved.drops, 'drop')}, "
@@ -90,7 +91,9 @@ def test_every_figure_of_the_diff_is_the_reports(
     )
     for figure in (saved.base_cost, saved.total_cost):
         assert format_seconds(figure) in circumstances
-    assert format_bytes(saved.lower_bound) in circumstances
+    assert f"lower bound of any plan {format_bytes(saved.lower_bound)}" in circumstances
+    assert saved.above_least is not None
+    assert f"within {format_percent(saved.above_least)} of the least possible" in circumstances
     shown = iter(saved.events)
     head = next(number for number, line in enumerate(lines) if "why (score)" in line)
     for row in lines[head + 1 :]:

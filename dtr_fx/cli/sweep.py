@@ -181,6 +181,7 @@ def _as_text(found: Comparison) -> str:
             "peak": format_bytes(point.peak),
             "share": format_percent(found.share(point.peak)),
             "extra compute": format_percent(point.overhead),
+            "at least": "" if point.least_overhead is None else format_percent(point.least_overhead),
         }
         for point in found.curve.points
     ]

@@ -43,7 +43,7 @@ def render_diff(report: Report, *, width: int = 100, color: bool = False) -> str
 
 
 def circumstances(report: Report) -> str:
-    """One line: who decided, on what, compute, the lower bound, reserved bytes, slices, why it was traced."""
+    """One line: who decided, on what, compute, lower bounds, reserved bytes, slices, why it was traced."""
     why = f"; {report.trigger}" if report.trigger else ""
     regions = (f"{region.operators} operators in {region.slices}" for region in report.slices)
     slices = f"; slices: {', '.join(regions)}" if report.slices else ""
@@ -52,10 +52,17 @@ def circumstances(report: Report) -> str:
     refused = f"; {format_count(report.refused, 'order')} refused" if report.refused else ""
     return (
         f"{_DECIDED.get(report.heuristic, report.heuristic)} on {report.device}; "
-        f"compute {format_seconds(report.base_cost)} → {format_seconds(report.total_cost)}; "
+        f"compute {format_seconds(report.base_cost)} → {format_seconds(report.total_cost)}{_above(report)}; "
         f"lower bound of any plan {format_bytes(report.lower_bound)}"
         f"{reserved}{slices}{refused}{report.caution}{why}"
     )
+
+
+def _above(report: Report) -> str:
+    """How far the plan is from the least compute, where there is a plan and a bound on that is known."""
+    if report.above_least is None or not report.recomputes:
+        return ""
+    return f", within {format_percent(report.above_least)} of the least possible"
 
 
 # The folded diff

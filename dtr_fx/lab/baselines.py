@@ -72,13 +72,13 @@ def checkpointed_sqrt(graph: GraphModule) -> tuple[int, float]:
     planning = Planning(graph, Options())
     program = planning.graph.program
     assert program.backward is not None
-    again = _in_segments(program, program.backward)
+    again = in_segments(program, program.backward)
     order = range(sum(1 for _ in program.calls()))
     plan = execute_order(program, rerun(program, order, again), math.inf)
     return plan.peak, planning.overhead(plan)
 
 
-def _in_segments(program: Program, operators: int) -> set[int]:
+def in_segments(program: Program, operators: int) -> set[int]:
     """Of so many operators those whose results only their own segment reads, but those of the last."""
     length = math.isqrt(max(operators - 1, 0)) + 1
     calls = list(program.calls())[:operators]

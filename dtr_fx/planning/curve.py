@@ -75,12 +75,14 @@ class Sweep:
             least, whole = smallest[1], planning.baseline_peak
             self._specs = {planning.in_bytes(spec): spec for spec in reversed(specs)}
             wanted = sorted({least, *self._specs}, reverse=True)
-            points = [CurvePoint(whole, whole, 0.0)]
+            points = [CurvePoint(whole, whole, 0.0, 0.0)]
             for number, budget in enumerate(wanted, 1):
                 if least <= budget < whole:
                     chosen = smallest if budget == least else alternatives.plan_at(budget)
                     found, _, plan = self._plans[budget] = chosen
-                    points.append(CurvePoint(budget, _peak(found, plan), found.overhead(plan)))
+                    least_overhead = found.least_overhead(budget, plan)
+                    point = CurvePoint(budget, _peak(found, plan), found.overhead(plan), least_overhead)
+                    points.append(point)
                 if watch is not None:
                     watch(number, len(wanted))
         cheapest = [*itertools.accumulate((point.overhead for point in reversed(points)), min)]

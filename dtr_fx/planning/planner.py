@@ -67,6 +67,7 @@ class Planner:
         self.parts = Parts(program, tuple(parts))
         self._marks = marks or {}
         self.need = lower_bound(program)
+        self._least: dict[int, float] = {}
         self._seconds = options.plan_seconds
         self._online = options.planner == "online"
         heuristic = resolve(options.heuristic)
@@ -77,6 +78,12 @@ class Planner:
         made_by = options.planner, options.heuristic, options.plan_seconds, sorted(self._marks.items())
         told = [(each.limit, sorted(each.calls)) for each in self.parts.parts]
         self._kept = KeptPlans(folder, *made_by, *([told] if told else []))
+
+    def least(self, budget: int) -> float:
+        """Seconds that the recomputes of no plan are below which moves nothing and fits the budget."""
+        if budget not in self._least:
+            self._least[budget] = search.least_recomputed(self.program, budget)
+        return self._least[budget]
 
     @property
     def policies(self) -> Iterable[Policy]:
@@ -230,7 +237,9 @@ class Planner:
                 program, budget, lambda raised: self.search(raised, computed, lowest), self._effort(program)
             )
         try:
-            plan = search.search(self._weighed(computed), budget, self._policy, self._seconds, lowest)
+            weighed = self._weighed(computed)
+            least = self.least(budget) if weighed is computed else 0.0
+            plan = search.search(weighed, budget, self._policy, self._seconds, lowest, least)
         except search.Infeasible:
             return None
         return self._obeying(plan, computed, budget)

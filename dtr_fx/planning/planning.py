@@ -21,6 +21,7 @@ from dtr_fx.passes import storages
 from dtr_fx.passes.hints import Hint, hint_of, is_budget, part_budget
 from dtr_fx.passes.liveness import liveness
 from dtr_fx.passes.roles import KEEP
+from dtr_fx.passes.slices import Sliced
 from dtr_fx.passes.tensors import graph_device, is_view
 from dtr_fx.planning.options import Budget, Options, resolve_budget
 from dtr_fx.planning.parts import Part, most_held
@@ -301,6 +302,18 @@ class Planning:
         read = {value for number in again for value in calls[number].inputs}
         kept = (call for call in calls if call.role == KEEP and call.outputs[0] in read)
         return slices + plan.extra + sum(call.cost for call in kept)
+
+    def least_overhead(self, budget: int, plan: Plan | None) -> float | None:
+        """What no plan is below that fits the budget by recomputes alone, as a share of the graph's compute.
+
+        It is None beside a plan that has other means: a tier to move to, or slices.
+        """
+        if plan is None:
+            return 0.0
+        is_whole = not any(isinstance(call.node.target, Sliced) for call in self.graph.calls)
+        if not is_whole or self.planner.program.tier is not None or not self.base_cost:
+            return None
+        return self.planner.least(max(budget, plan.peak)) / self.base_cost
 
     def sane_from(self, plan: Plan | None) -> int | None:
         """Of a plan that computes more than five forward passes again, a budget from which none does."""

@@ -234,6 +234,7 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
         unconstrained_saved=planning.saved,
         hints=hints,
         sane_from=planning.sane_from(plan),
+        least_overhead=planning.least_overhead(budget, plan),
         options=options.others,
         slices=slices_of(gm),
         reserved_peak=allocator.reserved,

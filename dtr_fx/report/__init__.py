@@ -207,7 +207,8 @@ class Report:
     is what was planned as the caller names it, ``options`` are those that are not the defaults, and ``torch``
     is its version.  ``reserved_peak`` is what PyTorch's CUDA caching allocator would reserve for the
     rewritten graph, 0 where that is not known.  ``offload`` names where storages may be moved to, and how
-    fast that is; ``outside_peak`` are the most bytes that are there at once.
+    fast that is; ``outside_peak`` are the most bytes that are there at once.  ``least_overhead`` is what no
+    plan is below that fits the budget by recomputes alone; it is None beside slices, or an ``offload``.
     """
 
     budget: int
@@ -241,6 +242,7 @@ class Report:
     reserved_peak: int = 0
     offload: str = ""
     outside_peak: int = 0
+    least_overhead: float | None = None
 
     @property
     def verdict(self) -> str:
@@ -262,6 +264,12 @@ class Report:
     def overhead(self) -> float:
         """Extra compute over base compute: 0.1 is 10% more."""
         return (self.total_cost - self.base_cost) / self.base_cost if self.base_cost else 0.0
+
+    @property
+    def above_least(self) -> float | None:
+        """By which share, at most, the step takes more compute than it could within the budget."""
+        least = self.least_overhead
+        return None if least is None else max(0.0, (1 + self.overhead) / (1 + least) - 1)
 
     @property
     def drops(self) -> int:
@@ -371,12 +379,14 @@ def _with_tuples(entry: dict[str, Any]) -> dict[str, Any]:
 class CurvePoint:
     """A plan: the budget it was made for and the peak that it reaches, in bytes, and its extra compute.
 
-    ``overhead`` is a share of the graph's own compute: 0.1 is 10% more.
+    ``overhead`` is a share of the graph's own compute: 0.1 is 10% more.  ``least_overhead`` is that of
+    ``Report``.
     """
 
     budget: int
     peak: int
     overhead: float
+    least_overhead: float | None = None
 
 
 @dataclass(frozen=True)

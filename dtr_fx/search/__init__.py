@@ -2,6 +2,7 @@
 
 from .bound import Need, lower_bound
 from .execute import execute_order
+from .least import least_recomputed
 from .lifetimes import NOTHING, Lifetimes, Moved, Operators
 from .moves import smallest_with_moves, with_moves
 from .policies import Policy, Scored, paper, portfolio, run_policy, scores_of
@@ -19,6 +20,7 @@ __all__ = [
     "Scored",
     "default_effort",
     "execute_order",
+    "least_recomputed",
     "limit_saved",
     "lower_bound",
     "one_pass",

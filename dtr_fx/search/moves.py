@@ -224,6 +224,6 @@ def _any_within(
     line: Timeline, starts: Iterable[tuple[Sequence[int], Moved]], seconds: float
 ) -> Found | None:
     walks = (
-        walk(line, order, seconds, penalty=_PENALTY, any_will_do=True, moved=moved) for order, moved in starts
+        walk(line, order, seconds, penalty=_PENALTY, enough=math.inf, moved=moved) for order, moved in starts
     )
     return next(filter(None, walks), None)

@@ -11,7 +11,7 @@ effort give the same plan everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -26,6 +26,8 @@ from dtr_fx.search.starts import cuts, relieved
 from dtr_fx.search.timeline import Found, Timeline
 from dtr_fx.search.walk import walk
 
+# A plan is good enough that costs so much more than the least possible, as a share of the program's own cost.
+_ENOUGH = 0.0005
 # A pass that rematerializes more than this many times the program's own cost is given up; one of many over a
 # large program sooner.
 _THRASH = 11.0
@@ -76,16 +78,18 @@ def search(
     first: Policy,
     seconds: float | None = None,
     lowest: Callable[[], Plan | None] | None = None,
+    least: float = 0.0,
 ) -> Plan:
     """The cheapest plan that is found within ``budget`` bytes, constants included.
 
     The policy ``first`` is tried first; where nothing fits well, walks start from ``lowest()``, the plan of
     the lowest peak if None: these take the effort again.  It is in seconds of a usual machine,
-    ``default_effort`` if None.  Raises ``Infeasible`` if no plan is found.
+    ``default_effort`` if None; less is taken where a plan is found that costs hardly more than ``least``,
+    which no plan is below.  Raises ``Infeasible`` if no plan is found.
     """
     effort = default_effort(program) if seconds is None else seconds
     lowest = lowest or (lambda: smallest(program, lower_bound(program).nbytes, effort))
-    return _Search(program, budget, effort, lowest).find(first)
+    return _Search(program, budget, effort, lowest, least + _ENOUGH * program.cost).find(first)
 
 
 def smallest(program: Program, bound: int, seconds: float | None = None) -> Plan:
@@ -100,7 +104,7 @@ def smallest(program: Program, bound: int, seconds: float | None = None) -> Plan
     low, refused, step = bound - 1, 0, max(1, _TOLERANCE * bound)
     trials = 2 + 2 * math.ceil(math.log2(max(1, (plan.peak - low) / step)))
     seconds = _LOWEST_WALKS * effort / trials
-    trial = partial(walk, line, seconds=seconds, penalty=_PENALTY, any_will_do=True)
+    trial = partial(walk, line, seconds=seconds, penalty=_PENALTY, enough=math.inf)
     while plan.peak - low > step:
         # The bound itself first: it is within reach more often than not.
         budget = bound if low < bound else (low + plan.peak) // 2
@@ -153,12 +157,18 @@ def _work(run: Run) -> float:
 
 class _Search:
     def __init__(
-        self, program: Program, budget: int, seconds: float, lowest: Callable[[], Plan | None]
+        self,
+        program: Program,
+        budget: int,
+        seconds: float,
+        lowest: Callable[[], Plan | None],
+        enough: float,
     ) -> None:
         self._program = program
         self._budget = budget
         self._seconds = seconds
         self._lowest = lowest
+        self._enough = enough
         self._operators = sum(1 for _ in program.calls())
         self._line = Timeline(Operators.of(program), budget - program.constants)
         self._is_small = self._operators <= _SMALL
@@ -168,7 +178,7 @@ class _Search:
 
     def find(self, first: Policy) -> Plan:
         self._pass_under(portfolio(first))
-        if self._best is None or self._best.cost > 0:
+        if self._best is None or self._best.cost > self._enough:
             self._walk()
         if self._best is None:
             raise Infeasible
@@ -182,7 +192,7 @@ class _Search:
             work -= _work(run)
             if run.failure is None and self._is_better(run.runtime.recompute_cost):
                 self._take(run.plan)
-            if (work < 0 and number > 0) or self._limit == 0:
+            if (work < 0 and number > 0) or self._limit <= self._enough:
                 break
         self._seconds -= share - max(work, 0) / _OPERATORS_PER_SECOND
 
@@ -211,8 +221,22 @@ class _Search:
         order = range(self._operators) if self._best is None else self._best.order
         count = max(1, math.ceil(0.75 * self._seconds / _SECONDS_OVER_SMALL))
         seconds = self._seconds / count
-        walks = (walk(self._line, order, seconds, temperature=_HOT, seed=seed) for seed in range(count))
-        return [found for found in walks if found is not None]
+        walks = (self._walk_from(order, seconds, _HOT, seed) for seed in range(count))
+        return self._until_enough(walks)
+
+    def _walk_from(
+        self, order: Sequence[int], seconds: float, temperature: float, seed: int = 0
+    ) -> Found | None:
+        return walk(self._line, order, seconds, temperature=temperature, seed=seed, enough=self._enough)
+
+    def _until_enough(self, walks: Iterable[Found | None]) -> list[Found]:
+        """What walks find, up to the first that is good enough."""
+        found: list[Found] = []
+        for one in walks:
+            found += [] if one is None else [one]
+            if one is not None and one.cost <= self._enough:
+                break
+        return found
 
     def _walk_from_starts(self) -> list[Found]:
         """A short walk from each start, and a long one from the best."""
@@ -220,10 +244,12 @@ class _Search:
         spent = _STARTS_SECONDS_PER_OPERATOR * self._operators
         seconds = max(self._seconds - spent, self._seconds / 2)
         first = _STARTS * seconds / len(starts)
-        walks = (walk(self._line, start, first, temperature=_COLD) for start in starts)
-        found = [order for order in walks if order is not None]
-        best = min(found, key=lambda found: found.cost).order if found else starts[0]
-        last = walk(self._line, best, seconds - first * len(starts), temperature=_WARM)
+        found = self._until_enough(self._walk_from(start, first, _COLD) for start in starts)
+        best = min(found, key=lambda found: found.cost, default=None)
+        if best is not None and best.cost <= self._enough:
+            return found
+        start = starts[0] if best is None else best.order
+        last = self._walk_from(start, seconds - first * len(starts), _WARM)
         return found if last is None else [*found, last]
 
     def _rescue(self) -> list[Found]:

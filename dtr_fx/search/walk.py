@@ -50,17 +50,18 @@ def walk(
     temperature: float = 0.3,
     penalty: float = 1.0,
     seed: int = 0,
-    any_will_do: bool = False,
+    enough: float = -math.inf,
     moved: Moved = NOTHING,
 ) -> Found | None:
-    """The cheapest order within the line's budget that is found from ``order`` on, or the first; or None.
+    """The cheapest order within the line's budget that is found from ``order`` on, or None.
 
+    It is the first that costs ``enough`` or less, if there is one.
     Of the ``seconds`` the work is counted, so that the same arguments find the same order.  ``temperature``,
     in units of the average operator's cost, and ``penalty``, the factor on the usual price of a byte above
     the budget, are those of the first step: the hotter, the more often one that costs more is taken.
     """
     line.settle(order, moved)
-    return _Walk(line, seed, penalty).find(seconds, temperature, any_will_do)
+    return _Walk(line, seed, penalty).find(seconds, temperature, enough)
 
 
 class _Walk:
@@ -86,11 +87,11 @@ class _Walk:
         self._temperature = 0.0
         self._best: Found | None = None
 
-    def find(self, seconds: float, temperature: float, any_will_do: bool) -> Found | None:
+    def find(self, seconds: float, temperature: float, enough: float) -> Found | None:
         line = self._line
         self._remember()
         energy = self._energy()
-        while (spent := self._spent()) < seconds and not (any_will_do and self._best):
+        while (spent := self._spent()) < seconds and not (self._best and self._best.cost <= enough):
             self._temperature = temperature * self._unit * _COOLING ** (spent / seconds)
             self._moves += 1
             self._change()
