@@ -1,9 +1,10 @@
 """``card``: a device in software, whose memory is the host's and whose operators are those of the CPU.
 
 Its tensors are no CPU tensors: PyTorch dispatches, traces and differentiates them as those of an accelerator
-that was registered from outside (the key ``PrivateUse1``).  Every storage is a block of a ``CachingAllocator``
-from when an operator returns it to when the last tensor lets it go, so that ``memory_allocated`` and
-``memory_reserved`` are those of a CUDA card that runs the same operators.  Its generator is its own.
+that was registered from outside (the key ``PrivateUse1``).  Every storage is a block of a
+``CachingAllocator`` from when an operator returns it to when the last tensor lets it go, so that
+``memory_allocated`` and ``memory_reserved`` are, by its rules, those of a CUDA card that runs the same
+operators.  Its generator is its own.
 
 What it cannot show: kernels, their times and their temporaries; work that goes on beside the program, as all
 runs at once; memory that is pinned.

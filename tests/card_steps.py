@@ -53,7 +53,7 @@ def step(model: nn.Module, inputs: Any, budget: str) -> tuple[list[Tensor], Repo
 def on_card(
     module: card.Module, name: str, budget: str, expected: list[Tensor], drawn: Tensor
 ) -> dict[str, Any]:
-    """What a step under a budget came to, beside what it is on the CPU, whose generator was left ``drawn``."""
+    """What a step under a budget came to, beside the CPU, whose generator was left ``drawn``."""
     gc.collect()
     allocator = module.start_anew()
     model, inputs = build(name, card.NAME)

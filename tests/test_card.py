@@ -1,4 +1,4 @@
-"""Training steps on a device that is no CPU, in software: ``tests/card.py``, of which each process has one."""
+"""Training steps on a device that is no CPU, in software: ``tests/card.py``, in processes of their own."""
 
 from __future__ import annotations
 
