@@ -38,6 +38,7 @@ class InfeasibleBudgetError(DTRError, ValueError):
     Where the smallest budget takes more than five forward passes again, ``sane`` is one that does not.
     With the option ``offload`` limited, ``offloaded`` are the bytes that a plan for what was asked moves out.
     ``sliced`` are budgets below the smallest that work under other values of the option ``slices``.
+    With the option ``count`` at ``"reserved"``, ``counted``, all but the lower bound are of reserved bytes.
     """
 
     asked: int
@@ -51,6 +52,7 @@ class InfeasibleBudgetError(DTRError, ValueError):
     sane: int | None = None
     sliced: Mapping[str, int] = field(default_factory=dict)
     offloaded: int | None = None
+    counted: str = "allocated"
 
     def __post_init__(self) -> None:
         # As positional arguments of the exception the fields survive copying and pickling.
@@ -62,12 +64,15 @@ class InfeasibleBudgetError(DTRError, ValueError):
         kept = ", ".join(self.kept)
         beside = " beside the other graphs of its step" if "other graphs" in self.pinned else ""
         whose = "the step's" if beside else "its"
+        is_reserved = self.counted == "reserved"
+        allocated = ", allocated" if is_reserved else ""
+        reserved = " (reserved bytes, by the allocator's rules)" if is_reserved else ""
         return (
-            f"no plan fits this graph{beside} into {self._size(self.asked)}\n"
+            f"no plan fits this graph{beside} into {self._size(self.asked)}{reserved}\n"
             f"  {whose} peak as it is: {self.baseline_peak} bytes = {format_bytes(self.baseline_peak)}\n"
             f"  smallest budget that works: {self._size(self.smallest)}\n"
             + (f"  and with at most 5 forward passes again: {self._size(self.sane)}\n" if self.sane else "")
-            + f"  lower bound for any plan: {self._size(self.lower_bound)}\n"
+            + f"  lower bound for any plan: {self._size(self.lower_bound)}{allocated}\n"
             + "".join(f"  but with slices={how!r}: {self._size(size)}\n" for how, size in self.sliced.items())
             + (
                 f"  but with offload of at least: {self.offloaded} bytes = {format_bytes(self.offloaded)}\n"

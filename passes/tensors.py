@@ -171,12 +171,16 @@ def _made_like(like: torch.Tensor, make: Callable[[torch.device], torch.Tensor])
         return FakeTensor(like.fake_mode, make(torch.device("meta")), like.fake_device)
 
 
+# Devices whose allocators hand out what is asked for; those of cards have blocks of 512 bytes.
+_EXACT = ("cpu", "meta")
+
+
 def storage_bytes(tensor: torch.Tensor, device: torch.device) -> int:
     """Bytes of the tensor's storage on ``device``, as its allocator hands them out; 0 on another device."""
     if tensor.device.type != device.type or tensor.layout is not torch.strided:
         return 0
     nbytes = hint(tensor.untyped_storage().nbytes())
-    return -(-nbytes // 512) * 512 if device.type == "cuda" else nbytes
+    return nbytes if device.type in _EXACT else -(-nbytes // 512) * 512
 
 
 def nbytes_of(tensor: torch.Tensor) -> int:

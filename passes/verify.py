@@ -75,6 +75,12 @@ def check_budget(points: Sequence[Point], budget: int) -> None:
         raise VerificationError(f"{peak.live} bytes are live at {peak.name}, the budget is {budget}")
 
 
+def check_reserved(reserved: int, budget: int) -> None:
+    """Raise ``VerificationError`` where the caching allocator would reserve more than ``budget`` bytes."""
+    if reserved > budget:
+        raise VerificationError(f"{reserved} bytes would be reserved, the budget is {budget}")
+
+
 class _Check:
     """The state of the graph before the node at hand."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from dtr_fx.cli import main
 from dtr_fx.inspect.diff import circumstances, render_diff
 from dtr_fx.lab.log import AliasLine, CallLine, ConstantLine, Line, MemoryLine, write_log
 from dtr_fx.passes.liveness import allocations, points_of, reserve
+from dtr_fx.planning.options import Options
 from dtr_fx.planning.transform import readable_copy
 from dtr_fx.runtime.caching_allocator import MIB, CachingAllocator
 
@@ -98,3 +100,65 @@ def test_a_log_has_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     main(["diff", str(tmp_path / "small.log"), "--budget", "100%", "--json"])
     [plan] = json.loads(capsys.readouterr().out)
     assert (plan["planned_peak"] // MIB, plan["reserved_peak"] // MIB) == (21, 36)
+
+
+def reserving(gm: GraphModule, budget: str | int, **options: Any) -> dtr_fx.Report:
+    return dtr_fx.transform(gm, budget, count="reserved", plan_seconds=0.2, **options)[1]
+
+
+def deep(x: torch.Tensor) -> torch.Tensor:
+    """Sixteen sines, all of which the sum reads."""
+    found = [x]
+    for _ in range(16):
+        found.append(torch.sin(found[-1]))
+    return sum(found[1:], found[0])  # type: ignore[return-value]
+
+
+def test_a_budget_of_reserved_bytes_is_kept_where_one_of_allocated_bytes_is_not() -> None:
+    """Storages of 6 MiB lie three in a segment of 20 MiB, so that 2 MiB of it are lost."""
+    gm, inputs = symbolic_trace(deep), [mib(6)]
+    whole = dtr_fx.transform(gm, 1.0, example_inputs=inputs)[1]
+    assert whole.planned_peak == 18 * 6 * MIB
+    assert whole.reserved_peak == 120 * MIB
+    budget = 60 * MIB
+    plain = dtr_fx.transform(gm, budget, plan_seconds=0.2, example_inputs=inputs)[1]
+    assert plain.planned_peak <= budget < plain.reserved_peak
+    report = reserving(gm, budget, example_inputs=inputs)
+    assert report.planned_peak <= report.reserved_peak <= budget
+    assert "60.0 MiB reserved, budget" in report.summary()
+
+
+def test_a_share_is_of_what_is_reserved_as_it_is() -> None:
+    gm, inputs = symbolic_trace(deep), [mib(6)]
+    assert reserving(gm, "50%", example_inputs=inputs).budget == 60 * MIB
+    as_it_is = reserving(gm, "100%", example_inputs=inputs)
+    assert (as_it_is.budget, as_it_is.recomputes) == (120 * MIB, 0)
+
+
+def test_the_error_names_reserved_bytes_and_a_budget_that_works() -> None:
+    gm, inputs = symbolic_trace(deep), [mib(6)]
+    with pytest.raises(dtr_fx.InfeasibleBudgetError, match="reserved bytes") as caught:
+        reserving(gm, 19 * MIB, example_inputs=inputs)
+    error = caught.value
+    assert error.baseline_peak == 120 * MIB
+    assert error.smallest % (20 * MIB) == 0
+    assert reserving(gm, error.smallest, example_inputs=inputs).reserved_peak <= error.smallest
+
+
+def test_a_training_step_has_a_budget_of_reserved_bytes() -> None:
+    reports: list[dtr_fx.Report] = []
+    model = torch.nn.Sequential(
+        *[part for _ in range(4) for part in (torch.nn.Linear(256, 256), torch.nn.Tanh(), torch.nn.Dropout())]
+    )
+    options = {"budget": "70%", "count": "reserved", "plan_seconds": 0.1, "on_report": reports.append}
+    torch.compile(model, backend="dtr", options=options)(torch.randn(8192, 256)).sum().backward()
+    [report] = reports
+    assert report.verdict == "fits"
+    assert report.reserved_peak <= report.budget
+    assert "count=reserved" in report.options
+
+
+@pytest.mark.parametrize("more", [{"max_overhead": 0.1}, {"executor": "inductor"}, {"count": "reservd"}])
+def test_what_cannot_be_reserved_is_an_option_error(more: dict[str, Any]) -> None:
+    with pytest.raises(dtr_fx.OptionError, match="count"):
+        Options(**{"count": "reserved", **more})

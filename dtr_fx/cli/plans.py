@@ -37,7 +37,7 @@ whole training step is one graph, traced and not run, and a budget counts gradie
 
 _Shown = TypeVar("_Shown")
 
-_PLAN_OPTIONS = ("budget", "heuristic", "planner", "plan_seconds", "costs", "slices", "offload")
+_PLAN_OPTIONS = ("budget", "heuristic", "planner", "plan_seconds", "costs", "slices", "offload", "count")
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, html: bool = True) -> None:
@@ -50,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, html: bool = True) -> None
     add("--plan-seconds", type=seconds, metavar="S", help="effort of a search")
     add("--costs", choices=("roofline", "profile"), help="operators' times: estimated, or measured")
     add_slices(parser)
+    about = "what a budget is of: allocated bytes, or those that PyTorch's CUDA allocator reserves for them"
+    add("--count", choices=("allocated", "reserved"), help=f"{about} (default: allocated)")
     add_printing(parser)
     if html:
         add("--html", type=Path, metavar="FILE", help="write the report as a page to FILE")

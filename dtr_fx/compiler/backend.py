@@ -79,7 +79,7 @@ def dtr(
     except OptionError as error:
         # Raised here, Dynamo would wrap it in an error of its own.
         return functools.partial(_raise, copy.copy(error))
-    compile_step = _COMPILE[chosen.executor or _default_executor(gm, example_inputs)]
+    compile_step = _COMPILE[chosen.executor or _default_executor(gm, example_inputs, chosen)]
     retracer = Retracer(gm, chosen, compile_step, takes_symbols=compile_step is _compile_eagerly)
     return Dispatcher(retracer, chosen.plans_kept, shared_accounting(chosen), options)
 
@@ -192,8 +192,13 @@ def check_backward(joint: GraphModule) -> None:
         )
 
 
-def _default_executor(gm: GraphModule, inputs: Sequence[Any]) -> str:
-    """Inductor compiles for as long as dozens of eager steps take: too long for each of many sizes."""
+def _default_executor(gm: GraphModule, inputs: Sequence[Any], options: Options) -> str:
+    """Inductor compiles for as long as dozens of eager steps take: too long for each of many sizes.
+
+    What its kernels reserve is not known.
+    """
+    if options.count == "reserved":
+        return "eager"
     on_gpu = any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in inputs)
     return "inductor if it fits" if on_gpu and has_triton() and not sized_inputs(gm) else "eager"
 

@@ -47,7 +47,7 @@ def circumstances(report: Report) -> str:
     why = f"; {report.trigger}" if report.trigger else ""
     regions = (f"{region.operators} operators in {region.slices}" for region in report.slices)
     slices = f"; slices: {', '.join(regions)}" if report.slices else ""
-    is_cached = report.device.startswith("cuda") and report.reserved_peak
+    is_cached = report.device.startswith("cuda") and report.reserved_peak and not report.counts_reserved
     reserved = f"; reserves {format_bytes(report.reserved_peak)}" if is_cached else ""
     refused = f"; {format_count(report.refused, 'order')} refused" if report.refused else ""
     return (

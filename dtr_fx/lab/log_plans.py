@@ -38,6 +38,8 @@ class LogPlanning:
         if no plan fits.
         """
         program, spec = self.program, self._options.budget
+        if self._options.count == "reserved":
+            raise OptionError("count='reserved': budgets of logs are of allocated bytes; leave it out")
         if spec.kind == "auto":
             raise OptionError("budget='auto': a log runs on no device; write a share of its peak, or bytes")
         budget = resolve_budget(spec, program.peak, torch.device("cpu"))

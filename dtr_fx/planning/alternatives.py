@@ -102,7 +102,7 @@ class Alternatives:
     def _with_more_slices(self, smallest: int) -> dict[str, int]:
         """Smaller budgets that work under other values of the option ``slices``, as one pass finds them."""
         found: dict[str, int] = {}
-        for how in _MORE[self.whole.options.slices]:
+        for how in () if self.whole.counts_reserved else _MORE[self.whole.options.slices]:
             options = replace(self.whole.options, slices=how, planner="online")
             variant = in_slices(Planning(self.whole.gm, options))
             if variant is not None and variant.planner.smallest.peak < smallest:
@@ -113,7 +113,7 @@ class Alternatives:
 def _may_be_better(planning: Planning, budget: int, plan: Plan | None) -> bool:
     """True if slices may do better than a plan, or than the graph as it is above the budget."""
     if plan is None:
-        return budget < planning.baseline_peak
+        return budget < planning.whole
     return planning.planner.need.nbytes > _NEAR * budget and planning.overhead(plan) > _DEAR
 
 

@@ -33,11 +33,12 @@ _FORMS = (
 # The caching allocator takes memory in blocks of 2 MiB and more, and what lies between them is lost.
 _USABLE = 0.95
 # What shapes a plan, beside its limit and hints.
-_SHAPING = ("heuristic", "costs", "planner", "plan_seconds", "executor", "slices", "offload")
+_SHAPING = ("heuristic", "costs", "planner", "plan_seconds", "executor", "slices", "offload", "count")
 _NAMES = {
     "planner": ("search", "online"),
     "executor": ("eager", "inductor", None),
     "slices": ("exact", "summed", "off"),
+    "count": ("allocated", "reserved"),
 }
 
 _Parsed = TypeVar("_Parsed")
@@ -288,6 +289,8 @@ class Options:
     - ``offload``: where values may be moved to instead of computed again: ``"host"`` memory beside a GPU,
       ``"disk"`` (the folder of temporary files) or a folder, bytes of host memory (``"16GiB"``), or a place
       with its limit (``"disk:16GiB"``).
+    - ``count``: what a budget is of: the bytes that are ``"allocated"``, or those that PyTorch's CUDA caching
+      allocator would have ``"reserved"`` for them, by its rules.
     - ``policy``: what is kept or recomputed, or has a budget of its own, by path of a module or region; see
       ``passes.hints``.
     - ``watch``: a value, named as in ``dtr-fx diff``; ``Report.choices`` has each time that it was weighed.
@@ -312,6 +315,7 @@ class Options:
     executor: Literal["eager", "inductor"] | None = None
     slices: Literal["exact", "summed", "off"] = "exact"
     offload: _Option[Tier | None] = _Option(_parse_offload, None)
+    count: Literal["allocated", "reserved"] = "allocated"
     policy: _Option[tuple[Hint, ...]] = _Option(_parse_policy, None)
     watch: str | None = None
     report: _Option[Path | None] = _Option(_parse_report, None)
@@ -335,6 +339,10 @@ class Options:
             given = getattr(self, name)
             if given not in known:
                 raise OptionError(f"unknown {name} {given!r}{did_you_mean(given, filter(None, known))}")
+        if self.count == "reserved" and self.max_overhead is not None:
+            raise OptionError("count='reserved' is of a budget: give one in place of max_overhead")
+        if self.count == "reserved" and self.executor == "inductor":
+            raise OptionError("count='reserved': what Inductor's kernels reserve is not known; leave one out")
         if self.offload is not None and self.executor == "inductor":
             raise OptionError("offload: kernels of Inductor move nothing; leave executor out, or offload")
         if self.plan_seconds is not None and not _is_positive(self.plan_seconds, (int, float)):

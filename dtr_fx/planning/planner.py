@@ -20,6 +20,7 @@ from dtr_fx.planning.kept import KeptPlans
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.parts import Part, Parts, merged
 from dtr_fx.runtime import Plan, Program, RunFailed, resolve
+from dtr_fx.runtime.caching_allocator import CachingAllocator
 from dtr_fx.runtime.steps import RECOMPUTE
 from dtr_fx.search import (
     Policy,
@@ -30,6 +31,7 @@ from dtr_fx.search import (
     portfolio,
     rerun,
     rerun_forward,
+    reserved_by,
 )
 
 # What the cost of a recompute is taken for where the user marked the operator.
@@ -38,6 +40,8 @@ _WEIGHTS = {
     CheckpointPolicy.PREFER_RECOMPUTE: 0.5,
     CheckpointPolicy.MUST_RECOMPUTE: 0.01,
 }
+# How many budgets of allocated bytes are tried for one of reserved bytes.
+_TRIES = 8
 
 
 class Infeasible(Exception):
@@ -69,6 +73,7 @@ class Planner:
         self.need = lower_bound(program)
         self._least: dict[int, float] = {}
         self._seconds = options.plan_seconds
+        self._counts_reserved = options.count == "reserved"
         self._online = options.planner == "online"
         heuristic = resolve(options.heuristic)
         self._policy = paper(heuristic) if self._online else Policy(heuristic)
@@ -91,6 +96,33 @@ class Planner:
 
     def plan(self, budget: int) -> Plan:
         """A plan within ``budget`` bytes; Infeasible if there is none at this budget or a smaller one."""
+        return self._reserving(self._plan, budget) if self._counts_reserved else self._plan(budget)
+
+    def _reserving(self, plan_of: Callable[[int], Plan], budget: int) -> Plan:
+        """The first plan for which no more is reserved; ``plan_of`` makes them for fewer allocated bytes."""
+        smallest = self.smallest
+        lowest = self.reserved(smallest)
+        for number in range(_TRIES):
+            within = budget - max(0, budget - smallest.peak) * number // _TRIES
+            try:
+                plan = plan_of(within)
+            except Infeasible:
+                break
+            reserved = self.reserved(plan)
+            if reserved <= budget:
+                return plan
+            lowest = min(lowest, reserved)
+        if self.reserved(smallest) <= budget:
+            return smallest
+        raise Infeasible(lowest)
+
+    def reserved(self, plan: Plan) -> int:
+        """The bytes that PyTorch's caching allocator reserves for a plan."""
+        allocator = CachingAllocator.as_configured()
+        return reserved_by(self.program, plan.order, allocator, plan.moved)
+
+    def _plan(self, budget: int) -> Plan:
+        """The same, by the bytes that are allocated."""
         plan = self.search(budget, self.program, lambda: self._smallest_computed)
         marked = self.checkpointed
         if marked is not None and marked.peak <= budget:
@@ -103,9 +135,14 @@ class Planner:
 
     def plan_saving(self, budget: int, held: int, saved: int) -> Plan:
         """As ``plan``, with ``saved`` bytes between the passes beside ``held``, or as few as are found."""
+        if not self._counts_reserved:
+            return self._plan_saving(budget, held, saved)
+        return self._reserving(lambda within: self._plan_saving(within, held, saved), budget)
+
+    def _plan_saving(self, budget: int, held: int, saved: int) -> Plan:
         if self._online and self.program.tier is not None:  # what a heuristic moves has no other order
             return self._without_moves.plan_saving(budget, held, saved)
-        free = self.plan(budget)
+        free = self._plan(budget)
         repaired = self._repaired(free, budget, held + saved)
         if repaired is not None and repaired.extra <= free.extra:
             return free

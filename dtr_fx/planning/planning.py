@@ -19,7 +19,7 @@ from dtr_fx.costs.workspaces import workspaces
 from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.passes import storages
 from dtr_fx.passes.hints import Hint, hint_of, is_budget, part_budget
-from dtr_fx.passes.liveness import liveness
+from dtr_fx.passes.liveness import allocations, points_of, reserve
 from dtr_fx.passes.roles import KEEP
 from dtr_fx.passes.slices import Sliced
 from dtr_fx.passes.tensors import graph_device, is_view
@@ -28,6 +28,7 @@ from dtr_fx.planning.parts import Part, most_held
 from dtr_fx.planning.planner import Infeasible, Planner
 from dtr_fx.planning.reporting import source_line
 from dtr_fx.runtime import Plan, RunFailed
+from dtr_fx.runtime.caching_allocator import CachingAllocator
 from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
 from dtr_fx.search import NOTHING, Moved, execute_order, limit_saved
 
@@ -55,10 +56,11 @@ class Planning:
     """The analysis of a graph, before it is rewritten; OptionError where its costs cannot be told.
 
     ``before`` is its memory timeline as it is, ``graph`` its program.  ``baseline_peak``, what a share is of
-    and no plan exceeds, is its peak as it is or as the user's checkpoints have it, and ``saved`` what it then
-    makes for its backward pass, outputs apart.  The extra workspace that an executor has found nodes to need,
-    while they run under a plan, stands in the graph's ``meta["dtr_extra_workspace"]``, in bytes by name; that
-    of no name (the empty one) is every node's.  Views run nothing.
+    and no plan exceeds, is its peak as it is or as the user's checkpoints have it, ``whole`` the same as a
+    budget counts it, and ``saved`` what it then makes for its backward pass, outputs apart.  The extra
+    workspace that an executor has found nodes to need, while they run under a plan, stands in the graph's
+    ``meta["dtr_extra_workspace"]``, in bytes by name; that of no name (the empty one) is every node's.  Views
+    run nothing.
     """
 
     def __init__(self, gm: GraphModule, options: Options, *, trusts_caller: bool = False) -> None:
@@ -93,7 +95,11 @@ class Planning:
             moves=options.offload is not None,
         )
         self.workspace_of = {node.name: nbytes for node, nbytes in workspace.items()}
-        self.before = liveness(gm, {node.name: nbytes for node, nbytes in as_it_is.items()}, device)
+        asked_for = list(allocations(gm, {node.name: nbytes for node, nbytes in as_it_is.items()}, device))
+        self.before = points_of(asked_for)
+        allocator = CachingAllocator.as_configured()
+        reserve(asked_for, allocator)
+        self._reserved_as_it_is = allocator.reserved
         marks = {number: call.mark for number, call in enumerate(self.graph.calls) if call.mark is not None}
         program = self.graph.program
         self.offload = ""
@@ -111,9 +117,11 @@ class Planning:
         self._peak_unmarked = max(point.live for point in self.before)
         self.base_cost = self.graph.base_cost
         self.baseline_peak = self._peak_unmarked
+        self.whole = self._reserved_as_it_is if self.counts_reserved else self.baseline_peak
         self.saved = 0 if self.graph.boundary is None else self.graph.saved_bytes
         if marked is not None and (self.planner.must or marked.peak < self.baseline_peak):
             self.baseline_peak = marked.peak
+            self.whole = self.planner.reserved(marked) if self.counts_reserved else marked.peak
             start = next(step for step in marked.steps if step.op == self.graph.boundary)
             self.saved = start.live - self.graph.held_between_passes
 
@@ -139,6 +147,7 @@ class Planning:
         variant = Planning(gm, self.options, trusts_caller=self._trusts_caller)
         variant.before, variant.base_cost = self.before, self.base_cost
         variant.baseline_peak, variant.saved = self.baseline_peak, self.saved
+        variant.whole = self.whole
         variant._original = self._original or self
         return variant
 
@@ -148,12 +157,23 @@ class Planning:
 
     def in_bytes(self, budget: Budget) -> int:
         held = self.graph.constant_bytes
-        return resolve_budget(budget, self.baseline_peak, self.graph.device, already_held=held)
+        return resolve_budget(budget, self.whole, self.graph.device, already_held=held)
 
     @property
     def limit(self) -> int:
         """The most bytes that a plan may take: the budget, or what the user's checkpoints take."""
-        return self.budget if self.planner.checkpointed is None else min(self.budget, self.baseline_peak)
+        return self.budget if self.planner.checkpointed is None else min(self.budget, self.whole)
+
+    @property
+    def counts_reserved(self) -> bool:
+        """True if a budget is of reserved bytes."""
+        return self.options.count == "reserved"
+
+    def taken(self, plan: Plan | None) -> int:
+        """Bytes of a plan, or of the graph as it is, as a budget counts them."""
+        if not self.counts_reserved:
+            return self.peak(plan)
+        return self._reserved_as_it_is if plan is None else self.planner.reserved(plan)
 
     @property
     def _saved(self) -> int | None:
@@ -161,7 +181,7 @@ class Planning:
         return None if self.graph.boundary is None else self.options.budget.saved
 
     def _fits_as_it_is(self, budget: int) -> bool:
-        is_obeyed = budget >= self._peak_unmarked and not self.planner.must
+        is_obeyed = budget >= self.taken(None) and not self.planner.must
         return is_obeyed and (self._saved is None or self.graph.saved_bytes <= self._saved)
 
     def carried_over(self, earlier: Iterable[Carried]) -> tuple[Carried, Plan | None] | None:
@@ -197,6 +217,7 @@ class Planning:
         except RunFailed:
             return None
         is_obeyed = all(plan.order == order for plan in plans) and self.planner.parts.hold(plans[-1])
+        is_obeyed = is_obeyed and self.taken(plans[-1]) <= budget
         return plans[-1] if is_obeyed else None
 
     def plan(self, *, saves_nothing: bool) -> tuple[int, Plan | None]:
@@ -204,15 +225,15 @@ class Planning:
         if self.options.max_overhead is not None:
             return self.least_memory()
         graph, budget, marked, saved = self.graph, self.limit, self.planner.checkpointed, self._saved
-        if marked is not None and not self.options.limits and marked.peak <= budget:
+        if marked is not None and not self.options.limits and self.taken(marked) <= budget:
             return budget, marked
         if self._fits_as_it_is(budget):
             return budget, None
-        is_obeyed = budget >= self._peak_unmarked and not self.planner.must
+        is_obeyed = budget >= self.taken(None) and not self.planner.must
         try:
             # This comes after a search in vain, and most often no plan fits here either.
-            if self._trusts_caller and self.planner.smallest.peak > budget:
-                raise Infeasible(self.planner.smallest.peak)
+            if self._trusts_caller and self.taken(self.planner.smallest) > budget:
+                raise Infeasible(self.taken(self.planner.smallest))
             if saved is None:
                 return budget, self.planner.plan(budget)
             return budget, self.planner.plan_saving(budget, graph.held_between_passes, saved)
@@ -324,14 +345,14 @@ class Planning:
 
     def _sane_smallest(self, smallest: int) -> int | None:
         """What is sane in place of the smallest budget that is found, if that is not."""
-        if smallest != self.planner.smallest.peak:
+        if self.counts_reserved or smallest != self.planner.smallest.peak:
             return None
         return self.sane_from(self.planner.smallest)
 
     def _offloaded(self, budget: int) -> int | None:
         """The bytes that a plan moves out if the tier has no limit; None without such a limit, or a plan."""
         program = self.planner.program
-        if program.tier is None or program.tier.limit is None:
+        if program.tier is None or program.tier.limit is None or self.counts_reserved:
             return None
         unlimited = replace(program, tier=replace(program.tier, limit=None))
         plan = self.planner.search(budget, unlimited, lambda: None)
@@ -350,15 +371,16 @@ class Planning:
         return InfeasibleBudgetError(
             asked=budget,
             # As it is, the graph needs no saved states of random operators: where those weigh most, less.
-            smallest=min(smallest, self.baseline_peak),
+            smallest=min(smallest, self.whole),
             lower_bound=need.nbytes,
-            baseline_peak=self.baseline_peak,
+            baseline_peak=self.whole,
             operator=node.name,
             source=source_line(node),
             pinned=dict(pinned),
             kept=tuple(dict.fromkeys(hint[0] for hint in kept if hint is not None)),
             sane=self._sane_smallest(smallest),
             offloaded=self._offloaded(budget),
+            counted=self.options.count,
         )
 
 

@@ -19,7 +19,7 @@ from dtr_fx.passes.drops import ForgetPlan
 from dtr_fx.passes.liveness import allocations, points_of, reserve
 from dtr_fx.passes.propagate import Propagate, fake_mode_of
 from dtr_fx.passes.reach import Reached, reached_by_caller, relied_on
-from dtr_fx.passes.verify import Verify, check_budget
+from dtr_fx.passes.verify import Verify, check_budget, check_reserved
 from dtr_fx.passes.write import Write
 from dtr_fx.planning.alternatives import Alternatives
 from dtr_fx.planning.options import Options
@@ -56,6 +56,7 @@ def transform(
     plan_seconds: float | None = None,
     slices: Literal["exact", "summed", "off"] = "exact",
     offload: Any = None,
+    count: Literal["allocated", "reserved"] = "allocated",
     example_inputs: Sequence[Any] | None = None,
 ) -> tuple[GraphModule, Report]:
     """Rewrite a graph so that its live bytes never exceed ``budget``; the original is left as it was.
@@ -69,7 +70,7 @@ def transform(
     budget:
         ``0.6`` or ``"60%"`` of the graph's own peak, bytes, ``"8GiB"``, ``"8GB"``, or ``"auto"``.  It
         counts inputs, parameters, activations and outputs on the graph's device.
-    max_overhead, heuristic, costs, planner, plan_seconds, slices, offload:
+    max_overhead, heuristic, costs, planner, plan_seconds, slices, offload, count:
         See ``dtr_fx.planning.options.Options``.
     example_inputs:
         Needed by graphs whose nodes have no ``meta["val"]``: their shapes are found with fake tensors.
@@ -91,7 +92,15 @@ def transform(
     True
     """
     options = Options(
-        budget, max_overhead, heuristic, costs, planner, plan_seconds, slices=slices, offload=offload
+        budget,
+        max_overhead,
+        heuristic,
+        costs,
+        planner,
+        plan_seconds,
+        slices=slices,
+        offload=offload,
+        count=count,
     )
     return rewritten_copy(gm, options, example_inputs)
 
@@ -207,6 +216,8 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
         check_budget(after, budget)
     allocator = CachingAllocator.as_configured()
     reserve(steps, allocator)
+    if options.count == "reserved" and plan is not None:
+        check_reserved(allocator.reserved, budget)
     laps.take("liveness")
     events = events_of(gm, graph, after)
     report = make_report(
@@ -230,7 +241,7 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
         report,
         seconds=laps.seconds,
         relied_parameters=relied,
-        unconstrained_peak=planning.baseline_peak,
+        unconstrained_peak=planning.whole,
         unconstrained_saved=planning.saved,
         hints=hints,
         sane_from=planning.sane_from(plan),

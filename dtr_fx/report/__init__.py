@@ -247,7 +247,7 @@ class Report:
     @property
     def verdict(self) -> str:
         """``"fits"``, ``"over budget"``, or ``"left as it is"`` where no plan reaches the budget."""
-        if self.planned_peak <= self.budget:
+        if self._counted <= self.budget:
             return "fits"
         return "left as it is" if self.heuristic == "none" else "over budget"
 
@@ -290,13 +290,26 @@ class Report:
         if verdict == "left as it is":
             return f"{verdict}: peak {format_bytes(self.baseline_peak)}, no plan reaches {self.budget_text}"
         if verdict == "over budget":
-            verdict = f"OVER BUDGET by {format_bytes(self.planned_peak - self.budget)}"
+            verdict = f"OVER BUDGET by {format_bytes(self._counted - self.budget)}"
         return (
             f"{verdict}: peak {format_bytes(self.baseline_peak)} → {format_bytes(self.planned_peak)}, "
-            f"budget {self.budget_text}, {format_count(self.drops, 'drop')}, "
+            f"{self._reserved}budget {self.budget_text}, {format_count(self.drops, 'drop')}, "
             f"{format_count(self.recomputes, 'recompute')}, {self._moved}{self._sliced}"
             f"overhead {format_percent(self.overhead)}"
         )
+
+    @property
+    def counts_reserved(self) -> bool:
+        """True if the budget is of reserved bytes."""
+        return "count=reserved" in self.options.split()
+
+    @property
+    def _counted(self) -> int:
+        return self.reserved_peak if self.counts_reserved else self.planned_peak
+
+    @property
+    def _reserved(self) -> str:
+        return f"{format_bytes(self.reserved_peak)} reserved, " if self.counts_reserved else ""
 
     @property
     def _moved(self) -> str:

@@ -1,7 +1,7 @@
 """How a plan is found: one pass of the runtime, or many, steered.  Without torch."""
 
 from .bound import Need, lower_bound
-from .execute import execute_order
+from .execute import execute_order, reserved_by
 from .least import least_recomputed
 from .lifetimes import NOTHING, Lifetimes, Moved, Operators
 from .moves import smallest_with_moves, with_moves
@@ -21,6 +21,7 @@ __all__ = [
     "default_effort",
     "execute_order",
     "least_recomputed",
+    "reserved_by",
     "limit_saved",
     "lower_bound",
     "one_pass",

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dtr_fx.runtime import Plan, Program, RunFailed, Runtime, Tensor, collector_paused
+from dtr_fx.runtime.caching_allocator import CachingAllocator
 from dtr_fx.runtime.driver import constant, keep, perform
 from dtr_fx.runtime.program import Constant
 
@@ -36,10 +37,33 @@ def execute_order(
 
     Raises ``RunFailed`` if the order does not fit into the budget.
     """
-    runtime = Runtime(budget, "dtr-local", deallocation="ignore", order="program", tier=program.tier)
+    return Plan.of(program, _executed(program, order, budget, moved), "search")
+
+
+def reserved_by(program: Program, order: Sequence[int], allocator: CachingAllocator, moved: Moved) -> int:
+    """The bytes that an allocator reserves for a program in an order; see ``execute_order``."""
+    _executed(program, order, math.inf, moved, allocator)
+    return allocator.reserved
+
+
+def _executed(
+    program: Program,
+    order: Sequence[int],
+    budget: float,
+    moved: Moved,
+    allocator: CachingAllocator | None = None,
+) -> Runtime:
+    runtime = Runtime(
+        budget,
+        "dtr-local",
+        deallocation="ignore",
+        order="program",
+        tier=program.tier,
+        allocator=allocator,
+    )
     with collector_paused():
         _execute(program, order, runtime, moved)
-    return Plan.of(program, runtime, "search")
+    return runtime
 
 
 def execute_found(
