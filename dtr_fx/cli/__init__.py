@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import importlib.util
 import io
 import os
+import signal
 import sys
 import textwrap
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
     arguments = make_parser(given[:2]).parse_args(given, argparse.Namespace(words=given))
     try:
-        arguments.run(arguments)
+        with _insistent_interrupt():
+            arguments.run(arguments)
     except DTRError as error:
         print(f"dtr-fx: error: {error}", file=sys.stderr)
         return 2
@@ -44,6 +48,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The interpreter flushes stdout once more on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+@contextlib.contextmanager
+def _insistent_interrupt() -> Iterator[None]:
+    """Raise KeyboardInterrupt at Ctrl-C, and again each second until the command has ended.
+
+    An interrupt within the guards that Dynamo builds is lost (torch 2.13).
+    """
+    is_possible = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    if not is_possible or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def interrupt(*_: Any) -> NoReturn:
+        signal.setitimer(signal.ITIMER_REAL, 1)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGALRM)}
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Parser(argparse.ArgumentParser):

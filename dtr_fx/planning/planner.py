@@ -141,7 +141,7 @@ class Planner:
 
     def _plan_saving(self, budget: int, held: int, saved: int) -> Plan:
         if self._online and self.program.tier is not None:  # what a heuristic moves has no other order
-            return self._without_moves.plan_saving(budget, held, saved)
+            return self._without_moves._plan_saving(budget, held, saved)
         free = self._plan(budget)
         repaired = self._repaired(free, budget, held + saved)
         if repaired is not None and repaired.extra <= free.extra:
