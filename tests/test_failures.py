@@ -397,8 +397,9 @@ def test_a_command_can_be_interrupted(command: str, tmp_path: Path, capsys) -> N
 def test_an_interrupt_that_is_swallowed_comes_again(tmp_path: Path, capsys) -> None:
     source = tmp_path / "net.py"
     source.write_text(
-        "import _thread\nimport time\n\n\ndef make():\n    try:\n        _thread.interrupt_main()\n"
-        "        time.sleep(60)\n    except KeyboardInterrupt:\n        print('swallowed')\n    time.sleep(60)\n"
+        "import _thread\nimport time\n\n\ndef make():\n"
+        "    try:\n        _thread.interrupt_main()\n        time.sleep(60)\n"
+        "    except KeyboardInterrupt:\n        print('swallowed')\n    time.sleep(60)\n"
     )
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
