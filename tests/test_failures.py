@@ -376,7 +376,7 @@ def test_a_command_can_be_interrupted(command: str, tmp_path: Path, capsys) -> N
     log, before = write_chain(tmp_path / "chain.log", 400), surroundings()
     given = {
         "smallest": [str(log)],
-        "show": [str(log), "--budget", "10%"],
+        "show": [str(log), "--budget", "3%"],
         "sweep": ["zoo:mlp", "--no-rivals"],
     }
     # A shell has the processes that it starts in the background ignore Ctrl-C.
@@ -386,6 +386,7 @@ def test_a_command_can_be_interrupted(command: str, tmp_path: Path, capsys) -> N
     try:
         assert main([command, *given[command], "--plan-seconds", "60"]) == 130
     finally:
+        interrupt.cancel()
         interrupt.join()
         signal.signal(signal.SIGINT, handler)
     assert surroundings() == before
