@@ -326,7 +326,7 @@ def test_what_does_not_fit_is_an_error_and_leaves_no_setting_behind():
 
 
 def test_by_default_inductor_compiles_where_it_can_and_its_kernels_fit(monkeypatch, caplog):
-    monkeypatch.setattr(backend, "_default_executor", lambda gm, inputs: "inductor if it fits")
+    monkeypatch.setattr(backend, "_default_executor", lambda *_: "inductor if it fits")
     model, x, expected = made(norm_and_matmul)
     found = step_of(model, torch.compile(model, backend="dtr", options={"budget": "80%"}), x)
     torch.testing.assert_close(found, expected)
@@ -340,7 +340,7 @@ def test_by_default_inductor_compiles_where_it_can_and_its_kernels_fit(monkeypat
 
 def test_on_a_cpu_a_step_runs_eagerly():
     gm = torch.fx.symbolic_trace(lambda x: x.sin())
-    assert backend._default_executor(gm, [torch.ones(2)]) == "eager"
+    assert backend._default_executor(gm, [torch.ones(2)], Options()) == "eager"
 
 
 def test_a_partitioner_for_the_stock_backend():
