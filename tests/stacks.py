@@ -1,6 +1,7 @@
 """Trainers with ``backend="dtr"``, beside the same trainer uncompiled and under ``aot_eager``.
 
     python tests/stacks.py            # the table of RESULTS.md, in some minutes
+    python tests/stacks.py two        # rows whose name has this word: those of two processes
 
 A stack trains a small language model with dropout, compiled as ``docs/trainers.md`` says.  Every loss counts,
 and of the later steps the peak; parameters are part of it, as they are of a budget, the optimizer is not.
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import ranks
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -365,6 +367,17 @@ def detection(way: Way) -> Run:
     return run
 
 
+def of_two_ranks(parallel: Callable[..., nn.Module]) -> Callable[[Way], Run]:
+    """Three blocks, not a language model; losses of both ranks count, and the higher peak."""
+
+    def train(way: Way) -> Run:
+        found = ranks.of_both_ranks(ranks.steps, parallel, way.backend, way.options or None)
+        peaks = [peak + held for _, _, peak, held in found]
+        return Run(sorted(loss for losses, *_ in found for loss in losses), max(peaks))
+
+    return train
+
+
 @dataclass(frozen=True)
 class Stack:
     """``lines`` are those to add, ``needs`` has to be installed, and ``options`` go with a budget."""
@@ -391,6 +404,11 @@ STACKS = {
     "Fabric, bf16": Stack(fabric, 1, ("lightning",)),
     "timm": Stack(timm, 0, ("timm", "torchvision")),
     "torchvision's FCOS, sizes vary": Stack(detection, 1, ("torchvision",)),
+    "DDP, compiled, two processes": Stack(of_two_ranks(ranks.ddp_inside), 1),
+    "DDP around what is compiled, two processes": Stack(of_two_ranks(ranks.ddp_outside), 1),
+    "FSDP1, two processes": Stack(of_two_ranks(ranks.fsdp1), 1),
+    "FSDP2 by block, two processes": Stack(of_two_ranks(ranks.fsdp2_by_block), 2),
+    "tensor parallel, two processes": Stack(of_two_ranks(ranks.tensor_parallel), 1),
 }
 
 

@@ -2,145 +2,41 @@
 
 from __future__ import annotations
 
-import os
-import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from torch import Tensor, nn
+from ranks import (
+    WIDTH,
+    ddp_inside,
+    ddp_outside,
+    fsdp1,
+    fsdp2_by_block,
+    is_same,
+    of_both_ranks,
+    steps,
+    tensor_parallel,
+)
+from torch import Tensor
 from torch.distributed._functional_collectives import all_gather_tensor, all_reduce
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn.parallel import DistributedDataParallel
 
-from dtr_fx import measure_peak
 from dtr_fx.costs import measure
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"
 )
 
-WIDTH, ROWS = 32, 512
-Compile = Callable[[nn.Module], nn.Module]
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(nn.functional.gelu(self.up(x)))
-
-
-def ddp_outside(blocks: nn.Sequential, compiled: Compile) -> nn.Module:
-    return DistributedDataParallel(compiled(blocks))
-
-
-def ddp_inside(blocks: nn.Sequential, compiled: Compile) -> nn.Module:
-    return compiled(DistributedDataParallel(blocks))
-
-
-def fsdp1(blocks: nn.Sequential, compiled: Compile) -> nn.Module:
-    return compiled(FullyShardedDataParallel(blocks, use_orig_params=True, device_id=torch.device("cpu")))
-
-
-def fsdp2_by_block(blocks: nn.Sequential, compiled: Compile) -> nn.Module:
-    for block in blocks:
-        compiled(block)
-        fully_shard(block)
-    return fully_shard(blocks)
-
-
-def tensor_parallel(blocks: nn.Sequential, compiled: Compile) -> nn.Module:
-    mesh = init_device_mesh("cpu", (2,))
-    for block in blocks:
-        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    return compiled(blocks)
-
-
 STACKS = (ddp_inside, fsdp1, fsdp2_by_block, tensor_parallel)
 QUICK = STACKS[2:]
-
-
-def steps(stack: Any, rank: int, backend: str | None, options: dict[str, Any] | None) -> Any:
-    """Losses and parameters after three steps, with the highest peak of the last two above parameters."""
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    blocks = nn.Sequential(*(Block() for _ in range(3)))
-
-    def compiled(module: nn.Module) -> nn.Module:
-        if backend is not None:
-            module.compile(backend=backend, options=None if options is None else dict(options))
-        return module
-
-    model = stack(blocks, compiled)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    torch.manual_seed(rank + 1)
-    losses, peaks = [], []
-    for _ in range(3):
-        x = torch.randn(ROWS, WIDTH)
-
-        def step(x: Tensor = x) -> None:
-            loss = model(x).square().mean()
-            loss.backward()
-            losses.append(loss.item())
-
-        peaks.append(measure_peak(step))
-        optimizer.step()
-        optimizer.zero_grad()
-    found = [each.full_tensor() if isinstance(each, DTensor) else each for each in model.parameters()]
-    return losses, [each.detach().numpy() for each in found], max(peaks[1:])
-
-
-def run(rank: int, port: int, work: Callable[..., Any], arguments: Any, results: Any) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    torch.set_num_threads(1)
-    try:
-        results.put(work(rank, *arguments))
-    except Exception as error:
-        results.put(error)
-    dist.destroy_process_group()
-
-
-def of_both_ranks(work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = mp.get_context("spawn")
-    results = context.Queue()
-    processes = [
-        context.Process(target=run, args=(rank, port, work, arguments, results)) for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    found = []
-    for _ in processes:
-        found.append(results.get(timeout=300))
-        if isinstance(found[-1], Exception):  # the other waits for it
-            for process in processes:
-                process.kill()
-            raise found[-1]
-    for process in processes:
-        process.join()
-    return found
-
-
 SHARE, BYTES = ({"budget": budget, "planner": "online"} for budget in ("60%", "2MiB"))
 
 
 def under_a_share(rank: int, stacks: tuple[Any, ...]) -> dict[str, list[Any]]:
     """By stack: eager, and a share."""
     return {
-        each.__name__: [steps(each, rank, *given) for given in ((None, None), ("dtr", SHARE))]
+        each.__name__: [steps(rank, each, *given) for given in ((None, None), ("dtr", SHARE))]
         for each in stacks
     }
 
@@ -156,7 +52,7 @@ def test_a_share_holds_and_changes_nothing(stacks: tuple[Any, ...]) -> None:
 def under_bytes(rank: int) -> dict[str, list[Any]]:
     """By stack: aot_eager, and bytes."""
     given = [("aot_eager", None), ("dtr", BYTES)]
-    return {stack.__name__: [steps(stack, rank, *each) for each in given] for stack in STACKS}
+    return {stack.__name__: [steps(rank, stack, *each) for each in given] for stack in STACKS}
 
 
 @pytest.mark.slow
@@ -224,15 +120,10 @@ def test_ranks_plan_together(tmp_path: Path) -> None:
 def fused(rank: int) -> list[Any]:
     """DDP with Inductor, without dtr and with it."""
     given = [("inductor", None), ("dtr", {**SHARE, "executor": "inductor"})]
-    return [steps(ddp_outside, rank, *each) for each in given]
+    return [steps(rank, ddp_outside, *each) for each in given]
 
 
 @pytest.mark.slow
 def test_inductor_computes_the_same() -> None:
     for expected, found in of_both_ranks(fused):
         assert is_same(found, expected)
-
-
-def is_same(found: Any, expected: Any) -> bool:
-    """Losses and parameters, bit for bit."""
-    return found[0] == expected[0] and all((a == b).all() for a, b in zip(found[1], expected[1]))

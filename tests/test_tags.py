@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import must_recompute
 from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import dtr_fx
 from dtr_fx import Report
@@ -69,10 +70,14 @@ def test_a_budget_that_no_plan_reaches_is_an_error_and_tags_nothing() -> None:
     assert not any("recompute" in node.meta for node in tagged[0].graph.nodes)
 
 
-@pytest.mark.skipif(
-    not hasattr(torch._dynamo.config, "trace_autograd_ops"),
-    reason="before torch 2.13 no trace says where a backward pass of its own starts",
-)
+def test_a_graph_without_a_backward_pass_is_refused() -> None:
+    traced = make_fx(lambda x: x.sin().cos().exp(), tracing_mode="fake")(torch.ones(64))
+    with pytest.raises(dtr_fx.GraphError, match=r"dtr_fx\.transform plans any graph"):
+        dtr_fx.tag(traced, "60%")
+    assert not any("recompute" in node.meta for node in traced.graph.nodes)
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="PyTorch marks a traced backward pass from 2.13 on")
 def test_a_graph_with_its_own_backward_pass_is_tagged_in_its_forward_pass() -> None:
     """As torchtitan's graph trainer has it: its pass recomputes what is tagged."""
     torch.manual_seed(0)

@@ -7,6 +7,7 @@ from typing import Any
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
+from dtr_fx.errors import GraphError
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.contract import VALUES, Pipeline
 from dtr_fx.passes.drops import LowerDrops
@@ -30,7 +31,8 @@ def tag(joint: GraphModule, budget: float | int | str = 1.0, **options: Any) -> 
     An operator of the forward pass gets ``CheckpointPolicy.MUST_RECOMPUTE`` in ``meta["recompute"]`` if the
     plan recomputes it in the backward pass, ``MUST_SAVE`` if the backward pass reads what was kept; all else
     stays as it is.  PyTorch's min-cut partitioner then saves what the plan does, and places recomputes
-    itself, so that the peak may be above the report's.  Options and errors are those of ``partition_fn``.
+    itself, so that the peak may be above the report's.  Options and errors are those of ``partition_fn``;
+    a graph without a backward pass is a ``GraphError``.
     """
     chosen = Options.from_mapping({"budget": budget, **options})
     planned = copy_of(joint)
@@ -40,6 +42,11 @@ def tag(joint: GraphModule, budget: float | int | str = 1.0, **options: Any) -> 
     else:
         check_marks(planned)
         Pipeline(TagOwnBackward(), MergeDuplicates(), EarlyUpdates(), given=(VALUES,))(planned)
+        if not any(map(is_backward, planned.graph.nodes)):
+            raise GraphError(
+                "the graph has no backward pass to recompute in: tag takes AOTAutograd's joint graph, or one "
+                "that PyTorch 2.13 or later traced with its backward pass; dtr_fx.transform plans any graph"
+            )
     report = rewrite(planned, chosen)
     LowerDrops().call(planned)
     nodes = list(planned.graph.nodes)
