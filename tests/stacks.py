@@ -15,7 +15,7 @@ import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -380,12 +380,11 @@ def of_two_ranks(parallel: Callable[..., nn.Module]) -> Callable[[Way], Run]:
 
 @dataclass(frozen=True)
 class Stack:
-    """``lines`` are those to add, ``needs`` has to be installed, and ``options`` go with a budget."""
+    """``lines`` are those to add, and ``needs`` has to be installed."""
 
     train: Callable[[Way], Run]
     lines: int
     needs: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 HUGGING_FACE = ("transformers", "accelerate")
@@ -394,7 +393,7 @@ STACKS = {
     "each block by itself (torchtitan)": Stack(blocks, 2),
     "Trainer, by name": Stack(trainer, 4, HUGGING_FACE),
     "Trainer, accumulation, bf16, evaluation": Stack(trainer_bf16, 4, HUGGING_FACE),
-    "Trainer, gradient checkpointing": Stack(trainer_checkpoints, 4, HUGGING_FACE, {"planner": "online"}),
+    "Trainer, gradient checkpointing": Stack(trainer_checkpoints, 4, HUGGING_FACE),
     "Trainer, in place": Stack(trainer_in_place, 1, HUGGING_FACE),
     "Trainer, LoRA, in place": Stack(trainer_lora, 1, (*HUGGING_FACE, "peft")),
     "accelerate": Stack(accelerate, 4, ("accelerate",)),
@@ -427,11 +426,7 @@ def run(stack: Stack, backend: str | None = None, **options: Any) -> Run:
 def rows(stack: Stack) -> Iterator[tuple[str, str, str, str]]:
     plain, reference = run(stack), run(stack, "aot_eager")
     share = int(0.6 * plain.peak)
-    budgets = {
-        "none": {},
-        "60%": {"budget": "60%", **stack.options},
-        "bytes": {"budget": share, **stack.options},
-    }
+    budgets = {"none": {}, "60%": {"budget": "60%"}, "bytes": {"budget": share}}
     for name, options in budgets.items():
         try:
             ours = run(stack, "dtr", **options)

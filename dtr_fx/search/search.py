@@ -60,6 +60,7 @@ _LOW = (
     Policy(HEURISTICS["dtr-eq"], keep_passed=False),
     Policy(HEURISTICS["next-use"], order="depth first"),
     Policy(HEURISTICS["dtr-local"], keep_passed=False),
+    Policy(HEURISTICS["next-use"], order="depth first", keep_gradients=False),
 )
 
 
