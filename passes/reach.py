@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 
 from dtr_fx.passes.marks import saves_inputs
 from dtr_fx.passes.roles import role
+from dtr_fx.passes.slices import Sliced
 from dtr_fx.passes.tensors import is_backward, is_tangent, storage_keys
 from dtr_fx.runtime.steps import RECOMPUTE
 from dtr_fx.torch_private import GradAOTOutput, InputMutationAOTOutput, PlainAOTInput, PlainAOTOutput
@@ -84,11 +85,11 @@ def reached_by_caller(gm: GraphModule, *kinds: str) -> dict[int, Reached]:
 
 
 def relied_on(gm: GraphModule, reached: Mapping[int, Reached]) -> list[Reached]:
-    """Those that recomputes in the backward pass of a rewritten graph read."""
+    """Those that recomputes, and operators in slices, read in the backward pass of a rewritten graph."""
     found = {
         key: None
         for node in gm.graph.nodes
-        if is_backward(node) and role(node) == RECOMPUTE
+        if is_backward(node) and (role(node) == RECOMPUTE or isinstance(node.target, Sliced))
         for used in node.all_input_nodes
         for key in storage_keys(used)
     }

@@ -202,9 +202,9 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
     The graph becomes that of the analysis, if this is of one that computes the same in slices.
     """
     laps.take("plan")
+    parameters = reached_by_caller(gm, "parameter")
     if planning.gm is not gm:
         gm.graph = planning.gm.graph
-    parameters = reached_by_caller(gm, "parameter")
     passes = (
         () if plan is None else (Write(planning.graph, plan, str(planning.options.offload or "")), Verify())
     )
@@ -234,7 +234,7 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
         storages=stats_of(graph, events),
     )
     laps.take("report")
-    relied = _relied(gm, parameters, planning.baseline_peak)
+    relied = _relied(gm, parameters, planning.whole)
     hints = hints_of(graph, options.policy, events, report.storages)
     check_parts(hints, planning.planner.parts.parts)
     report = replace(
