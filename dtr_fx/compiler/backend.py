@@ -31,6 +31,7 @@ from dtr_fx.compiler.retrace import Record, Retracer
 from dtr_fx.compiler.symbolic import Trace
 from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
 from dtr_fx.inspect.views import Report
+from dtr_fx.passes.accumulate import AccumulateInPlace
 from dtr_fx.passes.contract import VALUES, Pipeline
 from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.effects import collectives
@@ -146,6 +147,7 @@ def _partition(
     free = options.is_default and not is_hinted
     reference = pytorch_step(joint, inputs, facts) if free else None
     prepare(joint, facts.get("static_lifetime_input_indices") or (), parameters)
+    AccumulateInPlace().call(joint)
     check_backward(joint)
     if options.is_default:
         repeat_results(joint)
@@ -162,7 +164,8 @@ def _compile_eagerly(
     parameters = [isinstance(value, torch.nn.Parameter) for value in inputs]
 
     def compile_inference(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        Pipeline(TagOwnBackward(), MergeDuplicates(), EarlyUpdates(), given=(VALUES,))(gm)
+        passes = TagOwnBackward(), MergeDuplicates(), AccumulateInPlace(), EarlyUpdates()
+        Pipeline(*passes, given=(VALUES,))(gm)
         _rewrite(gm, options, record, saves_nothing=True)
         return boxed_compiler(gm, inputs)
 

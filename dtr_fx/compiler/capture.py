@@ -28,6 +28,7 @@ from dtr_fx.compiler.dynamo import recurrence_as_in_eager
 from dtr_fx.compiler.memoryless import fake, has_no_memory
 from dtr_fx.compiler.provenance import tell_backward, told
 from dtr_fx.errors import GraphError, OptionError
+from dtr_fx.passes.accumulate import AccumulateInPlace
 from dtr_fx.passes.contract import VALUES, Pipeline
 from dtr_fx.passes.hints import mark_hints
 from dtr_fx.passes.marks import check_marks
@@ -281,7 +282,7 @@ class _Capture:
             stack.enter_context(recurrence_as_in_eager())
             gm = aot_export_joint(stack, Passes(), tuple(fakes)).graph_module
         tell_backward(gm)
-        Pipeline(ExecutionOrder(), MergeDuplicates(), given=(VALUES,))(gm)
+        Pipeline(ExecutionOrder(), MergeDuplicates(), AccumulateInPlace(), given=(VALUES,))(gm)
         return _Joint(gm, len(names), self._parameters)
 
     def _forward(self, state: Mapping[str, Any], batch: Sequence[Any]) -> list[Tensor]:

@@ -16,6 +16,7 @@ from dtr_fx.compiler.dynamo import module_names
 from dtr_fx.compiler.memoryless import traceable
 from dtr_fx.compiler.retrace import Retracer
 from dtr_fx.errors import GraphError
+from dtr_fx.passes.accumulate import AccumulateInPlace
 from dtr_fx.passes.hints import mark_hints
 from dtr_fx.passes.split import prepare
 from dtr_fx.planning.options import Options
@@ -114,6 +115,7 @@ def _stop(
         ready = copy_of(joint)
         mark_hints(ready, options.policy, module_names())
         prepare(ready, facts.get("static_lifetime_input_indices") or (), parameters)
+        AccumulateInPlace().call(ready)
         check_backward(ready)
         raise _Traced(Joint(joint, inputs, facts, ready))
 
