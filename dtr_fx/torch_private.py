@@ -66,6 +66,8 @@ _NAMES = {
     "OrderedSet": "torch.utils._ordered_set:OrderedSet",  # what Inductor's functions take
     "has_triton": "torch.utils._triton:has_triton",  # True if Inductor can compile for the GPU
     "EventType": "torch._C._profiler:_EventType",  # tells allocations in a profile
+    "record_memory_history": "torch.cuda.memory:_record_memory_history",  # of PyTorch's CUDA allocator
+    "cuda_snapshot": "torch.cuda.memory:_snapshot",  # its blocks and its history
     # Ranks.
     "default_store": "torch.distributed.distributed_c10d:_get_default_store",  # what ranks tell each other by
     "resolve_process_group": "torch._C._distributed_c10d:_resolve_process_group",  # a graph has its name
