@@ -30,6 +30,8 @@ from dtr_fx.units import format_bytes, format_percent, format_seconds
 if TYPE_CHECKING:
     from dtr_fx.cli.sizing import Run, Sizing, Way
 
+_SOFTMAX = "aten._softmax.default", "aten._safe_softmax.default"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     plans.add_target(parser, "package.module:factory, path/to/file.py:factory or zoo:NAME")
@@ -117,15 +119,18 @@ def _costs(run: Run | None, names: tuple[str, str]) -> dict[str, Any]:
 
 def _notes(sizing: Sizing, optimizer: str | None) -> Iterator[str]:
     """What was assumed, and what is left out."""
+    from dtr_fx.compiler.as_on_card import assumed
+
     yield (
         "Left out: what else lies on the device, fragmentation, kernels' own workspaces on a card, and of "
         "the optimizer's step its temporaries and its time. Times are estimates from the figures above."
     )
     if optimizer is None:
         yield "No optimizer: with --optimizer adamw its state is counted."
-    if any("flash_attention_for_cpu" in name for name in sizing.operators):
-        yield "Attention is counted as flash attention, which saves no matrix of all pairs of tokens."
-    elif any("softmax" in name for name in sizing.operators):
-        yield "Attention, if there is any, is counted as traced: with its matrix of all pairs of tokens."
+    found = assumed(sizing.graph)
+    if found:
+        yield f"As the card would run it: {found}."
+    if any(str(node.target) in _SOFTMAX for node in sizing.graph.graph.nodes):
+        yield "Attention that is composed of operators is counted so, with its matrix of all pairs of tokens."
     if sizing.batch is None:
         yield 'The factory takes no argument "batch", so no largest batch was looked for.'

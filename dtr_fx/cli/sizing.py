@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import CheckpointPolicy
 
 from dtr_fx.cli.planned import CARD, joint_of, optimizer_of
 from dtr_fx.cli.targets import default_of, load_fake
@@ -17,11 +18,13 @@ from dtr_fx.costs.roofline import roofline
 from dtr_fx.errors import CommandError
 from dtr_fx.lab import baselines
 from dtr_fx.passes.hints import mark_hints
+from dtr_fx.passes.marks import mark_of
 from dtr_fx.passes.propagate import WithoutMemory
 from dtr_fx.passes.sizes import extrapolate, put_on
 from dtr_fx.planning.judge import judge
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Planning, copy_of
+from dtr_fx.search import execute_order, rerun
 from dtr_fx.torch_private import make_state
 
 BATCH = "batch"  # the argument of a factory that is one
@@ -75,7 +78,7 @@ class Sizing:
         batches = [dict(settings)] if self.batch is None else [{**settings, BATCH: each} for each in _TRACED]
         with WithoutMemory():
             made = [load_fake(target, **each) for each in batches]
-            self._joints = [joint_of(model, inputs, target) for model, inputs in made]
+            self._joints = [joint_of(model, inputs, target, self._card) for model, inputs in made]
             model, _ = made[0]
             if not isinstance(model, torch.nn.Module):
                 raise CommandError(f"{target}: a function has no parameters to train; give a module")
@@ -85,15 +88,27 @@ class Sizing:
         self._parameters = list(model.parameters())
 
     @property
-    def operators(self) -> set[str]:
-        return {str(node.target) for node in self._joints[0].planned.graph.nodes}
+    def _card(self) -> Device | None:
+        return None if self._device.flops is CPU.flops else self._device
+
+    @property
+    def graph(self) -> torch.fx.GraphModule:
+        """The step as it was traced."""
+        return self._joints[0].planned
 
     @functools.cache  # noqa: B019  it lives as long as the command
-    def _planning(self, batch: int | None, is_checkpointed: bool = False) -> Planning:
+    def _planning(self, batch: int | None) -> Planning:
         gm = self._at([joint.planned for joint in self._joints], batch)
-        if is_checkpointed:
-            mark_hints(gm, [(name, "recompute") for name in self._blocks])
         return Planning(gm, Options(costs=self._cost, slices="off", plan_seconds=_EFFORT))
+
+    @functools.cached_property
+    def _in_blocks(self) -> set[int]:
+        """The operators of the model's blocks, which have the same numbers at any batch."""
+        planning = self._planning(self.batch)
+        gm = copy_of(planning.gm)
+        mark_hints(gm, [(name, "recompute") for name in self._blocks])
+        marked = {node.name for node in gm.graph.nodes if mark_of(node) is CheckpointPolicy.MUST_RECOMPUTE}
+        return {number for number, call in enumerate(planning.graph.calls) if call.node.name in marked}
 
     @property
     def _cost(self) -> Callable[..., float]:
@@ -104,7 +119,7 @@ class Sizing:
         gm = copy_of(graphs[0])
         if batch is not None:
             extrapolate(gm, graphs[1], batch - _TRACED[0])
-        if self._device.flops is not CPU.flops:
+        if self._card is not None:
             put_on(gm, CARD)
         return gm
 
@@ -125,10 +140,9 @@ class Sizing:
         """With every block of the model computed again."""
         if not self._blocks:
             return None
-        planning = self._planning(batch, True)
-        plan = planning.planner.checkpointed
-        if plan is None:
-            return None
+        planning = self._planning(batch)
+        program = planning.graph.program
+        plan = execute_order(program, rerun(program, range(len(planning.graph.calls)), self._in_blocks))
         overhead = planning.overhead(plan)
         return Run(batch, plan.peak + self.state, planning.base_cost * (1 + overhead), overhead)
 
