@@ -1,8 +1,8 @@
 """A training step of a model of the zoo on ``card:0``, under budgets, beside the same step on the CPU.
 
-    python tests/card_steps.py gpt 100% 60% 40%
+    python tests/card_steps.py gpt 100% 60% 40% reserved:60%
 
-Prints a row of JSON for each budget.  A process of its own, since it registers a device that PyTorch then
+A budget behind ``reserved:`` is of reserved bytes.  Prints a row of JSON for each budget.  A process of its own, since it registers a device that PyTorch then
 takes for the machine's accelerator.
 """
 
@@ -41,7 +41,9 @@ def step(model: nn.Module, inputs: Any, budget: str) -> tuple[list[Tensor], Repo
     """The loss, the gradients and the buffers after one step, and the report of its plan."""
     torch._dynamo.reset()
     reports: list[Report] = []
-    options = {"budget": budget, "on_report": reports.append, "slices": "off", "plan_seconds": 0.2}
+    count, _, share = budget.rpartition(":")
+    counted = {"count": count} if count else {}
+    options = {"budget": share, **counted, "on_report": reports.append, "slices": "off", "plan_seconds": 0.2}
     torch.manual_seed(5)
     loss = torch.compile(model, backend="dtr", options=options)(*inputs)
     loss.backward()
@@ -65,6 +67,7 @@ def on_card(
         "same": [mine.cpu().equal(other) for mine, other in zip(found, expected, strict=True)],
         "drawn_alike": module.get_rng_state().equal(drawn),
         "budget": report.budget,
+        "counts_reserved": report.counts_reserved,
         "planned": [report.planned_peak, report.reserved_peak],
         "measured": [peak, reserved],
         "again": sorted({event.target for event in report.events if event.kind == "recompute"}),

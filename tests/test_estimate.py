@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
@@ -22,6 +23,7 @@ from dtr_fx.passes.sizes import extrapolate, put_on
 from dtr_fx.planning.judge import judge
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Planning, copy_of
+from dtr_fx.units import format_bytes
 
 FACTORY = """
 import torch
@@ -98,6 +100,27 @@ def test_what_is_printed(target: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert "data sheet of NVIDIA T4" in text
     assert "Left out: " in text
     assert 'no argument "batch"' in text
+
+
+def test_the_page_has_the_tables_and_the_plans(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [target, "--device", "card.toml", "--optimizer", "adamw", "--html", "page.html"]
+    found = estimate(capsys, *words)
+    page = Path("page.html").read_text(encoding="utf-8")
+    for way, each in found["ways"].items():
+        assert f"<td>{html.escape(way)}</td><td>{format_bytes(each['asked']['peak'])}</td>" in page
+    batch = found["ways"]["dtr_fx"]["largest"]["batch"]
+    for number, why in enumerate(("batch 1000", f"batch {batch}"), 1):
+        assert f"graph {number}</button></td><td>{why}</td>" in page
+    assert main(["estimate", *words]) == 2
+    assert "page.html exists" in capsys.readouterr().err
+
+
+def test_the_page_of_what_does_not_fit(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("card.toml").write_text(CARD.replace("30e6", "10e6"))
+    estimate(capsys, "net.py:fixed", "--device", "card.toml", "--optimizer", "adamw", "--html", "page.html")
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert "a step does not fit" in page
+    assert page.count('id="plan-') == 1
 
 
 @pytest.mark.parametrize(

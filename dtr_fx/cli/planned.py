@@ -48,7 +48,7 @@ def planner(arguments: argparse.Namespace) -> Planner:
 
         def plan_for_device(options: Options) -> list[Report]:
             report = _planned(step, for_device(options, arguments))
-            return [report if name in (None, "cpu") else replace(report, device=_told(step, name))]
+            return [report if name is None else replace(report, device=told_of(step, name))]
 
         return plan_for_device
     if target.endswith(LOGS):
@@ -110,8 +110,10 @@ def _told_if_it_runs() -> Iterator[None]:
         logging.getLogger(record.name).handle(record)
 
 
-def _told(graph: GraphModule, name: str) -> str:
-    """A device that is not here, and what was assumed of it."""
+def told_of(graph: GraphModule, name: str) -> str:
+    """A device by its name, and of one that is not here what was assumed."""
+    if name == "cpu":
+        return name
     from dtr_fx.compiler.as_on_card import assumed
 
     return f"cuda ({', '.join(filter(None, (f'{name}, which is not here', assumed(graph))))})"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,14 +16,16 @@ from dtr_fx.compiler.joint import Joint
 from dtr_fx.costs.devices import CPU, Device
 from dtr_fx.costs.roofline import roofline
 from dtr_fx.errors import CommandError
+from dtr_fx.inspect.views import Report
 from dtr_fx.lab import baselines
 from dtr_fx.passes.hints import mark_hints
 from dtr_fx.passes.marks import mark_of
 from dtr_fx.passes.propagate import WithoutMemory
 from dtr_fx.passes.sizes import extrapolate, put_on
 from dtr_fx.planning.judge import judge
-from dtr_fx.planning.options import Options
+from dtr_fx.planning.options import Options, parse_budget
 from dtr_fx.planning.planning import Planning, copy_of
+from dtr_fx.planning.transform import rewritten_copy
 from dtr_fx.search import execute_order, rerun
 from dtr_fx.torch_private import make_state
 
@@ -164,6 +166,20 @@ class Sizing:
         if plan is None or (overhead := planning.overhead(plan)) > MOST_EXTRA:
             return None
         return Run(batch, plan.peak + self.state, planning.base_cost * (1 + overhead), overhead)
+
+    def reports(self, ways: Mapping[str, Way]) -> Iterator[Report]:
+        """Those of the plans at the batch that is asked for and at the largest that fits by a plan.
+
+        What does not fit by any plan is shown as it is.  Budgets are what the optimizer's state leaves.
+        """
+        runs = ways["dtr_fx"]
+        batches = [self.batch, *([runs.largest.batch] if runs.largest is not None else ())]
+        for batch in dict.fromkeys(batches):
+            is_planned = batch != self.batch or runs.asked is not None
+            budget = int(self._device.memory) - self.state if is_planned else "100%"
+            options = replace(self._planning(batch).options, budget=parse_budget(budget))
+            report = rewritten_copy(self._planning(batch).gm, options)[1]
+            yield report if batch is None else replace(report, trigger=f"batch {batch}")
 
     def fits(self, run: Run | None) -> bool:
         return run is not None and run.peak <= self._device.memory
