@@ -2,8 +2,8 @@
 
     python tests/card_steps.py gpt 100% 60% 40% reserved:60%
 
-A budget behind ``reserved:`` is of reserved bytes.  Prints a row of JSON for each budget.  A process of its own, since it registers a device that PyTorch then
-takes for the machine's accelerator.
+A budget behind ``reserved:`` is of reserved bytes.  Prints a row of JSON for each budget.  A process of its
+own, since it registers a device that PyTorch then takes for the machine's accelerator.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from dtr_fx.torch_private import pytree
 
 MODELS = {
     "gpt": partial(zoo.gpt, layers=2, width=32, heads=2, batch=8, length=32, dropout=0.1),
+    # Large enough that a share of its segments is some of them.
+    "large_gpt": partial(zoo.gpt, layers=3, width=128, heads=4, batch=16, length=64, dropout=0.1),
     "resnet": partial(zoo.resnet32, blocks=2),
     "resnet50": zoo.resnet50,
     "lstm": partial(zoo.lstm, steps=8),
