@@ -66,6 +66,9 @@ _NAMES = {
     "OrderedSet": "torch.utils._ordered_set:OrderedSet",  # what Inductor's functions take
     "has_triton": "torch.utils._triton:has_triton",  # True if Inductor can compile for the GPU
     "EventType": "torch._C._profiler:_EventType",  # tells allocations in a profile
+    "scoped_library": "torch.library:_scoped_library",  # kernels that are registered for a while
+    "record_memory_history": "torch.cuda.memory:_record_memory_history",  # of PyTorch's CUDA allocator
+    "cuda_snapshot": "torch.cuda.memory:_snapshot",  # its blocks and its history
     # Ranks.
     "default_store": "torch.distributed.distributed_c10d:_get_default_store",  # what ranks tell each other by
     "resolve_process_group": "torch._C._distributed_c10d:_resolve_process_group",  # a graph has its name
@@ -203,6 +206,11 @@ def schema_of(operator: OpOverload) -> Any:
 def rename(node: Any, name: str) -> None:
     """Give a node of a graph a name, made unique if there is such a node."""
     read(node, "_rename")(name)
+
+
+def forget_dispatch(operator: OpOverload) -> None:
+    """Have an operator look anew for its kernels, some of which came or went."""
+    read(operator, "_dispatch_cache").clear()
 
 
 def version_of(tensor: Any) -> int:

@@ -1,9 +1,9 @@
 """A training step of a model of the zoo on ``card:0``, under budgets, beside the same step on the CPU.
 
-    python tests/card_steps.py gpt 100% 60% 40%
+    python tests/card_steps.py gpt 100% 60% 40% reserved:60%
 
-Prints a row of JSON for each budget.  A process of its own, since it registers a device that PyTorch then
-takes for the machine's accelerator.
+A budget behind ``reserved:`` is of reserved bytes.  Prints a row of JSON for each budget.  A process of its
+own, since it registers a device that PyTorch then takes for the machine's accelerator.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from dtr_fx.torch_private import pytree
 
 MODELS = {
     "gpt": partial(zoo.gpt, layers=2, width=32, heads=2, batch=8, length=32, dropout=0.1),
+    # Large enough that a share of its segments is some of them.
+    "large_gpt": partial(zoo.gpt, layers=3, width=128, heads=4, batch=16, length=64, dropout=0.1),
     "resnet": partial(zoo.resnet32, blocks=2),
     "resnet50": zoo.resnet50,
     "lstm": partial(zoo.lstm, steps=8),
@@ -41,7 +43,9 @@ def step(model: nn.Module, inputs: Any, budget: str) -> tuple[list[Tensor], Repo
     """The loss, the gradients and the buffers after one step, and the report of its plan."""
     torch._dynamo.reset()
     reports: list[Report] = []
-    options = {"budget": budget, "on_report": reports.append, "slices": "off", "plan_seconds": 0.2}
+    count, _, share = budget.rpartition(":")
+    counted = {"count": count} if count else {}
+    options = {"budget": share, **counted, "on_report": reports.append, "slices": "off", "plan_seconds": 0.2}
     torch.manual_seed(5)
     loss = torch.compile(model, backend="dtr", options=options)(*inputs)
     loss.backward()
@@ -65,6 +69,7 @@ def on_card(
         "same": [mine.cpu().equal(other) for mine, other in zip(found, expected, strict=True)],
         "drawn_alike": module.get_rng_state().equal(drawn),
         "budget": report.budget,
+        "counts_reserved": report.counts_reserved,
         "planned": [report.planned_peak, report.reserved_peak],
         "measured": [peak, reserved],
         "again": sorted({event.target for event in report.events if event.kind == "recompute"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
@@ -22,6 +23,7 @@ from dtr_fx.passes.sizes import extrapolate, put_on
 from dtr_fx.planning.judge import judge
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Planning, copy_of
+from dtr_fx.units import format_bytes
 
 FACTORY = """
 import torch
@@ -100,6 +102,27 @@ def test_what_is_printed(target: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert 'no argument "batch"' in text
 
 
+def test_the_page_has_the_tables_and_the_plans(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [target, "--device", "card.toml", "--optimizer", "adamw", "--html", "page.html"]
+    found = estimate(capsys, *words)
+    page = Path("page.html").read_text(encoding="utf-8")
+    for way, each in found["ways"].items():
+        assert f"<td>{html.escape(way)}</td><td>{format_bytes(each['asked']['peak'])}</td>" in page
+    batch = found["ways"]["dtr_fx"]["largest"]["batch"]
+    for number, why in enumerate(("batch 1000", f"batch {batch}"), 1):
+        assert f"graph {number}</button></td><td>{why}</td>" in page
+    assert main(["estimate", *words]) == 2
+    assert "page.html exists" in capsys.readouterr().err
+
+
+def test_the_page_of_what_does_not_fit(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("card.toml").write_text(CARD.replace("30e6", "10e6"))
+    estimate(capsys, "net.py:fixed", "--device", "card.toml", "--optimizer", "adamw", "--html", "page.html")
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert "a step does not fit" in page
+    assert page.count('id="plan-') == 1
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -124,6 +147,16 @@ def test_another_verb_plans_for_a_device(target: str, capsys: pytest.CaptureFixt
     [report] = json.loads(capsys.readouterr().out)
     assert report["budget"] == 30_000_000
     assert report["planned_peak"] <= 30_000_000 < report["baseline_peak"]
+    assert report["device"] == "cuda (card.toml, which is not here)"
+
+
+def test_the_report_says_what_was_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path(__file__).parent.parent / "examples/llama.py"
+    sizes = "batch=2 length=32 width=64 layers=1 heads=4 groups=2 hidden=128".split()
+    words = [word for size in sizes for word in ("--arg", size)]
+    assert main(["diff", f"{file}:llama", *words, "--device", "a100-40", "--budget", "100%"]) == 0
+    told = "on cuda (a100-40, which is not here, flash attention, fused RMS norms);"
+    assert told in " ".join(capsys.readouterr().out.split())
 
 
 def test_every_device_says_where_its_figures_are_from() -> None:
@@ -171,6 +204,72 @@ def test_on_a_card_tensors_take_whole_blocks_and_attention_takes_time() -> None:
     assert planning.baseline_peak > on_cpu.baseline_peak - sum(on_cpu.workspace_of.values())
     [first, *_] = [call for call in planning.graph.calls if "flash_attention" in call.node.name]
     assert first.cost > 0
+
+
+H100, T4 = CARDS["h100"], CARDS["t4"]
+FLASH, EFFICIENT, COMPOSED = (
+    "aten._scaled_dot_product_flash_attention.default",
+    "aten._scaled_dot_product_efficient_attention.default",
+    "aten._safe_softmax.default",
+)
+
+
+def attending(
+    dtype: torch.dtype, card: Any, *, size: int = 64, groups: int = 4, mask: str = "", **settings: Any
+) -> set[str]:
+    """The operators that attention over heads of a size is traced as for a card."""
+
+    class Attend(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones((), dtype=dtype))
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            seen = {"bool": torch.ones(32, 32, dtype=torch.bool), "float": torch.zeros(32, 32, dtype=dtype)}
+            return F.scaled_dot_product_attention(self.gain * q, k, v, seen.get(mask), **settings).sum()
+
+    with torch.device("meta"):
+        q, k, v = (torch.zeros(2, heads, 32, size, dtype=dtype) for heads in (4, groups, groups))
+        model = Attend()
+    joint = trace(model, (q, k, v), card=card)
+    return {str(node.target) for node in joint.planned.graph.nodes}
+
+
+@pytest.mark.parametrize(
+    ("expected", "dtype", "card", "more"),
+    [
+        (FLASH, torch.bfloat16, H100, {"is_causal": True}),
+        (FLASH, torch.float16, H100, {"dropout_p": 0.1, "size": 60}),
+        (FLASH, torch.bfloat16, H100, {"groups": 2, "enable_gqa": True}),
+        (EFFICIENT, torch.float32, H100, {}),
+        (EFFICIENT, torch.bfloat16, H100, {"mask": "bool"}),
+        (EFFICIENT, torch.float16, H100, {"size": 264}),
+        (EFFICIENT, torch.float16, T4, {"dropout_p": 0.1}),
+        (EFFICIENT, torch.float32, T4, {"size": 33, "mask": "float"}),
+        (COMPOSED, torch.bfloat16, T4, {}),
+        (COMPOSED, torch.float32, H100, {"size": 33}),
+        (COMPOSED, torch.float32, H100, {"groups": 2, "enable_gqa": True}),
+        (COMPOSED, torch.float64, H100, {}),
+    ],
+)
+def test_attention_is_what_a_card_would_run(
+    expected: str, dtype: torch.dtype, card: Any, more: dict[str, Any]
+) -> None:
+    found = attending(dtype, card, **more)
+    assert found & {FLASH, EFFICIENT, COMPOSED} == {expected}
+
+
+def test_what_is_traced_for_a_card_changes_nothing_for_a_cpu() -> None:
+    def targets(card: Any) -> set[str]:
+        return {str(node.target) for node in trace(*small_llama(2), card=card).planned.graph.nodes}
+
+    before, on_card = targets(None), targets(H100)
+    norm = "aten._fused_rms_norm.default"
+    assert norm in on_card
+    assert norm not in before
+    assert targets(None) == before
+    x, weight = torch.randn(3, 8, requires_grad=True), torch.ones(8)
+    torch.rms_norm(x, (8,), weight).sum().backward()  # by the kernels that there are
 
 
 class Layer(nn.Module):

@@ -13,6 +13,7 @@ from page_frames import LIMIT, frames
 from torch import Tensor, nn
 
 from dtr_fx.compiler.backend import plan_step
+from dtr_fx.inspect.exports import segments_at_peak
 from dtr_fx.inspect.html import render
 from dtr_fx.inspect.modules import Module, module_tree
 from dtr_fx.inspect.views import Report
@@ -341,6 +342,22 @@ def test_boxes_are_as_wide_as_what_they_stand_for(open_page: Open, report: Repor
             assert box.count() == (share >= 0.0015)
             if share > 0.02:
                 assert box.bounding_box()["width"] == pytest.approx(share * whole, abs=1.5)
+
+
+def test_the_map_of_addresses_is_that_of_a_card(open_page: Open, report: Report) -> None:
+    """A row for each segment, its blocks as wide as they are large; a plan for the CPU has none."""
+    page = open_page(replace(report, device="cuda:0"), report)
+    segments = list(segments_at_peak(report))
+    rows = page.locator("#addresses li")
+    assert rows.count() == len(segments)
+    for number, (pool, blocks) in enumerate(segments):
+        assert rows.nth(number).get_attribute("aria-label").startswith(f"{pool} segment of ")
+        titles = [f"{name or 'free'}: {format_bytes(nbytes)}" for name, _, nbytes in blocks]
+        assert rows.nth(number).locator("i").evaluate_all("all => all.map(i => i.title)") == titles
+    assert page.locator("#reserved").inner_text().startswith(f"{format_bytes(report.reserved_peak)} reserved")
+    page.locator("#traces button").nth(1).click()
+    page.wait_for_function("report.plan.segments.length === 0")
+    assert page.locator("#addresses-of").is_hidden()
 
 
 def test_a_click_on_a_module_marks_its_operators(open_page: Open, report: Report) -> None:

@@ -14,6 +14,7 @@ from torch.fx import GraphModule, symbolic_trace
 import dtr_fx
 from dtr_fx.cli import main
 from dtr_fx.inspect.diff import circumstances, render_diff
+from dtr_fx.inspect.exports import segments_at_peak
 from dtr_fx.lab.log import AliasLine, CallLine, ConstantLine, Line, MemoryLine, write_log
 from dtr_fx.passes.liveness import allocations, points_of, reserve
 from dtr_fx.planning.options import Options
@@ -88,6 +89,27 @@ def test_it_is_said_for_a_cuda_device_alone() -> None:
     assert "; reserves 48.0 MiB" in circumstances(on_card)
     assert "; reserves 48.0 MiB" in render_diff(on_card, width=200)
     assert dtr_fx.Report.from_json(on_card.to_json()).reserved_peak == 48 * MIB
+
+
+def test_the_addresses_at_the_peak() -> None:
+    """x, a, b and c are 9 MiB each, two in a segment of 20 MiB; b is gone and the sum is there at the end."""
+    _, report = dtr_fx.transform(symbolic_trace(chain), 1.0, example_inputs=[mib(9)])
+    found = list(segments_at_peak(report))
+    told = [(pool, [(name, kind, nbytes // MIB) for name, kind, nbytes in blocks]) for pool, blocks in found]
+    kept = "activation"
+    assert told == [
+        ("large", [("x", "input", 9), ("sin", kept, 9), ("", "", 2)]),
+        ("large", [("cos", kept, 9), ("exp", kept, 9), ("", "", 2)]),
+    ]
+
+
+def test_at_the_peak_what_is_allocated_is_the_planned_peak() -> None:
+    _, report = dtr_fx.transform(
+        symbolic_trace(deep), 60 * MIB, example_inputs=[mib(6)], count="reserved", plan_seconds=0.1
+    )
+    blocks = [block for _, found in segments_at_peak(report) for block in found]
+    assert sum(nbytes for name, _, nbytes in blocks if name) == report.planned_peak
+    assert sum(nbytes for _, _, nbytes in blocks) <= report.reserved_peak
 
 
 def test_a_log_has_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

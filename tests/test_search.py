@@ -25,7 +25,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import dtr_fx
 from dtr_fx import InfeasibleBudgetError
-from dtr_fx.lab import networks
+from dtr_fx.compiler.joint import trace
+from dtr_fx.lab import networks, zoo
 from dtr_fx.lab.planners import (
     CannotPlan,
     Node,
@@ -337,6 +338,28 @@ def test_starts_run_every_operator_for_the_first_time_in_order_and_by_a_cut_at_m
         assert list(dict.fromkeys(order)) == list(range(len(operators.makes)))
         assert max(Counter(order).values()) <= 2 or order not in by_cuts
         check_plan(program, execute_order(program, order, math.inf), math.inf)
+
+
+def test_what_is_learned_of_a_layer_serves_all_that_are_alike(monkeypatch) -> None:
+    """As many cuts are solved for a chain of 24 layers as for one of 12, and each segment has its modes."""
+    solved = []
+
+    def solve(*arguments: Any) -> set[int]:
+        solved.append(arguments)
+        return cheapest_cut(*arguments)
+
+    monkeypatch.setattr("dtr_fx.search.chain.cheapest_cut", solve)
+    counts = []
+    for layers in (12, 24):
+        model, inputs = zoo.mlp(layers=layers, width=16, batch=32)
+        program = Planning(trace(model, inputs).planned, Options()).graph.program
+        solved.clear()
+        assert program.backward is not None
+        found = Chain(Timeline(Operators.of(program), 0), program.backward)
+        counts.append(len(solved))
+        assert found.length >= 2 * layers
+        assert len(found.modes[1]) == found.length
+    assert counts[0] == counts[1] > 0
 
 
 @settings(max_examples=30)

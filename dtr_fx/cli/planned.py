@@ -28,6 +28,7 @@ from dtr_fx.planning.options import Options, parse_budget
 
 if TYPE_CHECKING:
     from dtr_fx.compiler.joint import Joint
+    from dtr_fx.costs.devices import Device
 
 CARD = torch.device("cuda")  # what a graph is traced for that runs on a named card
 
@@ -43,7 +44,13 @@ def planner(arguments: argparse.Namespace) -> Planner:
         )
     if arguments.optimizer is not None or arguments.device is not None:
         step = graph_of(arguments)
-        return lambda options: [_planned(step, for_device(options, arguments))]
+        name = arguments.device
+
+        def plan_for_device(options: Options) -> list[Report]:
+            report = _planned(step, for_device(options, arguments))
+            return [report if name is None else replace(report, device=told_of(step, name))]
+
+        return plan_for_device
     if target.endswith(LOGS):
         from dtr_fx.lab.log_plans import LogPlanning
 
@@ -103,6 +110,15 @@ def _told_if_it_runs() -> Iterator[None]:
         logging.getLogger(record.name).handle(record)
 
 
+def told_of(graph: GraphModule, name: str) -> str:
+    """A device by its name, and of one that is not here what was assumed."""
+    if name == "cpu":
+        return name
+    from dtr_fx.compiler.as_on_card import assumed
+
+    return f"cuda ({', '.join(filter(None, (f'{name}, which is not here', assumed(graph))))})"
+
+
 def _planned(graph: GraphModule, options: Options) -> Report:
     from dtr_fx.planning.transform import rewritten_copy
 
@@ -157,16 +173,17 @@ def _exported_graph(target: str, settings: Mapping[str, Any]) -> GraphModule:
 def graph_of(arguments: argparse.Namespace) -> GraphModule:
     """The command's target as the one graph that ``planner`` plans, traced on fake tensors."""
     target, settings = arguments.target, dict(arguments.arg)
-    if arguments.device is not None:
-        named_device(arguments.device)  # what is wrong with it is told before anything is traced
+    # What is wrong with the device is told before anything is traced.
+    device = None if arguments.device is None else named_device(arguments.device)
+    card = None if arguments.device == "cpu" else device
     if arguments.optimizer is not None:
         graph = _whole_step(target, settings, arguments.optimizer)
     elif target.endswith(PROGRAM):
         graph = _exported_graph(target, settings)
     else:
         with WithoutMemory(math.inf):  # as diff runs it
-            graph = joint_of(*load_fake(target, **settings), target).planned
-    if arguments.device not in (None, "cpu"):
+            graph = joint_of(*load_fake(target, **settings), target, card).planned
+    if card is not None:
         put_on(graph, CARD)
     return graph
 
@@ -187,12 +204,12 @@ def for_device(options: Options, arguments: argparse.Namespace) -> Options:
     return replace(options, costs=roofline(device), budget=budget, slices=slices, offload=offload)
 
 
-def joint_of(model: Callable[..., Any], inputs: Any, target: str) -> Joint:
-    """The target's model, traced as one graph."""
+def joint_of(model: Callable[..., Any], inputs: Any, target: str, card: Device | None = None) -> Joint:
+    """The target's model, traced as one graph, with a ``card`` of the operators that this would run."""
     from dtr_fx.compiler.joint import trace
 
     with runs(target):
         try:
-            return trace(model, inputs)
+            return trace(model, inputs, card=card)
         except GraphError as error:
             raise GraphError(f"{error}; dtr-fx diff plans what graphs there are") from error.__cause__

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, html: bool = True) -> None
     add("--count", choices=("allocated", "reserved"), help=f"{about} (default: allocated)")
     add_printing(parser)
     if html:
-        add("--html", type=Path, metavar="FILE", help="write the report as a page to FILE")
+        add_page(parser)
 
 
 def add_target(parser: argparse.ArgumentParser, help: str = "a model, a log or saved reports") -> None:
@@ -87,6 +87,10 @@ def add_printing(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print data, not text")
     add("-o", "--output", type=Path, metavar="FILE", help="write to FILE, not to stdout")
     add("-f", "--force", action="store_true", help="overwrite FILE")
+
+
+def add_page(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page to FILE")
 
 
 # Plans
@@ -213,13 +217,13 @@ def command_of(arguments: argparse.Namespace, page: Path) -> str:
     return shlex.join(["dtr-fx", *(page.name if word == str(page) else word for word in arguments.words)])
 
 
-def write_page(arguments: argparse.Namespace, reports: Sequence[Report]) -> None:
-    """Write the page of all plans, if it is asked for."""
+def write_page(arguments: argparse.Namespace, reports: Sequence[Report], above: str = "") -> None:
+    """Write the page of all plans, below some HTML, if it is asked for."""
     if arguments.html is None:
         return
     from dtr_fx.inspect.html import render
 
     data_on_stdout = arguments.json and arguments.output is None
     with contextlib.redirect_stdout(sys.stderr if data_on_stdout else sys.stdout):
-        page = render(reports, command=command_of(arguments, arguments.html))
+        page = render(reports, command=command_of(arguments, arguments.html), above=above)
         write_text(arguments.html, page, force=arguments.force)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import CheckpointPolicy
 
 from dtr_fx.cli.planned import CARD, joint_of, optimizer_of
 from dtr_fx.cli.targets import default_of, load_fake
@@ -15,13 +16,17 @@ from dtr_fx.compiler.joint import Joint
 from dtr_fx.costs.devices import CPU, Device
 from dtr_fx.costs.roofline import roofline
 from dtr_fx.errors import CommandError
+from dtr_fx.inspect.views import Report
 from dtr_fx.lab import baselines
 from dtr_fx.passes.hints import mark_hints
+from dtr_fx.passes.marks import mark_of
 from dtr_fx.passes.propagate import WithoutMemory
 from dtr_fx.passes.sizes import extrapolate, put_on
 from dtr_fx.planning.judge import judge
-from dtr_fx.planning.options import Options
+from dtr_fx.planning.options import Options, parse_budget
 from dtr_fx.planning.planning import Planning, copy_of
+from dtr_fx.planning.transform import rewritten_copy
+from dtr_fx.search import execute_order, rerun
 from dtr_fx.torch_private import make_state
 
 BATCH = "batch"  # the argument of a factory that is one
@@ -75,7 +80,7 @@ class Sizing:
         batches = [dict(settings)] if self.batch is None else [{**settings, BATCH: each} for each in _TRACED]
         with WithoutMemory():
             made = [load_fake(target, **each) for each in batches]
-            self._joints = [joint_of(model, inputs, target) for model, inputs in made]
+            self._joints = [joint_of(model, inputs, target, self._card) for model, inputs in made]
             model, _ = made[0]
             if not isinstance(model, torch.nn.Module):
                 raise CommandError(f"{target}: a function has no parameters to train; give a module")
@@ -85,15 +90,27 @@ class Sizing:
         self._parameters = list(model.parameters())
 
     @property
-    def operators(self) -> set[str]:
-        return {str(node.target) for node in self._joints[0].planned.graph.nodes}
+    def _card(self) -> Device | None:
+        return None if self._device.flops is CPU.flops else self._device
+
+    @property
+    def graph(self) -> torch.fx.GraphModule:
+        """The step as it was traced."""
+        return self._joints[0].planned
 
     @functools.cache  # noqa: B019  it lives as long as the command
-    def _planning(self, batch: int | None, is_checkpointed: bool = False) -> Planning:
+    def _planning(self, batch: int | None) -> Planning:
         gm = self._at([joint.planned for joint in self._joints], batch)
-        if is_checkpointed:
-            mark_hints(gm, [(name, "recompute") for name in self._blocks])
         return Planning(gm, Options(costs=self._cost, slices="off", plan_seconds=_EFFORT))
+
+    @functools.cached_property
+    def _in_blocks(self) -> set[int]:
+        """The operators of the model's blocks, which have the same numbers at any batch."""
+        planning = self._planning(self.batch)
+        gm = copy_of(planning.gm)
+        mark_hints(gm, [(name, "recompute") for name in self._blocks])
+        marked = {node.name for node in gm.graph.nodes if mark_of(node) is CheckpointPolicy.MUST_RECOMPUTE}
+        return {number for number, call in enumerate(planning.graph.calls) if call.node.name in marked}
 
     @property
     def _cost(self) -> Callable[..., float]:
@@ -104,7 +121,7 @@ class Sizing:
         gm = copy_of(graphs[0])
         if batch is not None:
             extrapolate(gm, graphs[1], batch - _TRACED[0])
-        if self._device.flops is not CPU.flops:
+        if self._card is not None:
             put_on(gm, CARD)
         return gm
 
@@ -125,10 +142,9 @@ class Sizing:
         """With every block of the model computed again."""
         if not self._blocks:
             return None
-        planning = self._planning(batch, True)
-        plan = planning.planner.checkpointed
-        if plan is None:
-            return None
+        planning = self._planning(batch)
+        program = planning.graph.program
+        plan = execute_order(program, rerun(program, range(len(planning.graph.calls)), self._in_blocks))
         overhead = planning.overhead(plan)
         return Run(batch, plan.peak + self.state, planning.base_cost * (1 + overhead), overhead)
 
@@ -150,6 +166,20 @@ class Sizing:
         if plan is None or (overhead := planning.overhead(plan)) > MOST_EXTRA:
             return None
         return Run(batch, plan.peak + self.state, planning.base_cost * (1 + overhead), overhead)
+
+    def reports(self, ways: Mapping[str, Way]) -> Iterator[Report]:
+        """Those of the plans at the batch that is asked for and at the largest that fits by a plan.
+
+        What does not fit by any plan is shown as it is.  Budgets are what the optimizer's state leaves.
+        """
+        runs = ways["dtr_fx"]
+        batches = [self.batch, *([runs.largest.batch] if runs.largest is not None else ())]
+        for batch in dict.fromkeys(batches):
+            is_planned = batch != self.batch or runs.asked is not None
+            budget = int(self._device.memory) - self.state if is_planned else "100%"
+            options = replace(self._planning(batch).options, budget=parse_budget(budget))
+            report = rewritten_copy(self._planning(batch).gm, options)[1]
+            yield report if batch is None else replace(report, trigger=f"batch {batch}")
 
     def fits(self, run: Run | None) -> bool:
         return run is not None and run.peak <= self._device.memory

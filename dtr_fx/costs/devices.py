@@ -27,7 +27,8 @@ SCALAR = "scalar"  # one element after the other
 class Device:
     """FLOP/s by bytes per element, bytes/s of memory, seconds of launching, bytes of memory.
 
-    ``transfer`` is the speed of copies to the host and back.  ``arithmetic`` is seconds per element of what
+    ``transfer`` is the speed of copies to the host and back; cards older than Ampere have no flash attention.
+    ``arithmetic`` is seconds per element of what
     Inductor generates code for, by kind, where that is slow.  The launch and the latency of
     a transfer are our own estimates.
     """
@@ -38,6 +39,7 @@ class Device:
     arithmetic: Mapping[str, float] = field(default_factory=dict)
     memory: float = 0
     transfer: Bandwidth | None = None
+    has_flash: bool = True
     source: str = ""
 
 
@@ -62,6 +64,10 @@ def _link(speed: float, source: str) -> Bandwidth:
     return Bandwidth(speed, speed, _LATENCY, source)
 
 
+def _old(card: Device) -> Device:
+    return replace(card, has_flash=False)
+
+
 # The figures in 4 bytes are without TF32, as PyTorch multiplies by default.
 CARDS = {
     "h200": _card(139.7, 4.8, (989, 67, 34), _PCIE5, "data sheet of NVIDIA H200 SXM"),
@@ -70,8 +76,8 @@ CARDS = {
     "a100-40": _card(39.3, 1.555, (312, 19.5, 9.7), _PCIE4, "data sheet of NVIDIA A100 40GB SXM"),
     "l40s": _card(44.3, 0.864, (362, 91.6, 1.43), _PCIE4, "data sheet of NVIDIA L40S, 64 bits by its chip"),
     "l4": _card(22.0, 0.3, (121, 30.3, 0.47), _PCIE4, "data sheet of NVIDIA L4, 64 bits by its chip"),
-    "v100": _card(15.7, 0.9, (125, 15.7, 7.8), _PCIE3, "data sheet of NVIDIA V100 16GB SXM2"),
-    "t4": _card(14.7, 0.32, (65, 8.1, 0.25), _PCIE3, "data sheet of NVIDIA T4, 64 bits by its chip"),
+    "v100": _old(_card(15.7, 0.9, (125, 15.7, 7.8), _PCIE3, "data sheet of NVIDIA V100 16GB SXM2")),
+    "t4": _old(_card(14.7, 0.32, (65, 8.1, 0.25), _PCIE3, "data sheet of NVIDIA T4, 64 bits by its chip")),
     "rtx4090": _card(23.5, 1.008, (165.2, 82.6, 1.29), _PCIE4, "NVIDIA's Ada whitepaper, GeForce RTX 4090"),
     "rtx3090": _card(23.5, 0.936, (71, 35.6, 0.56), _PCIE4, "NVIDIA's GA102 whitepaper, GeForce RTX 3090"),
     "mi300x": _card(191.6, 5.3, (1307.4, 163.4, 81.7), _PCIE5, "data sheet of AMD Instinct MI300X"),

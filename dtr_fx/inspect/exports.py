@@ -136,6 +136,29 @@ def to_memory_snapshot(report: Report) -> dict[str, Any]:
     return {"segments": segments, "device_traces": [trace], "allocator_settings": {}}
 
 
+def segments_at_peak(report: Report) -> Iterator[tuple[str, list[tuple[str, str, int]]]]:
+    """When most bytes are allocated: of each segment the pool, and the name, kind and bytes of its blocks.
+
+    What is free has neither name nor kind.
+    """
+    allocator = CachingAllocator.as_configured()
+    for _ in _trace(report, allocator):
+        pass
+    most = max(range(len(allocator.timeline)), key=lambda at: allocator.timeline[at][0], default=0)
+    allocator = CachingAllocator.as_configured()
+    for _ in _trace(report, allocator):
+        if len(allocator.timeline) > most:
+            break
+    for pool in allocator.pools:
+        for first in pool.segments if allocator.reserved else ():
+            blocks = [(block.owner, block.size) for block in first.to_the_end() if block.size]
+            named = [
+                (owner.name, owner.kind, size) if isinstance(owner, _Piece) else ("", "", size)
+                for owner, size in blocks
+            ]
+            yield "small" if pool.is_small else "large", named
+
+
 def _segment(pool: Pool, first: Block) -> dict[str, Any]:
     inside = list(first.to_the_end())
     live = sum(block.size for block in inside if not block.is_free)
@@ -167,6 +190,11 @@ class _Piece(NamedTuple):
     made_at: int
     freed_at: int | None
     frames: list[dict[str, Any]]
+    kind: str
+
+    @property
+    def name(self) -> str:
+        return str(self.frames[0]["name"])
 
 
 def _pieces(report: Report) -> Iterator[_Piece]:
@@ -176,11 +204,12 @@ def _pieces(report: Report) -> Iterator[_Piece]:
         maker = report.events[block.made_at] if block.made_at >= 0 else None
         name = f"{maker.name}: {storage.name}" if maker and maker.name != storage.name else storage.name
         frames = _frames(name, maker.source if maker else "")
-        yield _Piece(storage.nbytes, block.made_at, None if block.stays else block.last_at, frames)
+        freed_at = None if block.stays else block.last_at
+        yield _Piece(storage.nbytes, block.made_at, freed_at, frames, storage.kind)
     temporary = {point.name: point.parts[-1] for point in report.after if point.parts}
     for at, event in enumerate(report.events):
         frames = _frames(f"{event.name} (temporary)", event.source)
-        yield _Piece(temporary.get(event.name, 0), at, at, frames)
+        yield _Piece(temporary.get(event.name, 0), at, at, frames, "temporary")
 
 
 def _frames(name: str, source: str) -> list[dict[str, Any]]:

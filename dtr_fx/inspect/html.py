@@ -48,7 +48,7 @@ script-src 'unsafe-inline'; img-src data:">
 """
 _SCRIPTS = (
     *("units.js", "plans.js", "series.js", "zoom.js", "layers.js", "gestures.js", "chart.js", "list.js"),
-    *("diff.js", "tree.js", "storages.js", "search.js", "views.js", "curve.js", "report.js"),
+    *("diff.js", "tree.js", "storages.js", "addresses.js", "search.js", "views.js", "curve.js", "report.js"),
 )
 _STYLES = ("base.css", "report.css", "views.css", "curve.css")
 _TRACE_HEADS = ("", "why", "peak", "budget", "drops", "recomputes", "overhead")
@@ -57,6 +57,12 @@ _TRACE_HEADS = ("", "why", "peak", "budget", "drops", "recomputes", "overhead")
 def row(cell: str, texts: Iterable[str]) -> str:
     """A row of a table, of cells ``th`` or ``td``."""
     return "<tr>" + "".join(f"<{cell}>{escape(text)}</{cell}>" for text in texts) + "</tr>"
+
+
+def html_table(rows: Sequence[Mapping[str, object]]) -> str:
+    """A row for each mapping, whose keys are the heads of the columns."""
+    body = "\n".join(row("td", map(str, each.values())) for each in rows)
+    return f'<div class="wide"><table>{row("th", rows[0])}\n{body}</table></div>'
 
 
 def asset(name: str) -> str:
@@ -75,11 +81,13 @@ class Choice:
     first: int
 
 
-def render(reports: Sequence[Report], *, command: str = "", choice: Choice | None = None) -> str:
+def render(
+    reports: Sequence[Report], *, command: str = "", choice: Choice | None = None, above: str = ""
+) -> str:
     """The page of one report or more: of graphs, or with a ``choice`` of plans for one graph.
 
-    ``command`` is how the page was asked for, and empty if not on a command line.  ``SOURCE_DATE_EPOCH`` sets
-    its date.
+    ``above`` is HTML that is shown before the plans.  ``command`` is how the page was asked for, and empty if
+    not on a command line.  ``SOURCE_DATE_EPOCH`` sets its date.
     """
     if not reports:
         raise ValueError("no reports, so there is nothing to show")
@@ -96,7 +104,7 @@ def render(reports: Sequence[Report], *, command: str = "", choice: Choice | Non
         verdict=escape(reports[first].summary()),
         circumstances=escape(circumstances(reports[first])),
         traces="\n".join(_traces(reports)) if choice is None and len(reports) > 1 else "",
-        choice="" if choice is None else choice.html,
+        choice=above if choice is None else choice.html,
         legend="\n".join(f'<li class="{kind}"><i></i>{kind} <output></output></li>' for kind in KINDS),
         shared=_data("shared", shared),
         plan=_data(f"plan-{first}", packed.plans[first]),

@@ -11,6 +11,7 @@ from itertools import chain, pairwise
 from typing import Any
 
 from dtr_fx.inspect.diff import sections, why
+from dtr_fx.inspect.exports import segments_at_peak
 from dtr_fx.inspect.modules import module_tree, page_rows
 from dtr_fx.report import KINDS, Event, Point, Report
 
@@ -92,6 +93,11 @@ class Packed:
                 if storage.drops or storage.recomputes
             ],
             "modules": list(page_rows(module_tree(report))),
+            "segments": [
+                (pool, [own[name] for name, _, _ in blocks], [own[kind] for _, kind, _ in blocks], sizes)
+                for pool, blocks in (segments_at_peak(report) if _is_cached(report) else ())
+                for sizes in [[nbytes for _, _, nbytes in blocks]]
+            ],
             "words": list(own),
         }
 
@@ -104,6 +110,11 @@ class Packed:
             column.append(number - last[event.kind])
             last[event.kind] = number
         return column
+
+
+def _is_cached(report: Report) -> bool:
+    """True if the device's memory is that of a caching allocator, or is counted as such."""
+    return report.counts_reserved or (bool(report.reserved_peak) and report.device.partition(":")[0] != "cpu")
 
 
 def _facts(event: Event) -> tuple[Any, ...]:

@@ -34,10 +34,14 @@ _STEPS = 5
 
 @dataclass(frozen=True)
 class Trial:
-    """Training steps that fitted: ``peak`` in bytes, with parameters and inputs, and ``seconds`` a step."""
+    """Training steps that fitted: ``peak`` in bytes, with parameters and inputs, and ``seconds`` a step.
+
+    ``reserved`` is what a GPU's allocator took for them, 0 on a CPU.
+    """
 
     size: int
     peak: int
+    reserved: int
     seconds: float
 
 
@@ -101,20 +105,37 @@ def attempt(
     method: Method, subject: Subject, size: int, device: torch.device, cap: int, *, budget: int | None = None
 ) -> Trial | None:
     """Some training steps of one size; None if they take more than the cap, or no plan fits."""
+    model, inputs = made(subject, size, device)
+    try:
+        with method(model, budget) as forward, _capped(device, cap):
+            trial = tried(model, forward, inputs, size, device)
+    except (torch.OutOfMemoryError, InfeasibleBudgetError, OverBudgetError):
+        return None
+    return trial if trial.peak <= cap else None
+
+
+def made(subject: Subject, size: int, device: torch.device) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """The model and its inputs on the device, drawn from seed 0; what was compiled before is forgotten."""
     torch.compiler.reset()
     gc.collect()
     torch.manual_seed(0)
     model, inputs = subject.make(size)
-    model, inputs = model.to(device), tuple(tensor.to(device) for tensor in inputs)
-    try:
-        with method(model, budget) as forward, _capped(device, cap):
-            step = functools.partial(_step, model, forward, inputs)
-            step()
-            peak = bytes_held(model, inputs) + measure_peak(step, device=device)
-            seconds = statistics.median(time_of(step, device) for _ in range(_STEPS))
-    except (torch.OutOfMemoryError, InfeasibleBudgetError, OverBudgetError):
-        return None
-    return Trial(size, peak, seconds) if peak <= cap else None
+    return model.to(device), tuple(tensor.to(device) for tensor in inputs)
+
+
+def tried(
+    model: nn.Module, forward: Forward, inputs: tuple[Tensor, ...], size: int, device: torch.device
+) -> Trial:
+    """Training steps, the first of which compiles and is not measured."""
+    step = functools.partial(_step, model, forward, inputs)
+    step()
+    on_card = device.type == "cuda"
+    if on_card:
+        gc.collect()
+        torch.cuda.empty_cache()  # segments that only compiling took
+    peak = bytes_held(model, inputs) + measure_peak(step, device=device)
+    reserved = torch.cuda.max_memory_reserved(device) if on_card else 0
+    return Trial(size, peak, reserved, statistics.median(time_of(step, device) for _ in range(_STEPS)))
 
 
 def _step(model: nn.Module, forward: Forward, inputs: tuple[Tensor, ...]) -> None:

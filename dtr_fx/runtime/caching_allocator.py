@@ -25,6 +25,10 @@ import re
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MIB = 2**20
 _BLOCK = 512  # the sizes of blocks are multiples of it
@@ -107,7 +111,7 @@ class CachingAllocator:
             pool.insert(pool.segments[0])
 
     @classmethod
-    def as_configured(cls) -> CachingAllocator:
+    def as_configured(cls) -> Self:
         """With the settings that PyTorch reads from the environment: ``PYTORCH_ALLOC_CONF``, or the older."""
         given = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
         expands = re.search(r"expandable_segments\s*:\s*True", given)
@@ -174,10 +178,14 @@ class CachingAllocator:
             block.size += new
         else:
             new = pool.segment if size < _LARGE else _round_up(size, _ROUND_LARGE)
-            block = Block(self.reserved, new, pool)
+            block = Block(self.place(new), new, pool)
             pool.segments.append(block)
         self.reserved += new
         return block
+
+    def place(self, nbytes: int) -> int:
+        """The address of a new segment: behind all others."""
+        return self.reserved
 
     def _should_split(self, block: Block, size: int) -> bool:
         remaining = block.size - size

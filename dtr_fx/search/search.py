@@ -178,9 +178,15 @@ class _Search:
         self._refused = 0
 
     def find(self, first: Policy) -> Plan:
-        self._pass_under(portfolio(first))
+        # Where there is no time for a single pass, the starts that know the whole program come first.
+        is_short = _PASSES * self._seconds * _OPERATORS_PER_SECOND < self._operators
+        passes_last = is_short and self._program.backward is not None
+        if not passes_last:
+            self._pass_under(portfolio(first))
         if self._best is None or self._best.cost > self._enough:
             self._walk()
+        if self._best is None and passes_last:
+            self._pass_under(portfolio(first))
         if self._best is None:
             raise Infeasible
         return replace(self._best, refused=self._refused)

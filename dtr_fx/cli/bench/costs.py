@@ -36,7 +36,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -57,6 +57,9 @@ from dtr_fx.passes.tensors import hint, tensors_of
 from dtr_fx.planning.options import Options
 from dtr_fx.torch_private import OpOverload
 from dtr_fx.units import format_percent, format_seconds
+
+if TYPE_CHECKING:
+    from dtr_fx.lab.trainee import Trainee
 
 _BUDGETS = ("70%", "60%", "50%", "40%")
 
@@ -107,7 +110,11 @@ def run(arguments: argparse.Namespace) -> None:
 
         each_target(arguments, fusion.rows, fusion.text)
     else:
-        found = [_step_costs(target, arguments) for target in tracked("costs", arguments.targets)]
+        settings = dict(arguments.arg)
+        found = [
+            step_costs(target, load_trainee(target, **settings))
+            for target in tracked("costs", arguments.targets)
+        ]
         if arguments.json:
             print(json.dumps(found, indent=1, default=asdict))
         else:
@@ -117,7 +124,7 @@ def run(arguments: argparse.Namespace) -> None:
 # The roofline against the profile
 
 
-def _step_costs(target: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def step_costs(target: str, trainee: Trainee) -> dict[str, Any]:
     """Seconds of one training step by several accounts, and how the accounts agree.
 
     ``eager`` is the model as it is, ``graph`` its graph at a budget of 100%. ``estimated`` counts the nodes
@@ -125,7 +132,6 @@ def _step_costs(target: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """
     from dtr_fx.lab.trainee import compile_step, time_of_step
 
-    trainee = load_trainee(target, **dict(arguments.arg))
     estimate = roofline(trainee.device)
     profile = Profile(trainee.device, estimate)
     found: dict[str, OperatorCost] = {}

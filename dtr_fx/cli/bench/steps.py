@@ -42,11 +42,11 @@ from dtr_fx.cli.targets import load_trainee
 from dtr_fx.costs.measure import measure_peak
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
-from dtr_fx.planning.options import Options, parse_budget, resolve_budget
+from dtr_fx.planning.options import Budget, Options, parse_budget, resolve_budget
 from dtr_fx.units import format_bytes, format_percent
 
 if TYPE_CHECKING:
-    from dtr_fx.lab.trainee import Measurement
+    from dtr_fx.lab.trainee import Measurement, Trainee
 
 _EAGER = (*(f"{percent}%" for percent in range(90, 0, -10)), "smallest")
 _INDUCTOR = ("80%", "60%", "40%")
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> None:
     elif arguments.executor == "inductor":
         each_target(arguments, _beside_inductor, _inductor_text)
     else:
-        each_target(arguments, _rows, _text)
+        each_target(arguments, _rows, text)
 
 
 def _row(asked: str, ours: Measurement, time_ratio: float, **more: object) -> dict[str, Any]:
@@ -99,17 +99,26 @@ def _row(asked: str, ours: Measurement, time_ratio: float, **more: object) -> di
 
 
 def _rows(target: str, arguments: argparse.Namespace) -> Rows:
-    """A row for every budget that works, beside the unrewritten graph."""
-    from dtr_fx.lab.trainee import SMALLEST, differing, measure, smallest_budget
+    from dtr_fx.lab.trainee import SMALLEST
 
-    budgets, repeats = arguments.budgets or _EAGER, arguments.pairs or 5
-    specs = [(asked, None if asked == SMALLEST else parse_budget(asked)) for asked in budgets]
+    specs = {
+        asked: None if asked == SMALLEST else parse_budget(asked) for asked in arguments.budgets or _EAGER
+    }
     trainee = load_trainee(target, **dict(arguments.arg))
     options = Options(heuristic=arguments.heuristic, planner=arguments.planner)
+    return rows(trainee, options, specs, arguments.pairs or 5, target)
+
+
+def rows(
+    trainee: Trainee, options: Options, specs: Mapping[str, Budget | None], repeats: int, label: str
+) -> Rows:
+    """A row for every budget that works, None for the smallest, beside the unrewritten graph."""
+    from dtr_fx.lab.trainee import differing, measure, smallest_budget
+
     base = measure(trainee, options, repeats=repeats)
     smallest = smallest_budget(trainee, options).smallest
     rows = []
-    for asked, spec in tracked(target, specs):
+    for asked, spec in tracked(label, list(specs.items())):
         budget = smallest if spec is None else resolve_budget(spec, base.report.baseline_peak, trainee.device)
         if budget >= smallest:
             ours = measure(trainee, replace(options, budget=budget), repeats=repeats)
@@ -119,7 +128,7 @@ def _rows(target: str, arguments: argparse.Namespace) -> Rows:
     return rows
 
 
-def _text(target: str, rows: Rows) -> str:
+def text(target: str, rows: Rows) -> str:
     if not rows:
         return f"{target}: none of these budgets works"
     peak, bound, constants = (rows[0][name] for name in ("baseline_peak", "lower_bound", "constants"))

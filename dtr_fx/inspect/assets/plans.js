@@ -93,6 +93,10 @@ class Plans {
       after: this.points(packed.after.parts, names),
       storages: this.storages(packed),
       modules: packed.modules,
+      segments: packed.segments.map(([pool, names, kinds, sizes]) => ({
+        pool,
+        blocks: sizes.map((nbytes, i) => ({ name: words[names[i]], kind: words[kinds[i]], nbytes })),
+      })),
     };
   }
 

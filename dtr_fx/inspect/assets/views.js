@@ -14,6 +14,7 @@ class Views {
     this.chart = new Chart(light, (event) => this.diff.goTo(event));
     this.modules = new Modules((events, name) => this.mark(events, name));
     this.storages = new Storages(light);
+    this.addresses = new Addresses();
     const lens = document.getElementById("lens");
     const tell = () => document.documentElement.style.setProperty("--lens", `${lens.offsetHeight}px`);
     new ResizeObserver(tell).observe(lens);
@@ -23,7 +24,7 @@ class Views {
   show(report) {
     this.report = report;
     prepare(report);
-    for (const view of [this.chart, this.diff, this.storages, this.modules]) view.show(report);
+    for (const view of [this.chart, this.diff, this.storages, this.modules, this.addresses]) view.show(report);
     this.search.of(report); // which filters anew where something is looked for
     showTable(report);
     this.light([]);

@@ -251,11 +251,11 @@ def resnet50(
 # ShuffleNet V2: Ma et al., Practical Guidelines for Efficient CNN Architecture Design, ECCV 2018
 
 
-def branch(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+def branch(inputs: int, outputs: int, stride: int, kernel: int = 3) -> nn.Sequential:
     """Pointwise, depthwise, pointwise."""
     return nn.Sequential(
         *conv_norm_relu(inputs, outputs, 1),
-        *conv_norm(outputs, outputs, 3, stride, groups=outputs),
+        *conv_norm(outputs, outputs, kernel, stride, groups=outputs),
         *conv_norm_relu(outputs, outputs, 1),
     )
 
@@ -263,9 +263,9 @@ def branch(inputs: int, outputs: int, stride: int) -> nn.Sequential:
 class Unit(nn.Module):
     """Figure 3 (c): half of the channels pass by, and the two halves are shuffled."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, kernel: int = 3) -> None:
         super().__init__()
-        self.branch = branch(width // 2, width // 2, stride=1)
+        self.branch = branch(width // 2, width // 2, stride=1, kernel=kernel)
 
     def forward(self, x: Tensor) -> Tensor:
         left, right = x.chunk(2, 1)
@@ -275,11 +275,11 @@ class Unit(nn.Module):
 class Downsampling(nn.Module):
     """Figure 3 (d): both halves are made anew at half of the resolution."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int = 3) -> None:
         super().__init__()
-        depthwise = conv_norm(inputs, inputs, 3, 2, groups=inputs)
+        depthwise = conv_norm(inputs, inputs, kernel, 2, groups=inputs)
         self.left = nn.Sequential(*depthwise, *conv_norm_relu(inputs, outputs // 2, 1))
-        self.right = branch(inputs, outputs // 2, stride=2)
+        self.right = branch(inputs, outputs // 2, stride=2, kernel=kernel)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.channel_shuffle(torch.cat([self.left(x), self.right(x)], 1), 2)
@@ -299,5 +299,42 @@ def shufflenet(width: int = 16, batch: int = 16, size: int = 64, classes: int = 
         stages=nn.Sequential(*stages),
         last=nn.Sequential(*conv_norm_relu(channels, 2 * channels, 1)),
         head=nn.Linear(2 * channels, classes),
+    )
+    return model, labelled_images(batch, size, classes)
+
+
+# SPOS: Guo et al., Single Path One-Shot Neural Architecture Search with Uniform Sampling, ECCV 2020
+
+
+class Choice(nn.Module):
+    """A block of the supernet (Figure 4): candidates, of which the path that is trained takes one."""
+
+    def __init__(self, candidates: Sequence[nn.Module], chosen: int) -> None:
+        super().__init__()
+        self.candidates = nn.ModuleList(candidates)
+        self.chosen = chosen
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.candidates[self.chosen](x)
+
+
+def spos(width: int = 16, batch: int = 16, size: int = 64, classes: int = 10) -> Model:
+    """One path, drawn at random, of a supernet of ShuffleNet's blocks with kernels of 3, 5 or 7, and images.
+
+    Of the paper's four candidates that after Xception is left out; width 64 is about its own.
+    """
+    blocks: list[nn.Module] = []
+    channels = 16
+    for stage, count in enumerate((4, 4, 8, 4)):
+        outputs = width << stage
+        for number in range(count):
+            kernels = (3, 5, 7)
+            made = (Unit(outputs, k) if number else Downsampling(channels, outputs, k) for k in kernels)
+            blocks.append(Choice(list(made), int(torch.randint(len(kernels), ()))))
+        channels = outputs
+    model = BlockClassifier(
+        stem=nn.Sequential(*conv_norm_relu(3, 16, 3, 2)),
+        stages=nn.Sequential(*blocks),
+        head=nn.Linear(channels, classes),
     )
     return model, labelled_images(batch, size, classes)

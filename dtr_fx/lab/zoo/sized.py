@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dtr_fx.lab.zoo.classifiers import resnet32, resnet50, shufflenet
+from dtr_fx.lab.zoo.classifiers import resnet32, resnet50, shufflenet, spos
 from dtr_fx.lab.zoo.gpt import gpt
 from dtr_fx.lab.zoo.layers import Model
+from dtr_fx.lab.zoo.perceptrons import unrolled_gan
 from dtr_fx.lab.zoo.recurrent import treelstm
 from dtr_fx.lab.zoo.transformer import transformer
 from dtr_fx.lab.zoo.unet import unet, unet_bn
@@ -71,20 +72,25 @@ class Subject:
         return self.factory(**{self.axis: size})
 
 
+# The deepest comes last: it takes the longest to compile.
 WHOLE = (
-    Subject("resnet1202", "batch", 4, partial(resnet32, blocks=200)),
-    Subject("resnet50", "batch", 8, partial(resnet50, width=64, size=224, classes=1000)),
     Subject("transformer", "batch", 4, partial(transformer, width=512, length=256, vocab=32000)),
+    Subject("resnet50", "batch", 8, partial(resnet50, width=64, size=224, classes=1000)),
     Subject("unet", "batch", 1, partial(unet, width=64, size=444)),
     Subject("treelstm", "leaves", 64, partial(treelstm, batch=32, inputs=300, hidden=1024)),
+    Subject("unrolled_gan", "batch", 4096, partial(unrolled_gan, hidden=512, latent=256)),
+    Subject("spos", "batch", 16, partial(spos, width=64, size=224, classes=1000)),
     Subject("shufflenet", "batch", 16, partial(shufflenet, width=116, size=224, classes=1000)),
+    Subject("resnet1202", "batch", 4, partial(resnet32, blocks=200)),
 )
 
 SMALL = (
-    Subject("resnet1202", "batch", 2, partial(resnet32, blocks=3)),
-    Subject("resnet50", "batch", 2, resnet50),
     Subject("transformer", "batch", 1, transformer),
+    Subject("resnet50", "batch", 2, resnet50),
     Subject("unet", "batch", 1, partial(unet, size=188)),
     Subject("treelstm", "leaves", 8, treelstm),
+    Subject("unrolled_gan", "batch", 256, partial(unrolled_gan, steps=3)),
+    Subject("spos", "batch", 4, spos),
     Subject("shufflenet", "batch", 4, shufflenet),
+    Subject("resnet1202", "batch", 2, partial(resnet32, blocks=3)),
 )
