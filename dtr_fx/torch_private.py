@@ -100,6 +100,9 @@ _NAMES = {
     "DataDependent": "torch._subclasses.fake_tensor:DataDependentOutputException",  # a branch on a value
     "Unfakeable": "torch._subclasses.fake_tensor:UnsupportedOperatorException",  # an operator without shapes
     "aot_export_joint": "torch._functorch.aot_autograd:aot_export_joint_with_descriptors",  # without Dynamo
+    "aot_module": "torch._functorch.aot_autograd",  # where a trace is handed on to be compiled
+    "aot_compile": "torch._functorch.aot_autograd:aot_stage2_compile",  # splits a trace, and compiles it
+    "enable_python_dispatcher": "torch._dispatch.python:enable_python_dispatcher",  # as in a trace
     "GradAOTOutput": f"{_DESCRIPTORS}:GradAOTOutput",  # a result of the backward pass
     "PlainAOTInput": f"{_DESCRIPTORS}:PlainAOTInput",  # an argument of the user's
     "PlainAOTOutput": f"{_DESCRIPTORS}:PlainAOTOutput",  # a result of the user's

@@ -326,7 +326,7 @@ def _rewrite(
     if collectives(gm) != called:
         raise VerificationError("a plan calls collectives in another order than the graph")
     if record is not None and carried is not None:
-        record(Trace(original, reference, carried))
+        record(Trace(original, reference, carried, saves_nothing))
     LowerDrops().call(gm)
     if options.on_report is not None:
         options.on_report(report)
