@@ -16,11 +16,13 @@ from ranks import (
     fsdp2_by_block,
     is_same,
     of_both_ranks,
+    pipeline,
     steps,
     tensor_parallel,
 )
 from torch import Tensor
 from torch.distributed._functional_collectives import all_gather_tensor, all_reduce
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
 from dtr_fx.costs import measure
 
@@ -47,6 +49,28 @@ def test_a_share_holds_and_changes_nothing(stacks: tuple[Any, ...]) -> None:
         for stack, (eager, planned) in outcome.items():
             assert is_same(planned, eager), stack
             assert planned[2] <= 0.6 * eager[2], stack
+
+
+def piped(rank: int, schedule: Any, budgets: tuple[str, ...]) -> list[Any]:
+    """Eager, and budgets."""
+    given = [("dtr", {**SHARE, "budget": budget}) for budget in budgets]
+    return [pipeline(rank, schedule, *one) for one in ((None, None), *given)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "budgets"),
+    [
+        (ScheduleGPipe, ("60%",)),
+        pytest.param(ScheduleGPipe, ("1MiB",), marks=pytest.mark.slow),
+        pytest.param(Schedule1F1B, ("60%", "1MiB"), marks=pytest.mark.slow),
+    ],
+)
+def test_stages_of_a_pipeline_hold_several_micro_batches(schedule: Any, budgets: tuple[str, ...]) -> None:
+    runs = list(zip(*of_both_ranks(piped, schedule, budgets)))
+    eager, *planned = (max(peak + held for _, _, peak, held in ranks) for ranks in runs)
+    for budget, peak, ranks in zip(budgets, planned, runs[1:]):
+        assert all(map(is_same, ranks, runs[0]))
+        assert peak <= (0.6 * eager if budget == "60%" else 2**20)
 
 
 def under_bytes(rank: int) -> dict[str, list[Any]]:
