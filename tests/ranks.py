@@ -59,7 +59,9 @@ def tensor_parallel(blocks: nn.Sequential, compiled: Compile) -> nn.Module:
     return compiled(blocks)
 
 
-def _compiled(backend: str | None, options: dict[str, Any] | None) -> Compile:
+def compiling_with(backend: str | None, options: dict[str, Any] | None) -> Compile:
+    """What compiles a module in place; not at all without a backend."""
+
     def compiled(module: nn.Module) -> nn.Module:
         if backend is not None:
             module.compile(backend=backend, options=None if options is None else dict(options))
@@ -73,7 +75,7 @@ def steps(rank: int, stack: Any, backend: str | None, options: dict[str, Any] | 
     torch._dynamo.reset()
     torch.manual_seed(0)
     blocks = nn.Sequential(*(Block() for _ in range(3)))
-    model = stack(blocks, _compiled(backend, options))
+    model = stack(blocks, compiling_with(backend, options))
 
     def step(x: Tensor) -> list[float]:
         loss = model(x).square().mean()
@@ -83,12 +85,25 @@ def steps(rank: int, stack: Any, backend: str | None, options: dict[str, Any] | 
     return _trained(model, step, seed=rank + 1)
 
 
+def refused(rank: int, stack: Any, budget: str) -> tuple[str, str]:
+    """The error of a step in which rank 1 has eight times as many rows as rank 0, or nothing."""
+    torch._dynamo.reset()
+    blocks = nn.Sequential(*(Block() for _ in range(3)))
+    options = {"budget": budget, "planner": "online", "slices": "off", "cache": False}
+    model = stack(blocks, compiling_with("dtr", options))
+    try:
+        model(torch.randn(ROWS * (1 + 7 * rank), WIDTH)).sum().backward()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
 def pipeline(rank: int, schedule: Any, backend: str | None, options: dict[str, Any] | None) -> Any:
     """The same of a pipeline: each rank has three blocks, and four micro-batches are on their way."""
     torch._dynamo.reset()
     torch.manual_seed(rank)
     blocks = nn.Sequential(*(Block() for _ in range(3)))
-    stage = PipelineStage(_compiled(backend, options)(blocks), rank, 2, torch.device("cpu"))
+    stage = PipelineStage(compiling_with(backend, options)(blocks), rank, 2, torch.device("cpu"))
     made = schedule(stage, 4, loss_fn=nn.functional.mse_loss)
 
     def step(x: Tensor) -> list[float]:

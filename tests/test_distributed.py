@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from ranks import (
     WIDTH,
+    Block,
+    compiling_with,
     ddp_inside,
     ddp_outside,
     fsdp1,
@@ -17,10 +19,11 @@ from ranks import (
     is_same,
     of_both_ranks,
     pipeline,
+    refused,
     steps,
     tensor_parallel,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_gather_tensor, all_reduce
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
@@ -139,6 +142,31 @@ def test_ranks_plan_together(tmp_path: Path) -> None:
     assert sorted([one["recomputes"], other["recomputes"]])[0] == 0 < one["recomputes"] + other["recomputes"]
     assert one["auto"][1] == other["auto"][1]
     assert one["auto"][1][0][0] < 2**20 + 2**17  # a half of what rank 1 is told, and the inputs
+
+
+@pytest.mark.parametrize(
+    "stack", [ddp_outside, *(pytest.param(stack, marks=pytest.mark.slow) for stack in STACKS[:3])]
+)
+def test_a_rank_without_a_plan_ends_those_that_wait_for_it_outside_of_graphs(stack: Any) -> None:
+    one, other = of_both_ranks(refused, stack, "2MiB")
+    assert one == other
+    assert one[0] == "InfeasibleBudgetError"
+
+
+def under_auto(rank: int, folder: str) -> int:
+    """The budget of DDP's one graph."""
+    measure._MEMINFO = Path(folder) / str(rank)
+    measure._MEMINFO.write_text(f"MemAvailable: {8000 * (2 - rank)} kB\n")
+    reports: list[Any] = []
+    options = {"budget": "auto", "on_report": reports.append, "cache": False}
+    model = ddp_outside(nn.Sequential(Block(), Block()), compiling_with("dtr", options))
+    model(torch.randn(64, WIDTH)).sum().backward()
+    return int(reports[0].budget)
+
+
+def test_auto_is_what_the_rank_with_the_least_has(tmp_path: Path) -> None:
+    one, other = of_both_ranks(under_auto, str(tmp_path))
+    assert one == other < 5000 * 2**10
 
 
 def fused(rank: int) -> list[Any]:

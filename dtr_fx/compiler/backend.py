@@ -318,9 +318,9 @@ def _rewrite(
         return
     original = copy_of(gm) if record is not None else gm
     together, called = at_hand(), collectives(gm)
-    if together is not None and called:
+    if together is not None:
         together.see(gm)
-        if options.budget.kind == "auto":
+        if options.budget.kind == "auto" and together.has_groups:
             options = replace(options, budget=replace(options.budget, value=together.free(gm)))
     report, carried = rewrite_for_all(gm, options, saves_nothing=saves_nothing)
     if collectives(gm) != called:

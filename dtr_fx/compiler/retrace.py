@@ -161,6 +161,11 @@ class Retracer:
         """True if the budget is what is free at the time, so that what did not fit may fit later."""
         return self._options.budget.kind == "auto"
 
+    @property
+    def is_first_compilation(self) -> bool:
+        """True unless Dynamo compiled this code before, for other sizes or settings."""
+        return self._compile_id.endswith("/0")
+
     def sizes(self, arguments: Sequence[Any]) -> Sizes:
         """The sizes that the compiled steps are told apart by."""
         sized = [arguments[position] for position in self._sized]
