@@ -93,6 +93,7 @@ _NAMES = {
     "TracingContext": "torch._guards:TracingContext",  # what a trace knows of the step
     "tracing": "torch._guards:tracing",  # sets it
     "ConstantSource": "torch._dynamo.source:ConstantSource",  # a name for a symbol
+    "enter_module": "torch.nn:Module._wrapped_call_impl",  # so, too, for one that is compiled in place
     "call_module": "torch.nn:Module._call_impl",  # on the stack for each module that runs
     "OptimizedModule": "torch._dynamo.eval_frame:OptimizedModule",  # what torch.compile makes of a module
     "trace_structured": "torch._logging:trace_structured",  # artifacts for TORCH_TRACE
@@ -103,6 +104,9 @@ _NAMES = {
     "DataDependent": "torch._subclasses.fake_tensor:DataDependentOutputException",  # a branch on a value
     "Unfakeable": "torch._subclasses.fake_tensor:UnsupportedOperatorException",  # an operator without shapes
     "aot_export_joint": "torch._functorch.aot_autograd:aot_export_joint_with_descriptors",  # without Dynamo
+    "aot_module": "torch._functorch.aot_autograd",  # where a trace is handed on to be compiled
+    "aot_compile": "torch._functorch.aot_autograd:aot_stage2_compile",  # splits a trace, and compiles it
+    "enable_python_dispatcher": "torch._dispatch.python:enable_python_dispatcher",  # as in a trace
     "GradAOTOutput": f"{_DESCRIPTORS}:GradAOTOutput",  # a result of the backward pass
     "PlainAOTInput": f"{_DESCRIPTORS}:PlainAOTInput",  # an argument of the user's
     "PlainAOTOutput": f"{_DESCRIPTORS}:PlainAOTOutput",  # a result of the user's
@@ -231,6 +235,12 @@ def storage_key(storage: Any) -> int:
 def dynamo_source(placeholder: Any) -> Any:
     """Where Dynamo found an input of a graph; None where DDP's splitting or the minifier lost it."""
     return getattr(placeholder, "_dynamo_source", None)
+
+
+def group_of(module: Any) -> Any:
+    """The process group over which FSDP2 gathers a module's parameters; None where there is none."""
+    group = read(module._get_fsdp_state(), "_fsdp_param_group")
+    return getattr(getattr(group, "mesh_info", None), "shard_process_group", None)
 
 
 def copy_sources(gm: Any, copied: Any) -> None:

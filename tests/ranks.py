@@ -13,6 +13,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -58,30 +59,72 @@ def tensor_parallel(blocks: nn.Sequential, compiled: Compile) -> nn.Module:
     return compiled(blocks)
 
 
-def steps(rank: int, stack: Any, backend: str | None, options: dict[str, Any] | None) -> Any:
-    """Losses and parameters after three steps, the highest peak of two above parameters, and their bytes."""
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    blocks = nn.Sequential(*(Block() for _ in range(3)))
+def compiling_with(backend: str | None, options: dict[str, Any] | None) -> Compile:
+    """What compiles a module in place; not at all without a backend."""
 
     def compiled(module: nn.Module) -> nn.Module:
         if backend is not None:
             module.compile(backend=backend, options=None if options is None else dict(options))
         return module
 
-    model = stack(blocks, compiled)
+    return compiled
+
+
+def steps(rank: int, stack: Any, backend: str | None, options: dict[str, Any] | None) -> Any:
+    """Losses and parameters after three steps, the highest peak of two above parameters, and their bytes."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    blocks = nn.Sequential(*(Block() for _ in range(3)))
+    model = stack(blocks, compiling_with(backend, options))
+
+    def step(x: Tensor) -> list[float]:
+        loss = model(x).square().mean()
+        loss.backward()
+        return [loss.item()]
+
+    return _trained(model, step, seed=rank + 1)
+
+
+def refused(rank: int, stack: Any, budget: str) -> tuple[str, str]:
+    """The error of a step in which rank 1 has eight times as many rows as rank 0, or nothing."""
+    torch._dynamo.reset()
+    blocks = nn.Sequential(*(Block() for _ in range(3)))
+    options = {"budget": budget, "planner": "online", "slices": "off", "cache": False}
+    model = stack(blocks, compiling_with("dtr", options))
+    try:
+        model(torch.randn(ROWS * (1 + 7 * rank), WIDTH)).sum().backward()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def pipeline(rank: int, schedule: Any, backend: str | None, options: dict[str, Any] | None) -> Any:
+    """The same of a pipeline: each rank has three blocks, and four micro-batches are on their way."""
+    torch._dynamo.reset()
+    torch.manual_seed(rank)
+    blocks = nn.Sequential(*(Block() for _ in range(3)))
+    stage = PipelineStage(compiling_with(backend, options)(blocks), rank, 2, torch.device("cpu"))
+    made = schedule(stage, 4, loss_fn=nn.functional.mse_loss)
+
+    def step(x: Tensor) -> list[float]:
+        losses: list[Tensor] = []
+        if stage.is_first:
+            made.step(x)
+        else:
+            made.step(target=x, losses=losses)
+        return [loss.item() for loss in losses]
+
+    return _trained(blocks, step, seed=1)
+
+
+def _trained(model: nn.Module, step: Callable[[Tensor], list[float]], seed: int) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    torch.manual_seed(rank + 1)
-    losses, peaks = [], []
+    torch.manual_seed(seed)
+    losses: list[float] = []
+    peaks = []
     for _ in range(3):
         x = torch.randn(ROWS, WIDTH)
-
-        def step(x: Tensor = x) -> None:
-            loss = model(x).square().mean()
-            loss.backward()
-            losses.append(loss.item())
-
-        peaks.append(measure_peak(step))
+        peaks.append(measure_peak(lambda x=x: losses.extend(step(x))))
         optimizer.step()
         optimizer.zero_grad()
     parameters = list(model.parameters())

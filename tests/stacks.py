@@ -22,6 +22,7 @@ from typing import Any
 import ranks
 import torch
 from torch import Tensor, nn
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.utils.data import DataLoader
 
 import dtr_fx
@@ -67,10 +68,14 @@ class Way:
 
 @dataclass
 class Run:
-    """What a stack left behind: the loss of each batch, and a step's peak with the parameters."""
+    """What a stack left behind: the loss of each batch, and a step's peak with the parameters.
+
+    Where ranks share the parameters, ``held`` are the bytes of this one's.
+    """
 
     losses: list[float] = field(default_factory=list)
     peak: int = 0
+    held: int = 0
 
     def step(self, model: nn.Module, number: int, run: Callable[[], Any]) -> Any:
         """Run step ``number``, forward and backward, and give its result."""
@@ -339,14 +344,14 @@ def timm(way: Way) -> Run:
     return run
 
 
-def detection(way: Way) -> Run:
-    """FCOS of torchvision as its reference trains it: images of several sizes, a list of boxes for each."""
-    from torchvision.models.detection import fcos_resnet50_fpn
+def detection(way: Way, name: str = "fcos_resnet50_fpn") -> Run:
+    """A detector of torchvision as its reference trains it: images of several sizes, boxes for each."""
+    from torchvision.models import detection
 
     run = Run()
     torch.manual_seed(0)
     sizes = {"min_size": 256, "max_size": 384, "num_classes": 5}
-    model = fcos_resnet50_fpn(weights=None, weights_backbone=None, **sizes)
+    model = getattr(detection, name)(weights=None, weights_backbone=None, **sizes)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     called = way.compiled(model)
     for number in range(STEPS):
@@ -367,13 +372,18 @@ def detection(way: Way) -> Run:
     return run
 
 
-def of_two_ranks(parallel: Callable[..., nn.Module]) -> Callable[[Way], Run]:
-    """Three blocks, not a language model; losses of both ranks count, and the higher peak."""
+def faster_rcnn(way: Way) -> Run:
+    return detection(way, "fasterrcnn_mobilenet_v3_large_fpn")
+
+
+def of_two_ranks(stack: Any, work: Callable[..., Any] = ranks.steps) -> Callable[[Way], Run]:
+    """Blocks, not a language model; losses of both ranks count, and the higher peak."""
 
     def train(way: Way) -> Run:
-        found = ranks.of_both_ranks(ranks.steps, parallel, way.backend, way.options or None)
-        peaks = [peak + held for _, _, peak, held in found]
-        return Run(sorted(loss for losses, *_ in found for loss in losses), max(peaks))
+        found = ranks.of_both_ranks(work, stack, way.backend, way.options or None)
+        highest = max(found, key=lambda one: one[2] + one[3])
+        losses = sorted(loss for losses, *_ in found for loss in losses)
+        return Run(losses, highest[2] + highest[3], highest[3])
 
     return train
 
@@ -403,11 +413,14 @@ STACKS = {
     "Fabric, bf16": Stack(fabric, 1, ("lightning",)),
     "timm": Stack(timm, 0, ("timm", "torchvision")),
     "torchvision's FCOS, sizes vary": Stack(detection, 1, ("torchvision",)),
+    "torchvision's Faster R-CNN, sizes vary": Stack(faster_rcnn, 1, ("torchvision",)),
     "DDP, compiled, two processes": Stack(of_two_ranks(ranks.ddp_inside), 1),
     "DDP around what is compiled, two processes": Stack(of_two_ranks(ranks.ddp_outside), 1),
     "FSDP1, two processes": Stack(of_two_ranks(ranks.fsdp1), 1),
     "FSDP2 by block, two processes": Stack(of_two_ranks(ranks.fsdp2_by_block), 2),
     "tensor parallel, two processes": Stack(of_two_ranks(ranks.tensor_parallel), 1),
+    "pipeline, GPipe, two processes": Stack(of_two_ranks(ScheduleGPipe, ranks.pipeline), 1),
+    "pipeline, 1F1B, two processes": Stack(of_two_ranks(Schedule1F1B, ranks.pipeline), 1),
 }
 
 
@@ -437,6 +450,8 @@ def rows(stack: Stack) -> Iterator[tuple[str, str, str, str]]:
         same = [other for other, its in others.items() if ours.losses == its.losses]
         asked = format_bytes(share) if name == "bytes" else name
         beside = f"{ours.peak / plain.peak:.1%} of {format_bytes(plain.peak)}"
+        if plain.held:
+            beside += f", {(ours.peak - ours.held) / (plain.peak - plain.held):.1%} above parameters"
         yield asked, format_bytes(ours.peak), beside, ", ".join(same) or "neither"
 
 

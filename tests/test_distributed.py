@@ -10,17 +10,22 @@ import torch
 import torch.distributed as dist
 from ranks import (
     WIDTH,
+    Block,
+    compiling_with,
     ddp_inside,
     ddp_outside,
     fsdp1,
     fsdp2_by_block,
     is_same,
     of_both_ranks,
+    pipeline,
+    refused,
     steps,
     tensor_parallel,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_gather_tensor, all_reduce
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
 from dtr_fx.costs import measure
 
@@ -47,6 +52,28 @@ def test_a_share_holds_and_changes_nothing(stacks: tuple[Any, ...]) -> None:
         for stack, (eager, planned) in outcome.items():
             assert is_same(planned, eager), stack
             assert planned[2] <= 0.6 * eager[2], stack
+
+
+def piped(rank: int, schedule: Any, budgets: tuple[str, ...]) -> list[Any]:
+    """Eager, and budgets."""
+    given = [("dtr", {**SHARE, "budget": budget}) for budget in budgets]
+    return [pipeline(rank, schedule, *one) for one in ((None, None), *given)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "budgets"),
+    [
+        (ScheduleGPipe, ("60%",)),
+        pytest.param(ScheduleGPipe, ("1MiB",), marks=pytest.mark.slow),
+        pytest.param(Schedule1F1B, ("60%", "1MiB"), marks=pytest.mark.slow),
+    ],
+)
+def test_stages_of_a_pipeline_hold_several_micro_batches(schedule: Any, budgets: tuple[str, ...]) -> None:
+    runs = list(zip(*of_both_ranks(piped, schedule, budgets)))
+    eager, *planned = (max(peak + held for _, _, peak, held in ranks) for ranks in runs)
+    for budget, peak, ranks in zip(budgets, planned, runs[1:]):
+        assert all(map(is_same, ranks, runs[0]))
+        assert peak <= (0.6 * eager if budget == "60%" else 2**20)
 
 
 def under_bytes(rank: int) -> dict[str, list[Any]]:
@@ -115,6 +142,31 @@ def test_ranks_plan_together(tmp_path: Path) -> None:
     assert sorted([one["recomputes"], other["recomputes"]])[0] == 0 < one["recomputes"] + other["recomputes"]
     assert one["auto"][1] == other["auto"][1]
     assert one["auto"][1][0][0] < 2**20 + 2**17  # a half of what rank 1 is told, and the inputs
+
+
+@pytest.mark.parametrize(
+    "stack", [ddp_outside, *(pytest.param(stack, marks=pytest.mark.slow) for stack in STACKS[:3])]
+)
+def test_a_rank_without_a_plan_ends_those_that_wait_for_it_outside_of_graphs(stack: Any) -> None:
+    one, other = of_both_ranks(refused, stack, "2MiB")
+    assert one == other
+    assert one[0] == "InfeasibleBudgetError"
+
+
+def under_auto(rank: int, folder: str) -> int:
+    """The budget of DDP's one graph."""
+    measure._MEMINFO = Path(folder) / str(rank)
+    measure._MEMINFO.write_text(f"MemAvailable: {8000 * (2 - rank)} kB\n")
+    reports: list[Any] = []
+    options = {"budget": "auto", "on_report": reports.append, "cache": False}
+    model = ddp_outside(nn.Sequential(Block(), Block()), compiling_with("dtr", options))
+    model(torch.randn(64, WIDTH)).sum().backward()
+    return int(reports[0].budget)
+
+
+def test_auto_is_what_the_rank_with_the_least_has(tmp_path: Path) -> None:
+    one, other = of_both_ranks(under_auto, str(tmp_path))
+    assert one == other < 5000 * 2**10
 
 
 def fused(rank: int) -> list[Any]:

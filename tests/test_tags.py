@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import dtr_fx
-from dtr_fx import Report
+from dtr_fx import Report, measure_peak
 
 pytestmark = pytest.mark.little_effort
 
@@ -80,6 +81,10 @@ def test_a_graph_without_a_backward_pass_is_refused() -> None:
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="PyTorch marks a traced backward pass from 2.13 on")
 def test_a_graph_with_its_own_backward_pass_is_tagged_in_its_forward_pass() -> None:
     """As torchtitan's graph trainer has it: its pass recomputes what is tagged."""
+    remat = "torch._functorch._activation_checkpointing.remat_using_tags_for_fwd_loss_bwd_graph_pass"
+    remat_using_tags_for_fwd_loss_bwd_graph = importlib.import_module(
+        remat
+    ).remat_using_tags_for_fwd_loss_bwd_graph
     torch.manual_seed(0)
     model = nn.Sequential(*(Part(64) for _ in range(3)))
     graphs: list[GraphModule] = []
@@ -101,3 +106,8 @@ def test_a_graph_with_its_own_backward_pass_is_tagged_in_its_forward_pass() -> N
     assert again
     assert not any(node.meta.get("autograd_backward") for node in again)
     assert report.sane_from is None
+    inputs = [torch.randn(node.meta["val"].shape) for node in graph.graph.find_nodes(op="placeholder")]
+    expected, as_it_is = graph(*inputs), measure_peak(lambda: graph(*inputs))
+    tagged = remat_using_tags_for_fwd_loss_bwd_graph(graph)
+    assert all(map(torch.equal, tagged(*inputs), expected))
+    assert measure_peak(lambda: tagged(*inputs)) < 0.8 * as_it_is

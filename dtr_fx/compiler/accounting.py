@@ -144,6 +144,7 @@ class StepAccounting(threading.local):
         self._early: list[_Run] = []  # graphs without one that ran before the first of these came to its end
         self._before = 0  # of these, of graphs without a backward pass that the sequence follows
         self._sequence: list[_Run] = []
+        self._sequences = 0  # that began
         self._learned_from: list[_Run] = []
         self._known: dict[tuple[Hashable, ...], _Run] = {}
         self._fractions: dict[Hashable, float] = {}  # by the first graph of a sequence
@@ -166,6 +167,7 @@ class StepAccounting(threading.local):
         self._broke_off |= self._runs or any(saver.started == (saver in held) for saver in self._savers)
         self._savers, self._runs = held, True
         if not held:
+            self._sequences += 1
             self._forget_if_unlike()
             self._learn_fraction()
             goes_on = self._sequence and self._is_part and not any(run.need.saved for run in self._sequence)
@@ -173,6 +175,11 @@ class StepAccounting(threading.local):
         if not held or len(self._sequence) >= _LONGEST:
             self._sequence, self._broke_off, self._exceeded = [], False, False
             self._gradients = self._every_parameter.gradients
+
+    @property
+    def is_early(self) -> bool:
+        """True in the first two sequences, the one that plans as it goes and the one that divides."""
+        return self._sequences <= 2
 
     def continues(self, need: Need) -> bool:
         """Add a graph whose plan was found right in this place before; False if there is none."""

@@ -321,15 +321,15 @@ def _rewrite(
         return
     original = copy_of(gm) if record is not None else gm
     together, called = at_hand(), collectives(gm)
-    if together is not None and called:
+    if together is not None:
         together.see(gm)
-        if options.budget.kind == "auto":
+        if options.budget.kind == "auto" and together.has_groups:
             options = replace(options, budget=replace(options.budget, value=together.free(gm)))
     report, carried = rewrite_for_all(gm, options, saves_nothing=saves_nothing)
     if collectives(gm) != called:
         raise VerificationError("a plan calls collectives in another order than the graph")
     if record is not None and carried is not None:
-        record(Trace(original, reference, carried))
+        record(Trace(original, reference, carried, saves_nothing))
     LowerDrops().call(gm)
     if options.on_report is not None:
         options.on_report(report)

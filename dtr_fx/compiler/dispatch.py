@@ -17,7 +17,7 @@ from typing import Any
 
 from dtr_fx.compiler.accounting import StepAccounting, makers
 from dtr_fx.compiler.guard import guard
-from dtr_fx.compiler.ranks import are_several, planning_together
+from dtr_fx.compiler.ranks import are_several, groups_around, planning_together
 from dtr_fx.compiler.retrace import CompiledStep, LivePlan, Retracer, Sizes
 from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
 from dtr_fx.planning.options import Budget, Others
@@ -54,12 +54,20 @@ class Dispatcher:
     def __call__(self, *arguments: Any) -> Any:
         accounting = self._accounting
         if accounting is None:
-            own = self._known(arguments) or self._agreed(arguments, lambda: self._make(arguments))
+            is_early = self._retracer.is_first_compilation
+            own = self._known(arguments) or self._agreed(
+                arguments, lambda: self._make(arguments), is_early=is_early
+            )
             return _run(own, arguments)
         accounting.start_graph()
-        known = step = self._known(arguments)
-        if step is None or not accounting.continues(step.need):
-            step = self._agreed(arguments, lambda: self._make_fit(known, arguments, accounting))
+        known = self._known(arguments)
+
+        def fit() -> CompiledStep:
+            if known is not None and accounting.continues(known.need):
+                return known
+            return self._make_fit(known, arguments, accounting)
+
+        step = self._agreed(arguments, fit, is_early=accounting.is_early)
         earlier = set(makers(arguments))
         outputs = _run(step, arguments)
         accounting.end_graph(outputs, arguments, earlier)
@@ -82,11 +90,14 @@ class Dispatcher:
                 self._steps.move_to_end(sizes)
             return step
 
-    def _agreed(self, arguments: Sequence[Any], make: Callable[[], CompiledStep]) -> CompiledStep:
-        """The step that is made, or of the graph's first, where another rank cannot run it, an error."""
-        if self._steps or not are_several():
+    def _agreed(
+        self, arguments: Sequence[Any], make: Callable[[], CompiledStep], *, is_early: bool
+    ) -> CompiledStep:
+        """The step that is made, or where another rank cannot run its own, an error; see ``ranks``."""
+        is_first = not self._steps
+        if not (is_first or is_early) or not are_several():
             return make()
-        with planning_together() as together:
+        with planning_together(groups_around() if is_early else (), is_first=is_first) as together:
             step = make()
         error = together.agree(step.plan.error)
         if error is not None:

@@ -8,7 +8,7 @@ import linecache
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from dtr_fx.torch_private import (
     donate_nothing,
     dynamo_config,
     dynamo_source,
+    enter_module,
     functorch_config,
     get_metrics_context,
     read,
@@ -146,10 +147,21 @@ def module_names() -> dict[str, str]:
 
 def _running_modules() -> list[torch.nn.Module]:
     """The innermost first."""
+    return _on_the_stack(call_module.__code__)
+
+
+def modules_entered() -> list[torch.nn.Module]:
+    """The same, with those that are compiled in place."""
+    entered = _on_the_stack(enter_module.__code__)
+    return [getattr(module, "_orig_mod", module) for module in entered]
+
+
+def _on_the_stack(code: CodeType) -> list[torch.nn.Module]:
+    """The modules whose method of this code runs, the innermost first."""
     running = []
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_code is call_module.__code__:
+        if frame.f_code is code:
             running.append(frame.f_locals["self"])
         frame = frame.f_back
     return running

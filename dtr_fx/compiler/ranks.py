@@ -4,6 +4,10 @@ When each has planned such a graph for the first time it puts into the group's s
 graphs call, in their order, and its error if no plan fits.  Whoever reads of another order, or of an error,
 has an error, too, and no rank waits in a collective for one that never comes.  Under ``"auto"`` all have the
 memory of the one that has the least.
+
+DDP and FSDP call collectives between graphs: within a module of theirs ranks tell each other in their first
+two steps, which are those that plan.  Where ranks take different ways through the model, one that hears
+nothing goes on after a while.
 """
 
 from __future__ import annotations
@@ -13,44 +17,61 @@ import itertools
 import logging
 import pickle
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextvars import ContextVar
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from torch.fx import GraphModule
 
+from dtr_fx.compiler.dynamo import modules_entered
 from dtr_fx.costs.measure import free_memory
 from dtr_fx.errors import DTRError, GraphError
 from dtr_fx.passes.effects import collectives
 from dtr_fx.passes.tensors import graph_device
+from dtr_fx.torch_private import group_of
 
 log = logging.getLogger(__name__)
 
+# How long a rank waits for others whose collectives no graph shows.
+_PATIENCE = timedelta(seconds=60)
 _TOLD: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 class Together:
-    """A rank's graph while it is planned: its collectives, in their order, by the name of their group."""
+    """A rank's graph while it is planned: its collectives, in their order, by the name of their group.
 
-    def __init__(self) -> None:
-        self._called: dict[str, list[str]] = {}
+    The groups ``around`` it call theirs outside; only when it ``is_first`` are its own looked at.
+    """
+
+    def __init__(self, around: Iterable[str], *, is_first: bool) -> None:
+        self._called: dict[str, list[str]] = {group: [] for group in around}
+        self._around = frozenset(self._called)
+        self._is_first = is_first
         self._free: int | None = None
 
     def see(self, gm: GraphModule) -> None:
         """Know a graph, before or after it was planned."""
-        called: defaultdict[str, list[str]] = defaultdict(list)
+        if not self._is_first:
+            return
+        called: defaultdict[str, list[str]] = defaultdict(list, {group: [] for group in self._around})
         for group, operator in collectives(gm):
             if dist.get_backend(_group(group)) != "fake":
                 called[group].append(operator)
         self._called = dict(called)
 
+    @property
+    def has_groups(self) -> bool:
+        """True if other ranks plan the graph, too."""
+        return bool(self._called)
+
     def free(self, gm: GraphModule) -> int:
         """The bytes that the rank has free that has the fewest; 0 where the device does not tell."""
         if self._free is None:
             own = free_memory(graph_device(gm)) or 0
-            told = _exchange("free", dict.fromkeys(self._called, own))
-            self._free = min((each for group in told.values() for each in group), default=own)
+            told = _exchange("free", dict.fromkeys(self._called, own), self._around)
+            self._free = min((each for group in told.values() for _, each in group), default=own)
         return self._free
 
     def tell(self, error: BaseException) -> None:
@@ -62,10 +83,9 @@ class Together:
         """This rank's error, or else that of another, or of a difference between them."""
         found = error
         own_part = {group: (called, error) for group, called in self._called.items()}
-        for group, told in _exchange("plan", own_part).items():
-            ranks = dist.get_process_group_ranks(_group(group))
+        for group, told in _exchange("plan", own_part, self._around).items():
             own = self._called[group]
-            for rank, (called, theirs) in zip(ranks, told):
+            for rank, (called, theirs) in told:
                 if found is None and theirs is not None:
                     log.warning("rank %d has no plan for a graph, so this rank does not run it either", rank)
                     found = theirs
@@ -78,9 +98,9 @@ _AT_HAND: ContextVar[Together | None] = ContextVar("together", default=None)
 
 
 @contextlib.contextmanager
-def planning_together() -> Iterator[Together]:
-    """What is planned meanwhile is planned by all ranks at the same time."""
-    together = Together()
+def planning_together(around: Iterable[str], *, is_first: bool) -> Iterator[Together]:
+    """What is planned meanwhile is planned by all ranks at the same time; see ``Together``."""
+    together = Together(around, is_first=is_first)
     token = _AT_HAND.set(together)
     try:
         yield together
@@ -94,6 +114,28 @@ def planning_together() -> Iterator[Together]:
 def at_hand() -> Together | None:
     """What this rank plans together with others."""
     return _AT_HAND.get()
+
+
+def groups_around() -> list[str]:
+    """The names of the groups of DDP and FSDP modules that run at the moment, the outermost first.
+
+    Not of a DDP that is told that ranks leave parameters out: they may take different ways through the model.
+    """
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.nn.parallel import DistributedDataParallel
+
+    groups: list[str] = []
+    for module in modules_entered():
+        group = None
+        if isinstance(module, DistributedDataParallel):
+            group = None if module.find_unused_parameters else module.process_group
+        elif isinstance(module, FullyShardedDataParallel):
+            group = module.process_group
+        elif isinstance(module, FSDPModule):
+            group = group_of(module)
+        if group is not None and group.size() > 1 and group.name() != "fake":
+            groups.append(group.group_name)
+    return list(dict.fromkeys(groups[::-1]))
 
 
 def are_several() -> bool:
@@ -120,12 +162,22 @@ def _put(what: str, values: dict[str, Any]) -> dict[str, Any]:
     return stores
 
 
-def _exchange(what: str, values: dict[str, Any]) -> dict[str, list[Any]]:
-    """The values of all ranks of each group, as soon as they are there; all call this in the same order."""
-    told = {}
+def _exchange(what: str, values: dict[str, Any], around: Container[str]) -> dict[str, list[tuple[int, Any]]]:
+    """The values of the ranks of each group, as soon as they are there; all call this in the same order.
+
+    Of a group ``around`` the graph, those that do not come are left out.
+    """
+    told: dict[str, list[tuple[int, Any]]] = {}
     for group, store in _put(what, values).items():
-        ranks = dist.get_process_group_ranks(_group(group))
-        told[group] = [pickle.loads(store.get(str(rank))) for rank in ranks]
+        told[group] = []
+        for rank in dist.get_process_group_ranks(_group(group)):
+            if group in around:
+                try:
+                    store.wait([str(rank)], _PATIENCE)
+                except dist.DistStoreError:
+                    log.warning("rank %d plans no such graph now, so this rank does not wait for it", rank)
+                    continue
+            told[group].append((rank, pickle.loads(store.get(str(rank)))))
     return told
 
 

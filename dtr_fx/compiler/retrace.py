@@ -33,7 +33,15 @@ from dtr_fx.compiler.dynamo import (
     without_numbers,
 )
 from dtr_fx.compiler.publish import publish
-from dtr_fx.compiler.symbolic import SymbolicInputs, SymbolicStep, Trace, step_for
+from dtr_fx.compiler.symbolic import (
+    SymbolicInputs,
+    SymbolicStep,
+    Trace,
+    plan_for,
+    planned_anew,
+    step_for,
+)
+from dtr_fx.compiler.traced import traces_kept
 from dtr_fx.errors import (
     DTRError,
     GraphError,
@@ -153,6 +161,11 @@ class Retracer:
         """True if the budget is what is free at the time, so that what did not fit may fit later."""
         return self._options.budget.kind == "auto"
 
+    @property
+    def is_first_compilation(self) -> bool:
+        """True unless Dynamo compiled this code before, for other sizes or settings."""
+        return self._compile_id.endswith("/0")
+
     def sizes(self, arguments: Sequence[Any]) -> Sizes:
         """The sizes that the compiled steps are told apart by."""
         sized = [arguments[position] for position in self._sized]
@@ -214,8 +227,12 @@ class Retracer:
         """A step that serves these sizes, and others; None where one has to be compiled for these alone."""
         if not self._takes_symbols or fake_mode_of_values(arguments) is not None:
             return None
-        with tracing_again(self._context, static_mode()):
-            found = step_for(arguments, options, tuple(self._symbolic))
+        try:
+            found = self._of_known(arguments, options)
+        except InfeasibleBudgetError:
+            if options.slices == "off":
+                raise
+            return None  # what has symbols for sizes is not cut into slices
         if found is not None:
             step, report = found
             reports.append(report)
@@ -229,7 +246,11 @@ class Retracer:
         try:
             inputs = SymbolicInputs(self.gm, arguments, self._fixed)
             graph = bound(self.gm, unbound, self._fixed)
-            with tracing_again(self._context, inputs.mode), stores_watched() as sources:
+            with (
+                tracing_again(self._context, inputs.mode),
+                stores_watched() as sources,
+                traces_kept() as kept,
+            ):
                 run = self._compile_step(graph, inputs.fakes, options, traces.append)
         except InfeasibleBudgetError:
             if options.slices == "off":
@@ -248,8 +269,28 @@ class Retracer:
             self._takes_symbols = False
             reports.clear()
             return None
-        step = SymbolicStep(inputs, traces[0], run, sources)
-        forget_with(step, sources)
+        # What AOTAutograd takes from the graph itself, it puts before the arguments: that is traced anew.
+        is_whole = len(kept) == 1 and not [*graph.parameters(), *graph.buffers()]
+        return self._remember(SymbolicStep(inputs, traces[0], run, sources, kept[0] if is_whole else None))
+
+    def _of_known(self, arguments: Sequence[Any], options: Options) -> tuple[SymbolicStep, Report] | None:
+        """A step that was traced for other sizes, with a plan of before, or else a new one.
+
+        InfeasibleBudgetError where no plan fits.
+        """
+        known = tuple(self._symbolic)
+        with tracing_again(self._context, static_mode()):
+            found = step_for(arguments, options, known)
+            planned = plan_for(arguments, options, known) if found is None else None
+        if planned is None:
+            return found
+        step, carried, report = planned
+        with tracing_again(self._context, step.inputs.mode), stores_watched() as sources:
+            anew = planned_anew(step, carried, options)
+        return None if anew is None else (self._remember(replace(anew, sources=sources)), report)
+
+    def _remember(self, step: SymbolicStep) -> SymbolicStep:
+        forget_with(step, step.sources)
         self._symbolic.appendleft(step)
         return step
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,12 +12,14 @@ from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from dtr_fx.compiler.reference import budget_of
-from dtr_fx.errors import GraphError
+from dtr_fx.compiler.traced import Traced
+from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.inspect.views import Report
+from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.sizes import give_sizes
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Carried, copy_of
-from dtr_fx.planning.transform import rewrite_alike
+from dtr_fx.planning.transform import rewrite_alike, rewrite_for_all, write_alike
 from dtr_fx.torch_private import ConstantSource, FakeTensorMode, base_of
 
 
@@ -89,24 +91,27 @@ class Trace:
     """A graph as AOTAutograd traced it, and what it was rewritten by.
 
     Without options the budget is the peak of ``reference``, PyTorch's own forward and backward in one graph.
+    One without a backward pass ``saves_nothing``.
     """
 
     graph: GraphModule
     reference: GraphModule | None
     carried: Carried
+    saves_nothing: bool
 
 
 @dataclass(frozen=True)
 class SymbolicStep:
     """A step compiled for symbolic inputs; ``run`` takes their numbers, too.
 
-    ``sources`` are the names of the texts that FX keeps of it.
+    ``sources`` are the names of the texts that FX keeps of it.  It can be planned anew if it was ``traced``.
     """
 
     inputs: SymbolicInputs
     trace: Trace
     run: Callable[..., Any]
     sources: Set[str]
+    traced: Traced | None
 
 
 def step_for(
@@ -118,16 +123,10 @@ def step_for(
     if not holding:
         return None
     step, sizes = holding[0]  # all have one graph
-
-    def sized(gm: GraphModule) -> GraphModule:
-        copied = copy_of(gm)
-        give_sizes(copied, sizes)
-        return copied
-
     try:
         if step.trace.reference is not None:
-            options = replace(options, budget=budget_of(sized(step.trace.reference)))
-        graph = sized(step.trace.graph)
+            options = replace(options, budget=budget_of(_sized(step.trace.reference, sizes)))
+        graph = _sized(step.trace.graph, sizes)
     except GraphError:
         return None
     by_carried = {id(each.trace.carried): each for each, _ in holding}
@@ -136,3 +135,48 @@ def step_for(
         return None
     report, carried = found
     return by_carried[id(carried)], report
+
+
+def plan_for(
+    arguments: Sequence[Any], options: Options, steps: Iterable[SymbolicStep]
+) -> tuple[SymbolicStep, Carried, Report] | None:
+    """A step of which another one can be made for these arguments, by the plan that it is to have.
+
+    None where they take a trace of their own.  InfeasibleBudgetError where no plan fits.
+    """
+    for step in steps:
+        sizes = step.inputs.values(arguments)
+        if step.traced is None or sizes is None:
+            continue
+        options = replace(options, slices="off")  # what has symbols for sizes is not cut
+        reference, saves_nothing = step.trace.reference, step.trace.saves_nothing
+        try:
+            graph = _sized(step.trace.graph, sizes)
+            if reference is not None:
+                options = replace(options, budget=budget_of(_sized(reference, sizes)))
+        except GraphError:
+            return None
+        try:
+            report, carried = rewrite_for_all(graph, options, saves_nothing=saves_nothing)
+        except InfeasibleBudgetError as error:
+            if reference is None:
+                raise
+            options = replace(options, budget=replace(options.budget, value=error.smallest))
+            report, carried = rewrite_for_all(graph, options, saves_nothing=saves_nothing)
+        return None if carried is None else (step, carried, report)
+    return None
+
+
+def planned_anew(step: SymbolicStep, carried: Carried, options: Options) -> SymbolicStep | None:
+    """The step by another plan; None where that is for another program."""
+    graph = copy_of(step.trace.graph)
+    if step.traced is None or not write_alike(graph, carried, options):
+        return None
+    LowerDrops().call(graph)
+    return replace(step, trace=replace(step.trace, carried=carried), run=step.traced.compile(graph))
+
+
+def _sized(gm: GraphModule, sizes: Mapping[sympy.Symbol, sympy.Integer]) -> GraphModule:
+    copied = copy_of(gm)
+    give_sizes(copied, sizes)
+    return copied

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -40,7 +41,7 @@ from dtr_fx.runtime import Heuristic, Plan, collector_paused
 from dtr_fx.runtime.caching_allocator import CachingAllocator
 from dtr_fx.runtime.heuristics import Score
 from dtr_fx.runtime.steps import COMPUTE
-from dtr_fx.search import NOTHING
+from dtr_fx.search import NOTHING, execute_order
 
 log = logging.getLogger(__name__)
 
@@ -173,6 +174,18 @@ def rewrite_alike(
             return None
         carried, plan = found
         return carry_out(gm, planning, planning.limit, plan, laps), carried
+
+
+def write_alike(gm: GraphModule, carried: Carried, options: Options) -> bool:
+    """Rewrite a graph as one of other sizes, at any peak; False where they are not the same program."""
+    with collector_paused(), without_guards(gm):
+        graph = Planning(gm, options).graph
+        if graph.program.structure != carried.structure:
+            return False
+        if carried.order is not None:
+            plan = execute_order(graph.program, carried.order, math.inf, carried.moved)
+            Pipeline(Write(graph, plan, str(options.offload or "")), Verify(), given=(VALUES, ORDER))(gm)
+        return True
 
 
 def _trusting_the_caller(gm: GraphModule, options: Options, safe: int, laps: Laps) -> Report:

@@ -27,7 +27,8 @@ from dtr_fx.search.timeline import Found, Timeline
 from dtr_fx.search.walk import walk
 
 # A plan is good enough that costs so much more than the least possible, as a share of the program's own cost.
-_ENOUGH = 0.0005
+# The last walk is as long as it may be where the best plan by then costs so much more, and else shorter.
+_ENOUGH, _WORTH = 0.0005, 0.01
 # A pass that rematerializes more than this many times the program's own cost is given up; one of many over a
 # large program sooner.
 _THRASH = 11.0
@@ -256,7 +257,8 @@ class _Search:
         if best is not None and best.cost <= self._enough:
             return found
         start = starts[0] if best is None else best.order
-        last = self._walk_from(start, seconds - first * len(starts), _WARM)
+        left = math.inf if best is None else (best.cost - self._enough) / self._program.cost
+        last = self._walk_from(start, min(1.0, left / _WORTH) * (seconds - first * len(starts)), _WARM)
         return found if last is None else [*found, last]
 
     def _rescue(self) -> list[Found]:
