@@ -22,7 +22,7 @@ from dtr_fx.passes import rng
 from dtr_fx.passes.cuts import Axis, axes
 from dtr_fx.passes.effects import first_writes, may_run_twice
 from dtr_fx.passes.marks import mark_of
-from dtr_fx.passes.propagate import fake_mode_of
+from dtr_fx.passes.modes import fake_mode_of
 from dtr_fx.passes.reach import reached_by_caller, written_after_forward
 from dtr_fx.passes.slices import SUM, Cut, Given, Result, Sliced, Sum, rows_of, together
 from dtr_fx.passes.tensors import described, held_by, is_backward, is_selection, is_view, storage_keys

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from torch.fx.node import map_aggregate
 
 from dtr_fx.errors import GraphError
-from dtr_fx.passes.propagate import static_mode
+from dtr_fx.passes.modes import static_mode
 from dtr_fx.passes.tensors import storage_key
 from dtr_fx.torch_private import FakeTensor, pytree, unset_fake_temporarily
 

@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 from dtr_fx.passes import rng, transfers
 from dtr_fx.passes.contract import ORDER, PLAN, VALUES, VERIFIED, Pass
 from dtr_fx.passes.drops import drop, hoist_drops
-from dtr_fx.passes.propagate import fake_mode_of
+from dtr_fx.passes.modes import fake_mode_of
 from dtr_fx.passes.roles import ARRIVE, SAVE_RNG, role
 from dtr_fx.passes.storages import GraphProgram, NodeCall
 from dtr_fx.passes.tensors import empty_like, is_backward, storage_key, tensors_of, view_like

@@ -14,10 +14,10 @@ import torch
 
 from dtr_fx.cli import main
 from dtr_fx.cli.targets import load_target
-from dtr_fx.compiler.backend import plan_step
+from dtr_fx.compiler.explain import plan_step
 from dtr_fx.inspect.comparison import Comparison, Mark, decision_page
 from dtr_fx.planning.options import Options
-from dtr_fx.report import Curve, CurvePoint
+from dtr_fx.report.curve import Curve, CurvePoint
 from dtr_fx.units import format_bytes, format_percent, format_seconds
 
 pytestmark = pytest.mark.little_effort

@@ -31,7 +31,8 @@ from dtr_fx.errors import GraphError, OptionError
 from dtr_fx.passes.contract import VALUES, Pipeline
 from dtr_fx.passes.hints import mark_hints
 from dtr_fx.passes.marks import check_marks
-from dtr_fx.passes.propagate import Propagate, WithoutMemory, static_mode
+from dtr_fx.passes.modes import WithoutMemory, static_mode
+from dtr_fx.passes.propagate import Propagate
 from dtr_fx.passes.split import ExecutionOrder, MergeDuplicates
 from dtr_fx.passes.tensors import UPDATE, is_tangent, storage_keys
 from dtr_fx.torch_private import (

@@ -20,7 +20,6 @@ from typing import Any
 import torch.distributed as dist
 from torch.fx import GraphModule
 
-from dtr_fx.costs.measure import free_memory
 from dtr_fx.errors import DTRError, GraphError
 from dtr_fx.passes.effects import collectives
 from dtr_fx.passes.tensors import graph_device
@@ -48,6 +47,8 @@ class Together:
     def free(self, gm: GraphModule) -> int:
         """The bytes that the rank has free that has the fewest; 0 where the device does not tell."""
         if self._free is None:
+            from dtr_fx.costs.measure import free_memory
+
             own = free_memory(graph_device(gm)) or 0
             told = _exchange("free", dict.fromkeys(self._called, own))
             self._free = min((each for group in told.values() for each in group), default=own)

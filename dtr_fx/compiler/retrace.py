@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Number
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.fx import GraphModule
@@ -33,7 +33,7 @@ from dtr_fx.compiler.dynamo import (
     without_numbers,
 )
 from dtr_fx.compiler.publish import publish
-from dtr_fx.compiler.symbolic import SymbolicInputs, SymbolicStep, Trace, step_for
+from dtr_fx.compiler.reference import Trace
 from dtr_fx.errors import (
     DTRError,
     GraphError,
@@ -44,11 +44,14 @@ from dtr_fx.errors import (
     did_you_mean,
 )
 from dtr_fx.inspect.views import Report
-from dtr_fx.passes.propagate import fake_mode_of_values, static_mode
+from dtr_fx.passes.modes import fake_mode_of_values, static_mode
 from dtr_fx.planning.options import Budget, Options, Others
 from dtr_fx.planning.reporting import source_line
 from dtr_fx.report import Relied
 from dtr_fx.torch_private import UNTRACEABLE, CompileContext, compile_context, is_followed, pytree
+
+if TYPE_CHECKING:
+    from dtr_fx.compiler.symbolic import SymbolicStep
 
 log = logging.getLogger(__name__)
 
@@ -214,6 +217,9 @@ class Retracer:
         """A step that serves these sizes, and others; None where one has to be compiled for these alone."""
         if not self._takes_symbols or fake_mode_of_values(arguments) is not None:
             return None
+        # Only here: most graphs have one tuple of sizes.
+        from dtr_fx.compiler.symbolic import SymbolicInputs, SymbolicStep, step_for
+
         with tracing_again(self._context, static_mode()):
             found = step_for(arguments, options, tuple(self._symbolic))
         if found is not None:

@@ -27,7 +27,7 @@ from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.updates import EarlyUpdates
 from dtr_fx.planning.options import Options, parse_budget
 from dtr_fx.planning.planning import copy_of
-from dtr_fx.planning.transform import rewrite
+from dtr_fx.planning.rewrite import rewrite
 from dtr_fx.torch_private import OptimizedModule, pytree, read
 from dtr_fx.units import format_bytes
 

@@ -22,17 +22,7 @@ from dtr_fx.planning.parts import Part, Parts, merged
 from dtr_fx.runtime import Plan, Program, RunFailed, resolve
 from dtr_fx.runtime.caching_allocator import CachingAllocator
 from dtr_fx.runtime.steps import RECOMPUTE
-from dtr_fx.search import (
-    Policy,
-    execute_order,
-    limit_saved,
-    lower_bound,
-    paper,
-    portfolio,
-    rerun,
-    rerun_forward,
-    reserved_by,
-)
+from dtr_fx.search import Policy, execute_order, lower_bound, paper, portfolio, reserved_by
 
 # What the cost of a recompute is taken for where the user marked the operator.
 _WEIGHTS = {
@@ -146,7 +136,7 @@ class Planner:
         repaired = self._repaired(free, budget, held + saved)
         if repaired is not None and repaired.extra <= free.extra:
             return free
-        limited = limit_saved(self.program, held + saved, budget)
+        limited = search.limit_saved(self.program, held + saved, budget)
         plan = _cheapest(filter(None, [repaired, self.search(budget, limited, lambda: repaired)]))
         while plan is None:
             saved = 2 * saved + 1
@@ -159,9 +149,9 @@ class Planner:
 
     def _repaired(self, free: Plan, budget: int, most: int) -> Plan | None:
         """A plan that was made without a limit between the passes, changed to keep it."""
-        limited = limit_saved(self.program, most, budget)
+        limited = search.limit_saved(self.program, most, budget)
         fitting = []
-        for order in (free.order, rerun_forward(self.program, free.order)):
+        for order in (free.order, search.rerun_forward(self.program, free.order)):
             with contextlib.suppress(RunFailed):
                 fitting.append(execute_order(limited, order, budget, free.moved))
         return _cheapest(filter(self.parts.hold, fitting))
@@ -216,7 +206,7 @@ class Planner:
             return None
         as_it_is = range(sum(1 for _ in self.program.calls()))
         order = merged([as_it_is, *(plan.order for plan in self._plans_of_parts)])
-        plan = execute_order(self.program, rerun(self.program, order, again) if again else order)
+        plan = execute_order(self.program, search.rerun(self.program, order, again) if again else order)
         for part, taken in self.parts.above(plan):
             raise InfeasiblePartError(part.pattern, part.limit, taken)
         return replace(plan, decided_by="checkpoint")
@@ -295,7 +285,7 @@ class Planner:
         """The plan with its true cost, and with what must be recomputed; None if that does not fit."""
         if not self._marks and not self.parts.parts:
             return plan
-        order = rerun(program, plan.order, self.must) if self.must else plan.order
+        order = search.rerun(program, plan.order, self.must) if self.must else plan.order
         try:
             obeying = execute_order(program, order, budget)
         except RunFailed:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
+from dtr_fx import search
 from dtr_fx.costs import roofline as cost_model
 from dtr_fx.costs.workspaces import workspaces
 from dtr_fx.errors import GraphError, InfeasibleBudgetError
@@ -30,7 +31,7 @@ from dtr_fx.planning.reporting import source_line
 from dtr_fx.runtime import Plan, RunFailed
 from dtr_fx.runtime.caching_allocator import CachingAllocator
 from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
-from dtr_fx.search import NOTHING, Moved, execute_order, limit_saved
+from dtr_fx.search import NOTHING, Moved, execute_order
 
 # How closely the least memory for an overhead is looked for, as a share of the graph's own peak, and with how
 # many searches; overheads above this are looked for from the smallest budget.
@@ -211,7 +212,7 @@ class Planning:
         programs = [self.planner.program]
         if self._saved is not None:
             most = graph.held_between_passes + self._saved
-            programs.insert(0, limit_saved(self.planner.program, most, budget))
+            programs.insert(0, search.limit_saved(self.planner.program, most, budget))
         try:
             plans = [execute_order(program, order, budget, moved) for program in programs]
         except RunFailed:

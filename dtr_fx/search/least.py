@@ -18,7 +18,7 @@ from networkx.algorithms.flow import boykov_kolmogorov
 
 from dtr_fx.runtime.program import Program
 from dtr_fx.search.bound import Bounds
-from dtr_fx.search.starts import closure
+from dtr_fx.search.lifetimes import closure
 
 # How many prices are tried, how closely the best is looked for, as a share of the bound, and by which factor
 # a price rises at which too much would wait.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
@@ -245,3 +245,14 @@ class Lifetimes:
         if following == len(reads):
             return False
         return self.run_before(self.operators.maker[storage], reads[following]) > slot or None
+
+
+def closure(ops: Iterable[int], further: Callable[[int], Iterable[int]]) -> set[int]:
+    """The operators, and by the way of ``further`` all others that lead to them."""
+    found = set(ops)
+    unseen = list(found)
+    while unseen:
+        more = set(further(unseen.pop())) - found
+        found |= more
+        unseen += more
+    return found
