@@ -11,14 +11,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.traceback import annotate
 from torch.utils.checkpoint import CheckpointPolicy
 
-from dtr_fx.errors import OptionError, did_you_mean
 from dtr_fx.passes.effects import may_run_twice
 from dtr_fx.passes.marks import asks_again
 from dtr_fx.passes.tensors import is_backward, is_view, storage_keys
@@ -27,15 +26,14 @@ from dtr_fx.units import parse_bytes, parse_percent
 # A pattern, or what is said in the code, and one of the words below, or as ``budget 2GiB`` a part's budget.
 Hint = tuple[str, str]
 
-_POLICIES = {
+POLICIES = {
     "keep": CheckpointPolicy.MUST_SAVE,
     "prefer keep": CheckpointPolicy.PREFER_SAVE,
     "recompute": CheckpointPolicy.MUST_RECOMPUTE,
     "prefer recompute": CheckpointPolicy.PREFER_RECOMPUTE,
 }
-_BUDGET = "budget "
+BUDGET = "budget "
 _REGION, _SAID = "dtr_region", "dtr_said"
-_PART = r"(?:[\w*]+|\d+-\d+)"
 
 
 def keep(tensor: torch.Tensor, *, hard: bool = True) -> torch.Tensor:
@@ -60,50 +58,14 @@ def _said(word: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.unsqueeze(0).squeeze(0)
 
 
-def parse_policy(given: Any) -> tuple[Hint, ...]:
-    """The hints that a user wrote, by pattern; OptionError for what cannot be understood."""
-    try:
-        hints = dict(given or {})
-    except (TypeError, ValueError):
-        raise OptionError(f"policy={given!r}: write a dictionary, {{'blocks.*': 'recompute'}}") from None
-    for pattern, word in hints.items():
-        if not (isinstance(pattern, str) and re.fullmatch(rf"{_PART}(\.{_PART})*", pattern)):
-            why = "write a module's path, 'blocks.0.attn'; '*' is any name, '0-3' a range"
-            raise OptionError(f"policy: {pattern!r} is no pattern: {why}")
-        if isinstance(word, Mapping):
-            hints[pattern] = word = _spelled(word["budget"]) if list(word) == ["budget"] else word
-        if isinstance(word, str) and word.startswith(_BUDGET):
-            _check_budget(pattern, word.removeprefix(_BUDGET))
-        elif word not in list(_POLICIES):
-            known = [*_POLICIES, "{'budget': '2GiB'}"]
-            raise OptionError(f"policy[{pattern!r}]={word!r}: unknown{did_you_mean(word, known)}")
-    return tuple(hints.items())
-
-
-def _spelled(budget: object) -> str:
-    if isinstance(budget, int) and not isinstance(budget, bool):
-        return f"{_BUDGET}{budget}B"
-    return _BUDGET + (f"{100 * budget:g}%" if isinstance(budget, float) else str(budget))
-
-
-def _check_budget(pattern: str, budget: str) -> None:
-    try:
-        size = parse_percent(budget) if "%" in budget else parse_bytes(budget)
-    except ValueError as error:
-        raise OptionError(f"policy[{pattern!r}]: budget={budget!r}: {error}") from None
-    if not (0 < size <= 1 if "%" in budget else size >= 1):
-        why = "write bytes, '2GiB', or a share of what the part takes, '50%'"
-        raise OptionError(f"policy[{pattern!r}]: budget={budget!r}: {why}")
-
-
 def is_budget(hint: Hint) -> bool:
     """True if a hint gives a part a budget."""
-    return hint[1].startswith(_BUDGET)
+    return hint[1].startswith(BUDGET)
 
 
 def part_budget(hint: Hint, taken: int) -> int:
     """The bytes of a part that takes so many without a plan."""
-    budget = hint[1].removeprefix(_BUDGET)
+    budget = hint[1].removeprefix(BUDGET)
     return int(parse_percent(budget) * taken) if "%" in budget else parse_bytes(budget)
 
 
@@ -186,7 +148,7 @@ def _mark(node: Node, hint: Hint) -> None:
     if is_budget(hint):
         node.meta["dtr_hint"] = hint
         return
-    policy = _POLICIES[hint[1]]
+    policy = POLICIES[hint[1]]
     if may_run_twice(node) and not (is_view(node) and policy is CheckpointPolicy.MUST_SAVE):
         node.meta.update(recompute=policy, dtr_hint=hint)
 

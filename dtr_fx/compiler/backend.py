@@ -21,7 +21,6 @@ from dtr_fx.compiler.accounting import shared_accounting
 from dtr_fx.compiler.dispatch import Dispatcher
 from dtr_fx.compiler.dynamo import keep_what_is_saved, module_names, sized_inputs
 from dtr_fx.compiler.frames import watch_frames, with_room
-from dtr_fx.compiler.ranks import at_hand
 from dtr_fx.compiler.reference import Pair, Trace, budget_of, pytorch_step
 from dtr_fx.compiler.retrace import Record, Retracer
 from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
@@ -229,11 +228,15 @@ def _rewrite(
     if not any(node.op.startswith("call") for node in gm.graph.nodes):
         return
     original = copy_of(gm) if record is not None else gm
-    together, called = at_hand(), collectives(gm)
-    if together is not None and called:
-        together.see(gm)
-        if options.budget.kind == "auto":
-            options = replace(options, budget=replace(options.budget, value=together.free(gm)))
+    called = collectives(gm)
+    if called:
+        from dtr_fx.compiler.ranks import at_hand  # only here: most graphs are of one rank alone
+
+        together = at_hand()
+        if together is not None:
+            together.see(gm)
+            if options.budget.kind == "auto":
+                options = replace(options, budget=replace(options.budget, value=together.free(gm)))
     report, carried = rewrite_for_all(gm, options, saves_nothing=saves_nothing)
     if collectives(gm) != called:
         raise VerificationError("a plan calls collectives in another order than the graph")

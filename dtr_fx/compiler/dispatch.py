@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch.distributed as dist
+
 from dtr_fx.compiler.accounting import StepAccounting, makers
 from dtr_fx.compiler.guard import guard
-from dtr_fx.compiler.ranks import are_several, planning_together
 from dtr_fx.compiler.retrace import CompiledStep, LivePlan, Retracer, Sizes
 from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
 from dtr_fx.planning.options import Budget, Others
@@ -84,8 +85,10 @@ class Dispatcher:
 
     def _agreed(self, arguments: Sequence[Any], make: Callable[[], CompiledStep]) -> CompiledStep:
         """The step that is made, or of the graph's first, where another rank cannot run it, an error."""
-        if self._steps or not are_several():
+        if self._steps or not _are_several():
             return make()
+        from dtr_fx.compiler.ranks import planning_together  # only here: most programs have one rank
+
         with planning_together() as together:
             step = make()
         error = together.agree(step.plan.error)
@@ -191,3 +194,8 @@ def _with_others(
         baseline_peak=max(error.baseline_peak + (others.unconstrained or held), others.peak),
         pinned={**error.pinned, "other graphs": held},
     )
+
+
+def _are_several() -> bool:
+    """True if other ranks take part in this program."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

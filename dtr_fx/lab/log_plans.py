@@ -12,7 +12,8 @@ from dtr_fx.errors import InfeasibleBudgetError, OptionError
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options, resolve_budget
 from dtr_fx.planning.planner import Infeasible, Planner
-from dtr_fx.planning.reporting import choices, make_report, storage_stats
+from dtr_fx.planning.reporting import make_report, storage_stats
+from dtr_fx.planning.watched import choices_of
 from dtr_fx.report import KINDS, Event, Point, StorageStats
 from dtr_fx.runtime import Plan, Program, Step, resolve
 from dtr_fx.runtime import steps as kinds
@@ -64,7 +65,7 @@ class LogPlanning:
         if self._options.watch is None or plan is None:
             return report
         origins = dict(enumerate(found.origins))
-        watched = choices(self.planner, plan, self._options.watch, found.names, origins, report.events)
+        watched = choices_of(self.planner, plan, self._options.watch, found.names, origins, report.events)
         return replace(report, choices=watched)
 
     def _plan(self, budget: int) -> Plan:

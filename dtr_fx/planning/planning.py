@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
@@ -33,12 +32,8 @@ from dtr_fx.runtime.caching_allocator import CachingAllocator
 from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
 from dtr_fx.search import NOTHING, Moved, execute_order
 
-# How closely the least memory for an overhead is looked for, as a share of the graph's own peak, and with how
-# many searches; overheads above this are looked for from the smallest budget.
-_TOLERANCE, _SEARCHES, _DEAR = 0.01, 3, 0.4
-# What a search usually recomputes of what a pass does; what counts, in terms of the limit, without a plan;
-# the power of e by which overheads grow from the graph's own peak down to nothing.
-_OF_A_PASS, _UNKNOWN, _STEEP = 0.88, 1.3, 4.0
+# How closely a budget for an overhead is looked for, as a share of the graph's own peak.
+_TOLERANCE = 0.01
 # With so many forward passes more, eight states are enough for a chain of 1,287 operators (Revolve).
 _SANE = 5
 # A plan is carried over to other sizes if it uses so much of the memory beside constants, or adds so little.
@@ -223,8 +218,6 @@ class Planning:
 
     def plan(self, *, saves_nothing: bool) -> tuple[int, Plan | None]:
         """The budget in bytes, and the plan for it; None for the graph as it is.  See ``rewrite``."""
-        if self.options.max_overhead is not None:
-            return self.least_memory()
         graph, budget, marked, saved = self.graph, self.limit, self.planner.checkpointed, self._saved
         if marked is not None and not self.options.limits and self.taken(marked) <= budget:
             return budget, marked
@@ -252,60 +245,6 @@ class Planning:
             return budget, self.planner.plan(budget)
         except Infeasible as infeasible:
             raise self.error(budget, infeasible.smallest) from None
-
-    def least_memory(self) -> tuple[int, Plan | None]:
-        """The smallest budget that is found for the options' overhead, in bytes, and the plan for it.
-
-        The plan is None for the graph as it is.  See ``Planner.plan``, which has the same plan.  What the
-        user's checkpoints recompute is within any overhead.
-        """
-        budget, plan = self._least_memory()
-        marked = self.planner.checkpointed
-        if marked is not None and marked.peak < (self._peak_unmarked if plan is None else plan.peak):
-            return marked.peak, marked
-        return budget, plan
-
-    def _least_memory(self) -> tuple[int, Plan | None]:
-        limit, planner, whole = self.options.max_overhead, self.planner, self.baseline_peak
-        limit = math.inf if limit is None else limit
-        if limit > _DEAR and self.overhead(planner.smallest) <= limit:
-            budget = planner.smallest.peak
-        else:
-            budget = self.passes_within(limit)
-        if 0 < limit <= _DEAR:
-            return self._searched(limit, budget)
-        plan = planner.plan(budget) if budget < whole else None
-        return (whole, None) if plan is None or self.overhead(plan) > limit else (budget, plan)
-
-    def passes_within(self, limit: float) -> int:
-        """The smallest budget at which one pass keeps an overhead."""
-        low, high = self.planner.need.nbytes - 1, self.baseline_peak
-        while high - low > max(1, _TOLERANCE * self.baseline_peak):
-            middle = (low + high) // 2
-            plan = self.planner.one_pass(middle, self.graph.program, limit)
-            if plan is None or self.overhead(plan) > limit:
-                low = middle
-            else:
-                high = middle
-        return high
-
-    def _searched(self, limit: float, passed: int) -> tuple[int, Plan | None]:
-        """The smallest budget of some searches: each is at the budget where the one before sees the limit."""
-        best: tuple[int, Plan | None] = (self.baseline_peak, None)
-        low, high, budget, overhead = self.planner.need.nbytes - 1, passed, passed, _OF_A_PASS * limit
-        for left in reversed(range(_SEARCHES)):
-            budget += int(math.log(max(0.1, overhead / limit)) / _STEEP * self.baseline_peak)
-            if not low < budget < high:
-                budget = (low + high) // 2
-            if not left and best[1] is None:
-                budget = passed
-            plan = self.planner.search(budget, self.planner.program, lambda: None)
-            overhead = _UNKNOWN * limit if plan is None else self.overhead(plan)
-            if overhead > limit:
-                low = budget
-            else:
-                best, high = (budget, plan), budget
-        return best
 
     def peak(self, plan: Plan | None) -> int:
         """Bytes of a plan, or of the graph as it is."""
@@ -336,6 +275,18 @@ class Planning:
         if not is_whole or self.planner.program.tier is not None or not self.base_cost:
             return None
         return self.planner.least(max(budget, plan.peak)) / self.base_cost
+
+    def passes_within(self, limit: float) -> int:
+        """The smallest budget at which one pass keeps an overhead."""
+        low, high = self.planner.need.nbytes - 1, self.baseline_peak
+        while high - low > max(1, _TOLERANCE * self.baseline_peak):
+            middle = (low + high) // 2
+            plan = self.planner.one_pass(middle, self.graph.program, limit)
+            if plan is None or self.overhead(plan) > limit:
+                low = middle
+            else:
+                high = middle
+        return high
 
     def sane_from(self, plan: Plan | None) -> int | None:
         """Of a plan that computes more than five forward passes again, a budget from which none does."""

@@ -23,7 +23,6 @@ from dtr_fx.planning.options import Options
 from dtr_fx.planning.parts import check_parts
 from dtr_fx.planning.planning import Carried, Planning
 from dtr_fx.planning.reporting import (
-    choices,
     events_of,
     hints_of,
     make_report,
@@ -165,8 +164,10 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
         outside_peak=0 if plan is None else plan.outside,
     )
     if plan is not None and options.watch is not None:
+        from dtr_fx.planning.watched import choices_of  # only here: seldom asked for
+
         origins = {number: call.node.name for number, call in enumerate(graph.calls) if call.role == COMPUTE}
-        watched = choices(planning.planner, plan, options.watch, names_of(graph), origins, events)
+        watched = choices_of(planning.planner, plan, options.watch, names_of(graph), origins, events)
         report = replace(report, choices=watched)
     is_fine = report.verdict == "fits" and not report.caution
     others = options.budget.others

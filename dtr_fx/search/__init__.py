@@ -7,11 +7,12 @@ from .bound import Need, lower_bound
 from .execute import execute_order, reserved_by
 from .least import least_recomputed
 from .lifetimes import NOTHING, Lifetimes, Moved, Operators
-from .policies import Policy, Scored, paper, portfolio, run_policy, scores_of
+from .policies import Policy, paper, portfolio, run_policy
 from .search import Infeasible, default_effort, one_pass, search, smallest, smallest_by_passes
 
 if TYPE_CHECKING:
     from .moves import smallest_with_moves, with_moves
+    from .scores import Scored, scores_of
     from .starts import limit_saved, rerun, rerun_forward
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
 # Imported when they are asked for: few graphs need them.
 _SELDOM = {
     "moves": ("smallest_with_moves", "with_moves"),
+    "scores": ("Scored", "scores_of"),
     "starts": ("limit_saved", "rerun", "rerun_forward"),
 }
 
