@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torch.fx import GraphModule
@@ -19,7 +19,7 @@ from dtr_fx.passes.reach import Reached, reached_by_caller, relied_on
 from dtr_fx.passes.verify import Verify, check_budget, check_reserved
 from dtr_fx.passes.write import Write
 from dtr_fx.planning.alternatives import Alternatives
-from dtr_fx.planning.options import Options
+from dtr_fx.planning.options import Options, Others
 from dtr_fx.planning.parts import check_parts
 from dtr_fx.planning.planning import Carried, Planning
 from dtr_fx.planning.reporting import (
@@ -31,7 +31,7 @@ from dtr_fx.planning.reporting import (
     source_line,
     stats_of,
 )
-from dtr_fx.report import Relied
+from dtr_fx.report import Choice, Event, Point, Relied
 from dtr_fx.runtime import Plan, collector_paused
 from dtr_fx.runtime.caching_allocator import CachingAllocator
 from dtr_fx.runtime.steps import COMPUTE
@@ -116,21 +116,21 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
     if planning.gm is not gm:
         gm.graph = planning.gm.graph
     parameters = reached_by_caller(gm, "parameter")
-    passes = (
-        () if plan is None else (Write(planning.graph, plan, str(planning.options.offload or "")), Verify())
-    )
+    tier = str(planning.options.offload or "")
+    passes = () if plan is None else (Write(planning.graph, plan, tier), Verify())
     Pipeline(*passes, given=(VALUES, ORDER))(gm, laps.take)
-    graph, options = planning.graph, planning.options
-    steps = list(allocations(gm, planning.workspace_of, graph.device))
-    after = points_of(steps)
+    after, reserved = _measured(gm, planning)
     if plan is not None:
         check_budget(after, budget)
-    allocator = CachingAllocator.as_configured()
-    reserve(steps, allocator)
-    if options.count == "reserved" and plan is not None:
-        check_reserved(allocator.reserved, budget)
+        if planning.counts_reserved:
+            check_reserved(reserved, budget)
     laps.take("liveness")
+    graph, options = planning.graph, planning.options
     events = events_of(gm, graph, after)
+    storages = stats_of(graph, events)
+    hints = hints_of(graph, options.policy, events, storages)
+    check_parts(hints, planning.planner.parts.parts)
+    laps.take("report")
     report = make_report(
         need=planning.planner.need,
         plan=plan,
@@ -142,16 +142,9 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
         before=planning.before,
         after=after,
         events=events,
-        storages=stats_of(graph, events),
-    )
-    laps.take("report")
-    relied = _relied(gm, parameters, planning.baseline_peak)
-    hints = hints_of(graph, options.policy, events, report.storages)
-    check_parts(hints, planning.planner.parts.parts)
-    report = replace(
-        report,
+        storages=storages,
         seconds=laps.seconds,
-        relied_parameters=relied,
+        relied_parameters=_relied(gm, parameters, planning.baseline_peak),
         unconstrained_peak=planning.whole,
         unconstrained_saved=planning.saved,
         hints=hints,
@@ -159,24 +152,42 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
         least_overhead=planning.least_overhead(budget, plan),
         options=options.others,
         slices=slices_of(gm),
-        reserved_peak=allocator.reserved,
+        reserved_peak=reserved,
         offload=planning.offload,
         outside_peak=0 if plan is None else plan.outside,
+        choices=_choices(planning, plan, events),
     )
-    if plan is not None and options.watch is not None:
-        from dtr_fx.planning.watched import choices_of  # only here: seldom asked for
+    _log(report, options.budget.others)
+    return report
 
-        origins = {number: call.node.name for number, call in enumerate(graph.calls) if call.role == COMPUTE}
-        watched = choices_of(planning.planner, plan, options.watch, names_of(graph), origins, events)
-        report = replace(report, choices=watched)
+
+def _measured(gm: GraphModule, planning: Planning) -> tuple[list[Point], int]:
+    """The live bytes of a written graph, and what the caching allocator reserves for it."""
+    steps = list(allocations(gm, planning.workspace_of, planning.graph.device))
+    allocator = CachingAllocator.as_configured()
+    reserve(steps, allocator)
+    return points_of(steps), allocator.reserved
+
+
+def _choices(planning: Planning, plan: Plan | None, events: Sequence[Event]) -> tuple[Choice, ...]:
+    """Those that concern the value of the option ``watch``."""
+    value = planning.options.watch
+    if plan is None or value is None:
+        return ()
+    from dtr_fx.planning.watched import choices_of  # only here: seldom asked for
+
+    calls = enumerate(planning.graph.calls)
+    origins = {number: call.node.name for number, call in calls if call.role == COMPUTE}
+    return choices_of(planning.planner, plan, value, names_of(planning.graph), origins, events)
+
+
+def _log(report: Report, others: Others) -> None:
+    """Say what came of a plan, as a warning if the budget is not kept."""
     is_fine = report.verdict == "fits" and not report.caution
-    others = options.budget.others
     # What step it is part of is not known yet; the compiler says so once it is.
     is_early = report.verdict == "left as it is" and others.is_part and not others.largest
-    log.log(
-        logging.INFO if is_fine or is_early else logging.WARNING, "%s%s", report.summary(), report.caution
-    )
-    return report
+    level = logging.INFO if is_fine or is_early else logging.WARNING
+    log.log(level, "%s%s", report.summary(), report.caution)
 
 
 class Laps:
