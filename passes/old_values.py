@@ -48,7 +48,7 @@ def _crossing(
     last_read: Mapping[int, int],
     stay: Collection[Node],
 ) -> list[Node]:
-    """What is computed, again if need be, from the old value of a storage, and read after it is written."""
+    """The operators whose results need the old value of a storage, and are read after it is written."""
     pending = [node for node in readers[written] if place[node] < number]
     seen = set(pending)
     found = []

@@ -91,7 +91,7 @@ class Region:
 
     @cached_property
     def between(self) -> set[Node]:
-        """What is made of the results before the last operator: where that reads it, it has to be part."""
+        """The operators on the way from the results to the last one: where that reads them, they are part."""
         last, found = max(self.members), set[Node]()
         pending = [reader for value in self.results for reader in self._readers(value)]
         while pending:

@@ -38,7 +38,7 @@ class UpdateError(DTRError):
     """An operator would read another value than it read before: a defect of dtr_fx, worth a report."""
 
 
-def prepare_alone(gm: GraphModule) -> None:
+def prepare_inference(gm: GraphModule) -> None:
     """Make a graph that AOTAutograd has no backward pass for ready for planning; it may hold its own."""
     Pipeline(TagOwnBackward(), MergeDuplicates(), EarlyUpdates(), given=(VALUES,))(gm)
 

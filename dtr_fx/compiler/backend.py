@@ -117,9 +117,9 @@ def _compile_eagerly(
 
     def compile_inference(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         # Only here: graphs that train have no updates to bring forward.
-        from dtr_fx.passes.updates import prepare_alone
+        from dtr_fx.passes.updates import prepare_inference
 
-        prepare_alone(gm)
+        prepare_inference(gm)
         _rewrite(gm, options, record, saves_nothing=True)
         return boxed_compiler(gm, inputs)
 

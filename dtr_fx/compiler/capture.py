@@ -26,7 +26,7 @@ from torch.nn.utils import get_total_norm
 
 from dtr_fx.compiler.dynamo import recurrence_as_in_eager
 from dtr_fx.compiler.memoryless import fake, has_no_memory
-from dtr_fx.compiler.provenance import tell_backward, told
+from dtr_fx.compiler.provenance import mark_backward, provenance_of
 from dtr_fx.errors import GraphError, OptionError
 from dtr_fx.passes.contract import VALUES, Pipeline
 from dtr_fx.passes.hints import mark_hints
@@ -281,7 +281,7 @@ class _Capture:
             stack.enter_context(checkpoints_left_out())
             stack.enter_context(recurrence_as_in_eager())
             gm = aot_export_joint(stack, Passes(), tuple(fakes)).graph_module
-        tell_backward(gm)
+        mark_backward(gm)
         Pipeline(ExecutionOrder(), MergeDuplicates(), given=(VALUES,))(gm)
         return _Joint(gm, len(names), self._parameters)
 
@@ -290,7 +290,7 @@ class _Capture:
         batch_leaves = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
         args, kwargs = pytree.tree_unflatten(batch_leaves, self._nesting)
         after = dict(state)
-        with told(self._model.model):
+        with provenance_of(self._model.model):
             output = torch.func.functional_call(self._model, after, args, kwargs)
         for name, value in after.items():
             if value is not state[name]:  # the forward pass has put another tensor there

@@ -63,12 +63,12 @@ def trace(
             raise
         methods = {method for method in vars(logging.Logger).values() if callable(method)}
         joint = _trace(model, inputs, decompositions, ignored=methods)
-        _tell(str(error))
+        _warn(str(error))
         return joint
 
 
 @functools.cache
-def _tell(why: str) -> None:
+def _warn(why: str) -> None:
     """Once for each line of the user's."""
     log.warning("in training %s: plans may differ from those here, for one graph", why)
 

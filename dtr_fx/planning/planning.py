@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
-from torch.fx import GraphModule
+import torch
+from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from dtr_fx import search
@@ -19,7 +20,7 @@ from dtr_fx.costs.workspaces import workspaces
 from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.passes import storages
 from dtr_fx.passes.hints import Hint, hint_of, is_budget, part_budget
-from dtr_fx.passes.liveness import allocations, points_of, reserve
+from dtr_fx.passes.liveness import with_reserved
 from dtr_fx.passes.roles import KEEP
 from dtr_fx.passes.slices import Sliced
 from dtr_fx.passes.tensors import graph_device, is_view
@@ -28,9 +29,9 @@ from dtr_fx.planning.parts import Part, most_held
 from dtr_fx.planning.planner import Infeasible, Planner
 from dtr_fx.planning.reporting import source_line
 from dtr_fx.runtime import Plan, RunFailed
-from dtr_fx.runtime.caching_allocator import CachingAllocator
 from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
 from dtr_fx.search import NOTHING, Moved, execute_order
+from dtr_fx.tiers.tier import Tier
 
 # How closely a budget for an overhead is looked for, as a share of the graph's own peak.
 _TOLERANCE = 0.01
@@ -64,57 +65,34 @@ class Planning:
         if not calls:
             raise GraphError("the graph has no operators: there is nothing to plan")
         device = graph_device(gm)
-        cost = cost_model.resolve(options.costs, device)
-        if options.executor == "inductor" and isinstance(options.costs, str):
-            # Only here: Inductor takes seconds to import.
-            from dtr_fx.costs.kernels import of_kernels
-
-            cost = of_kernels(cost, device)
         as_it_is = workspaces(calls)
-        extra = gm.meta.get("dtr_extra_workspace", {})
-        workspace = {
-            node: own + (0 if is_view(node) else extra.get(node.name, 0) + extra.get("", 0))
-            for node, own in as_it_is.items()
-        }
+        workspace = _under_plan(as_it_is, gm.meta.get("dtr_extra_workspace", {}))
         self.gm = gm
         self._original: Planning | None = None
         self.options = options
         self._trusts_caller = trusts_caller
-        replays_randomness = options.executor != "inductor"
         self.graph = storages.analyze(
             gm,
             device,
-            cost,
+            _costs(options, device),
             workspace,
-            replays_randomness=replays_randomness,
+            replays_randomness=options.executor != "inductor",
             trusts_caller=trusts_caller,
             moves=options.offload is not None,
         )
-        self.workspace_of = {node.name: nbytes for node, nbytes in workspace.items()}
-        asked_for = list(allocations(gm, {node.name: nbytes for node, nbytes in as_it_is.items()}, device))
-        self.before = points_of(asked_for)
-        allocator = CachingAllocator.as_configured()
-        reserve(asked_for, allocator)
-        self._reserved_as_it_is = allocator.reserved
+        self.workspace_of = _by_name(workspace)
+        self.before, self._reserved_as_it_is = with_reserved(gm, _by_name(as_it_is), device)
+        tier = None if options.offload is None else _usable(options.offload, device)
+        self.offload = "" if tier is None else f"{tier}: {tier.speed}"
         marks = {number: call.mark for number, call in enumerate(self.graph.calls) if call.mark is not None}
-        program = self.graph.program
-        self.offload = ""
-        if options.offload is not None:
-            # Only here: its threads and files need not be known where nothing is moved.
-            from dtr_fx.costs.bandwidth import measured_bandwidth
-            from dtr_fx.tiers.pinned import check_device
-
-            check_device(options.offload, device)
-            speed = options.offload.speed or measured_bandwidth(options.offload, device)
-            self.offload = f"{options.offload}: {speed}"
-            program = replace(program, tier=replace(options.offload, speed=speed))
+        program = self.graph.program if tier is None else replace(self.graph.program, tier=tier)
         self.planner = Planner(program, options, marks, self._parts())
-        marked = self.planner.checkpointed
         self._peak_unmarked = max(point.live for point in self.before)
         self.base_cost = self.graph.base_cost
         self.baseline_peak = self._peak_unmarked
         self.whole = self._reserved_as_it_is if self.counts_reserved else self.baseline_peak
         self.saved = 0 if self.graph.boundary is None else self.graph.saved_bytes
+        marked = self.planner.checkpointed
         if marked is not None and (self.planner.must or marked.peak < self.baseline_peak):
             self.baseline_peak = marked.peak
             self.whole = self.planner.reserved(marked) if self.counts_reserved else marked.peak
@@ -296,7 +274,7 @@ class Planning:
         return (self._original or self).passes_within(_SANE * forward / self.base_cost)
 
     def _sane_smallest(self, smallest: int) -> int | None:
-        """What is sane in place of the smallest budget that is found, if that is not."""
+        """A budget in place of the smallest that is found, where that is out of all proportion."""
         if self.counts_reserved or smallest != self.planner.smallest.peak:
             return None
         return self.sane_from(self.planner.smallest)
@@ -334,6 +312,39 @@ class Planning:
             offloaded=self._offloaded(budget),
             counted=self.options.count,
         )
+
+
+def _costs(options: Options, device: torch.device) -> cost_model.Cost:
+    """Seconds of the graph's operators; under Inductor, of the kernels that it makes of them."""
+    cost = cost_model.resolve(options.costs, device)
+    if options.executor != "inductor" or not isinstance(options.costs, str):
+        return cost
+    # Only here: Inductor takes seconds to import.
+    from dtr_fx.costs.kernels import of_kernels
+
+    return of_kernels(cost, device)
+
+
+def _under_plan(as_it_is: Mapping[Node, int], extra: Mapping[str, int]) -> dict[Node, int]:
+    """The workspaces with what an executor takes besides, in bytes by name, or for every operator."""
+    return {
+        node: own + (0 if is_view(node) else extra.get(node.name, 0) + extra.get("", 0))
+        for node, own in as_it_is.items()
+    }
+
+
+def _by_name(workspace: Mapping[Node, int]) -> dict[str, int]:
+    return {node.name: nbytes for node, nbytes in workspace.items()}
+
+
+def _usable(tier: Tier, device: torch.device) -> Tier:
+    """The tier with its speed, which is measured where it is not given; OptionError if it has no use here."""
+    # Only here: its threads and files need not be known where nothing is moved.
+    from dtr_fx.costs.bandwidth import measured_bandwidth
+    from dtr_fx.tiers.pinned import check_device
+
+    check_device(tier, device)
+    return replace(tier, speed=tier.speed or measured_bandwidth(tier, device))
 
 
 def copy_of(gm: GraphModule) -> GraphModule:

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from dtr_fx.errors import InfeasibleBudgetError
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.contract import ORDER, VALUES, Pipeline
-from dtr_fx.passes.liveness import allocations, points_of, reserve
+from dtr_fx.passes.liveness import with_reserved
 from dtr_fx.passes.modes import fake_mode_of
 from dtr_fx.passes.reach import Reached, reached_by_caller, relied_on
 from dtr_fx.passes.verify import Verify, check_budget, check_reserved
@@ -31,9 +31,8 @@ from dtr_fx.planning.reporting import (
     source_line,
     stats_of,
 )
-from dtr_fx.report import Choice, Event, Point, Relied
+from dtr_fx.report import Choice, Event, Relied
 from dtr_fx.runtime import Plan, collector_paused
-from dtr_fx.runtime.caching_allocator import CachingAllocator
 from dtr_fx.runtime.steps import COMPUTE
 from dtr_fx.search import NOTHING
 
@@ -119,7 +118,7 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
     tier = str(planning.options.offload or "")
     passes = () if plan is None else (Write(planning.graph, plan, tier), Verify())
     Pipeline(*passes, given=(VALUES, ORDER))(gm, laps.take)
-    after, reserved = _measured(gm, planning)
+    after, reserved = with_reserved(gm, planning.workspace_of, planning.graph.device)
     if plan is not None:
         check_budget(after, budget)
         if planning.counts_reserved:
@@ -159,14 +158,6 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
     )
     _log(report, options.budget.others)
     return report
-
-
-def _measured(gm: GraphModule, planning: Planning) -> tuple[list[Point], int]:
-    """The live bytes of a written graph, and what the caching allocator reserves for it."""
-    steps = list(allocations(gm, planning.workspace_of, planning.graph.device))
-    allocator = CachingAllocator.as_configured()
-    reserve(steps, allocator)
-    return points_of(steps), allocator.reserved
 
 
 def _choices(planning: Planning, plan: Plan | None, events: Sequence[Event]) -> tuple[Choice, ...]:

@@ -15,7 +15,7 @@ from dtr_fx.passes.marks import check_marks
 from dtr_fx.passes.roles import origin_name, role
 from dtr_fx.passes.split import prepare
 from dtr_fx.passes.tensors import is_backward
-from dtr_fx.passes.updates import prepare_alone
+from dtr_fx.passes.updates import prepare_inference
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import copy_of
 from dtr_fx.planning.rewrite import rewrite
@@ -40,7 +40,7 @@ def tag(joint: GraphModule, budget: float | int | str = 1.0, **options: Any) -> 
         prepare(planned, ())
     else:
         check_marks(planned)
-        prepare_alone(planned)
+        prepare_inference(planned)
         if not any(map(is_backward, planned.graph.nodes)):
             raise GraphError(
                 "the graph has no backward pass to recompute in: tag takes AOTAutograd's joint graph, or one "

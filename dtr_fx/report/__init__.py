@@ -323,7 +323,7 @@ class Report:
 
     @property
     def caution(self) -> str:
-        """What is to be said of a plan that costs out of all proportion, behind other words; else nothing."""
+        """Words, to stand behind others, on a plan that costs out of all proportion; else none."""
         if self.sane_from is None:
             return ""
         return f"; more than 5 forward passes again, at most 5 from {format_bytes(self.sane_from)} on"

@@ -117,7 +117,7 @@ def text(target: str, plans: Rows) -> str:
 
 
 def _verdict(account: str, plans: Rows) -> str:
-    """Whether the expected order of the plans is that of the measured times, in all, and for one budget."""
+    """How well the expected order of the plans is that of the measured times, in all, and for one budget."""
     by = f"by_{account}"
     expected, measured = ([plan[value] for plan in plans] for value in (by, "time_ratio"))
     if len(set(expected)) == 1:
