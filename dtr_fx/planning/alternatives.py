@@ -124,4 +124,4 @@ def in_slices(planning: Planning, target: float = 0) -> Planning | None:
     from dtr_fx.planning.slices import in_slices
 
     # What runs in slices belongs to no part of the model.
-    return None if planning.planner.parts.parts else in_slices(planning, target)
+    return None if planning.planner.has_parts else in_slices(planning, target)

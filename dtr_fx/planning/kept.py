@@ -85,5 +85,5 @@ def _sources() -> str:
     """The code that makes plans, as a number: another version of it may make others."""
     folders = [Path(str(package.__file__)).parent for package in (runtime, search)]
     files = [file for folder in folders for file in sorted(folder.glob("*.py"))]
-    files.append(Path(__file__).with_name("planner.py"))
+    files += [Path(__file__).with_name(name) for name in ("planner.py", "marked.py", "parts.py")]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -19,16 +19,15 @@ from dtr_fx.costs import roofline as cost_model
 from dtr_fx.costs.workspaces import workspaces
 from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.passes import storages
-from dtr_fx.passes.hints import Hint, hint_of, is_budget, part_budget
+from dtr_fx.passes.hints import hint_of, is_budget
 from dtr_fx.passes.liveness import with_reserved
 from dtr_fx.passes.roles import KEEP
 from dtr_fx.passes.slices import Sliced
 from dtr_fx.passes.tensors import graph_device, is_view
 from dtr_fx.planning.options import Budget, Options, resolve_budget
-from dtr_fx.planning.parts import Part, most_held
 from dtr_fx.planning.planner import Infeasible, Planner
 from dtr_fx.planning.reporting import source_line
-from dtr_fx.runtime import Plan, RunFailed
+from dtr_fx.runtime import Plan, Program, RunFailed
 from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
 from dtr_fx.search import NOTHING, Moved, execute_order
 from dtr_fx.tiers.tier import Tier
@@ -84,9 +83,8 @@ class Planning:
         self.before, self._reserved_as_it_is = with_reserved(gm, _by_name(as_it_is), device)
         tier = None if options.offload is None else _usable(options.offload, device)
         self.offload = "" if tier is None else f"{tier}: {tier.speed}"
-        marks = {number: call.mark for number, call in enumerate(self.graph.calls) if call.mark is not None}
         program = self.graph.program if tier is None else replace(self.graph.program, tier=tier)
-        self.planner = Planner(program, options, marks, self._parts())
+        self.planner = self._planner(program)
         self._peak_unmarked = max(point.live for point in self.before)
         self.base_cost = self.graph.base_cost
         self.baseline_peak = self._peak_unmarked
@@ -99,22 +97,16 @@ class Planning:
             start = next(step for step in marked.steps if step.op == self.graph.boundary)
             self.saved = start.live - self.graph.held_between_passes
 
-    def _parts(self) -> list[Part]:
-        """The operators with a budget of their own."""
-        calls: defaultdict[Hint, list[int]] = defaultdict(list)
-        for number, call in enumerate(self.graph.calls):
-            hint = hint_of(call.node)
-            if call.role == COMPUTE and hint is not None and is_budget(hint):
-                calls[hint].append(number)
-        program = self.graph.program
-        as_it_is = execute_order(program, range(len(self.graph.calls))) if calls else None
-        found = []
-        for hint, numbers in calls.items():
-            part = Part(hint[0], frozenset(numbers), 0)
-            assert as_it_is is not None
-            limit = part_budget(hint, most_held(part.of(program), as_it_is))
-            found.append(replace(part, limit=limit))
-        return found
+    def _planner(self, program: Program) -> Planner:
+        """The planner for the graph; one that obeys what the user has marked, if anything."""
+        calls = self.graph.calls
+        marks = {number: call.mark for number, call in enumerate(calls) if call.mark is not None}
+        hints = (hint_of(call.node) for call in calls if call.role == COMPUTE)
+        if not marks and not any(hint is not None and is_budget(hint) for hint in hints):
+            return Planner(program, self.options)
+        from dtr_fx.planning.marked import MarkedPlanner, parts_of
+
+        return MarkedPlanner(program, self.options, marks, parts_of(self.graph))
 
     def of_variant(self, gm: GraphModule) -> Planning:
         """The analysis of a graph that computes the same; shares are of this one's peak and seconds."""
@@ -190,7 +182,7 @@ class Planning:
             plans = [execute_order(program, order, budget, moved) for program in programs]
         except RunFailed:
             return None
-        is_obeyed = all(plan.order == order for plan in plans) and self.planner.parts.hold(plans[-1])
+        is_obeyed = all(plan.order == order for plan in plans) and self.planner.holds(plans[-1])
         is_obeyed = is_obeyed and self.taken(plans[-1]) <= budget
         return plans[-1] if is_obeyed else None
 

@@ -20,7 +20,6 @@ from dtr_fx.passes.verify import Verify, check_budget, check_reserved
 from dtr_fx.passes.write import Write
 from dtr_fx.planning.alternatives import Alternatives
 from dtr_fx.planning.options import Options, Others
-from dtr_fx.planning.parts import check_parts
 from dtr_fx.planning.planning import Carried, Planning
 from dtr_fx.planning.reporting import (
     events_of,
@@ -128,7 +127,7 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
     events = events_of(gm, graph, after)
     storages = stats_of(graph, events)
     hints = hints_of(graph, options.policy, events, storages)
-    check_parts(hints, planning.planner.parts.parts)
+    planning.planner.check(hints)
     laps.take("report")
     report = make_report(
         need=planning.planner.need,
