@@ -16,7 +16,7 @@ from dtr_fx.costs.devices import CPU, Device
 from dtr_fx.costs.roofline import roofline
 from dtr_fx.errors import CommandError
 from dtr_fx.lab import baselines
-from dtr_fx.passes.hints import mark_hints
+from dtr_fx.passes.marking import mark_hints
 from dtr_fx.passes.modes import WithoutMemory
 from dtr_fx.passes.sizes import extrapolate, put_on
 from dtr_fx.planning.judge import judge

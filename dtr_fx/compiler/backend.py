@@ -26,7 +26,7 @@ from dtr_fx.compiler.retrace import Record, Retracer
 from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
 from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.effects import collectives
-from dtr_fx.passes.hints import hint_of, is_budget, mark_hints
+from dtr_fx.passes.hints import hint_of, is_budget, says_something
 from dtr_fx.passes.marks import check_marks, runs_again
 from dtr_fx.passes.reach import has_gradients
 from dtr_fx.passes.split import prepare, repeat_results, split
@@ -93,7 +93,10 @@ def partition(
             "a nested_compile_region saves values that no budget counts: take the decorator off, or "
             "leave the budget out"
         )
-    mark_hints(joint, options.policy, module_names())
+    if options.policy or says_something(joint):
+        from dtr_fx.passes.marking import mark_hints  # only here: most models are without hints
+
+        mark_hints(joint, options.policy, module_names())
     check_marks(joint)  # before PyTorch's partitioner meets what it cannot obey either
     hints = ((node, hint_of(node)) for node in joint.graph.nodes)
     is_hinted = any(hint is not None and (runs_again(node) or is_budget(hint)) for node, hint in hints)

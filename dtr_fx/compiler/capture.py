@@ -29,7 +29,7 @@ from dtr_fx.compiler.memoryless import fake, has_no_memory
 from dtr_fx.compiler.provenance import mark_backward, provenance_of
 from dtr_fx.errors import GraphError, OptionError
 from dtr_fx.passes.contract import VALUES, Pipeline
-from dtr_fx.passes.hints import mark_hints
+from dtr_fx.passes.marking import mark_hints
 from dtr_fx.passes.marks import check_marks
 from dtr_fx.passes.modes import WithoutMemory, static_mode
 from dtr_fx.passes.propagate import Propagate

@@ -16,7 +16,7 @@ from dtr_fx.compiler.dynamo import module_names
 from dtr_fx.compiler.memoryless import traceable
 from dtr_fx.compiler.retrace import Retracer
 from dtr_fx.errors import GraphError
-from dtr_fx.passes.hints import mark_hints
+from dtr_fx.passes.marking import mark_hints
 from dtr_fx.passes.split import prepare
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import copy_of

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from dtr_fx.errors import GraphError
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.drops import LowerDrops
-from dtr_fx.passes.hints import mark_hints
+from dtr_fx.passes.marking import mark_hints
 from dtr_fx.passes.marks import check_marks
 from dtr_fx.passes.roles import origin_name, role
 from dtr_fx.passes.split import prepare

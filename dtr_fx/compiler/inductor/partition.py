@@ -24,10 +24,10 @@ from dtr_fx.passes import kernels
 from dtr_fx.passes.contract import KERNELS, VALUES, Pipeline
 from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.effects import last_writes
-from dtr_fx.passes.hints import mark_hints
 from dtr_fx.passes.join import join
 from dtr_fx.passes.kernels import ContractKernels, ExpandKernels
 from dtr_fx.passes.lower_slices import LowerSlices
+from dtr_fx.passes.marking import mark_hints
 from dtr_fx.passes.marks import is_marked
 from dtr_fx.passes.modes import fake_mode_of
 from dtr_fx.passes.split import prepare, split
