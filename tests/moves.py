@@ -28,7 +28,7 @@ from dtr_fx.costs.devices import named_device
 from dtr_fx.costs.roofline import roofline
 from dtr_fx.lab import zoo
 from dtr_fx.lab.log import read_log, with_offload
-from dtr_fx.passes.propagate import WithoutMemory
+from dtr_fx.passes.modes import WithoutMemory
 from dtr_fx.passes.sizes import put_on
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planner import Planner

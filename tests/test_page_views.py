@@ -12,7 +12,7 @@ from large_reports import large
 from page_frames import LIMIT, frames
 from torch import Tensor, nn
 
-from dtr_fx.compiler.backend import plan_step
+from dtr_fx.compiler.explain import plan_step
 from dtr_fx.inspect.exports import segments_at_peak
 from dtr_fx.inspect.html import render
 from dtr_fx.inspect.modules import Module, module_tree

@@ -15,7 +15,6 @@ from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
 from dtr_fx.costs.devices import Device, device_figures
-from dtr_fx.costs.profile import Profile
 from dtr_fx.errors import OptionError, ask
 from dtr_fx.passes import subgraphs
 from dtr_fx.passes.slices import Sliced
@@ -79,6 +78,9 @@ def resolve(costs: str | Cost | Mapping[Any, float], device: torch.device) -> Co
     if costs == "roofline":
         return roofline(device)
     if costs == "profile":
+        # Only here: the roofline runs no operator.
+        from dtr_fx.costs.profile import Profile
+
         return Profile(device, roofline(device))
     raise OptionError(
         f"costs={costs!r} is unknown: write 'roofline', 'profile', a function of a node that returns "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
@@ -71,22 +71,15 @@ class Operators:
         reads = tuple(tuple(dict.fromkeys(storages)) for storages in read)
         makes = tuple(tuple(own[one.tensor] for one in outputs if one.tensor in own) for outputs in fresh)
         holds = tuple(sum(one.size for one in outputs if one.tensor in held) for outputs in fresh)
-        again = [call.cost for call in calls]
-        repeats = [call.recomputable and bool(storages) for call, storages in zip(calls, makes)]
-        for call, outputs in zip(calls, fresh):
-            for op in (maker[number[output.tensor]] for output in call.outputs if output.tensor in number):
-                if not outputs:
-                    again[op] += call.cost
-                if not call.recomputable:
-                    repeats[op] = False
+        again, repeats = _runs_again(calls, makes, maker, number)
         results = (tensor for tensors in program.kept_after.values() for tensor in tensors)
         out, back = _transfers(program, calls, fresh)
         return Operators(
             reads=reads,
             makes=makes,
             temporary=tuple(call.workspace + call.replay_workspace + n for call, n in zip(calls, holds)),
-            again=tuple(again),
-            repeats=tuple(repeats),
+            again=again,
+            repeats=repeats,
             may_defer=tuple(
                 c.may_defer and bool(m) and not nbytes for c, m, nbytes in zip(calls, makes, holds)
             ),
@@ -130,6 +123,22 @@ class Operators:
                 found.append(op)
             done.add(op)
         return found
+
+
+def _runs_again(
+    calls: Sequence[Call], makes: Sequence[Collection[int]], maker: Sequence[int], number: Mapping[int, int]
+) -> tuple[tuple[float, ...], tuple[bool, ...]]:
+    """``again`` and ``repeats`` of ``Operators``; views count with the operator that makes their storage."""
+    again = [call.cost for call in calls]
+    repeats = [call.recomputable and bool(storages) for call, storages in zip(calls, makes)]
+    for call in calls:
+        makes_nothing = all(output.alias is not None for output in call.outputs)
+        for op in (maker[number[output.tensor]] for output in call.outputs if output.tensor in number):
+            if makes_nothing:
+                again[op] += call.cost
+            if not call.recomputable:
+                repeats[op] = False
+    return tuple(again), tuple(repeats)
 
 
 def _read_by(
@@ -245,3 +254,14 @@ class Lifetimes:
         if following == len(reads):
             return False
         return self.run_before(self.operators.maker[storage], reads[following]) > slot or None
+
+
+def closure(ops: Iterable[int], further: Callable[[int], Iterable[int]]) -> set[int]:
+    """The operators, and by the way of ``further`` all others that lead to them."""
+    found = set(ops)
+    unseen = list(found)
+    while unseen:
+        more = set(further(unseen.pop())) - found
+        found |= more
+        unseen += more
+    return found
