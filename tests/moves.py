@@ -35,7 +35,7 @@ from dtr_fx.planning.planner import Planner
 from dtr_fx.planning.planning import Planning
 from dtr_fx.runtime import Plan, Program
 from dtr_fx.search import Operators, execute_order
-from dtr_fx.search.moves import issued_ahead, moved_from
+from dtr_fx.search.moves import moving_alone as greedy
 from dtr_fx.search.timeline import Timeline
 from dtr_fx.tiers.tier import Bandwidth, Tier
 from dtr_fx.torch_private import FakeTensorMode
@@ -86,12 +86,9 @@ def program_of(make: Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]) -
 
 def moving_alone(program: Program, budget: int) -> Plan | None:
     """What greedy moving comes to; None where it is not enough."""
-    line = Timeline(Operators.of(program), budget - program.constants)
-    order, moved = moved_from(line, range(len(line.operators.makes)), waits=True)
-    if line.settle(order, moved).over:
-        return None
-    found = issued_ahead(line, order, moved)
-    return execute_order(program, found.order, budget, found.moved)
+    found = greedy(Timeline(Operators.of(program), budget - program.constants))
+    plans = [execute_order(program, each.order, budget, each.moved) for each in found]
+    return min(plans, key=lambda plan: plan.extra, default=None)
 
 
 def rows_of(name: str, program: Program) -> Iterator[tuple[object, ...]]:

@@ -40,9 +40,11 @@ def execute_order(
     return Plan.of(program, _executed(program, order, budget, moved), "search")
 
 
-def reserved_by(program: Program, order: Sequence[int], allocator: CachingAllocator, moved: Moved) -> int:
+def reserved_by(
+    program: Program, order: Sequence[int], allocator: CachingAllocator, moved: Moved, budget: float
+) -> int:
     """The bytes that an allocator reserves for a program in an order; see ``execute_order``."""
-    _executed(program, order, math.inf, moved, allocator)
+    _executed(program, order, budget, moved, allocator)
     return allocator.reserved
 
 
@@ -87,7 +89,7 @@ def _execute(program: Program, order: Sequence[int], runtime: Runtime, moved: Mo
     comes_back = Counter(order)
     moved = {op: waits for op, waits in moved.items() if comes_back[op] > 1}
     lives = Lifetimes(operators, enumerate(order), len(order), moved)
-    movers = lives.moved_until()
+    gone_after = lives.moved_until()
     returning = {
         storage
         for op in moved
@@ -105,8 +107,8 @@ def _execute(program: Program, order: Sequence[int], runtime: Runtime, moved: Mo
     done: set[int] = set()
     for slot, op in enumerate(order):
         read = reads[op] if op not in done or op not in moved else ()
-        ended = movers.get(op, ()) if op not in done else ()
-        copied = [storage for mover in ended for storage in operators.makes[mover]]
+        gone = gone_after.get(op, ()) if op not in done else ()
+        copied = [storage for mover in gone for storage in operators.makes[mover]]
         touched = (*(number[tensor] for tensor in read if tensor in number), *operators.makes[op], *copied)
         dying = {storage: again for storage in touched if (again := lives.dies(storage, slot)) is not None}
         if op in done:
@@ -121,12 +123,11 @@ def _execute(program: Program, order: Sequence[int], runtime: Runtime, moved: Mo
                 keep(runtime, tensors[kept])
             for storage in sorted(returning.intersection(operators.makes[op])):
                 runtime.move_out(tensors[operators.tensor[storage]])
-            for storage in filter(returning.__contains__, copied):
-                runtime.wait_out(tensors[operators.tensor[storage]])
         for storage, is_made_again in dying.items():
             made = tensors.get(operators.tensor[storage])
             if made is not None:
-                (runtime.drop if is_made_again else runtime.discard)(made)
+                is_leaving = is_made_again and made.storage.leaves is not None
+                (runtime.let_go if is_leaving else runtime.drop if is_made_again else runtime.discard)(made)
     for result in (tensor for kept in program.kept_after.values() for tensor in kept):
         keep(runtime, tensors[result])
 
