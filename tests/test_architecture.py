@@ -98,7 +98,7 @@ def test_the_product_does_without_the_laboratory() -> None:
 def test_a_compile_loads_little_of_the_package() -> None:
     """What is for slices, transfers, symbols, profiles or views is imported where it is needed."""
     lines = [len(_FILES[module].read_text(encoding="utf-8").splitlines()) for module in _loaded_by(_COMPILE)]
-    assert sum(lines) <= 12_800
+    assert sum(lines) <= 13_500
 
 
 def _loaded_by(code: str) -> list[str]:

@@ -89,7 +89,9 @@ class Planner:
     def reserved(self, plan: Plan) -> int:
         """The bytes that PyTorch's caching allocator reserves for a plan."""
         allocator = CachingAllocator.as_configured()
-        return reserved_by(self.program, plan.order, allocator, plan.moved)
+        # Up to when something is held that was copied out depends on the room.
+        within = plan.peak if plan.moved and not self._online else math.inf
+        return reserved_by(self.program, plan.order, allocator, plan.moved, within)
 
     def _plan(self, budget: int) -> Plan:
         """The same, by the bytes that are allocated."""

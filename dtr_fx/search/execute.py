@@ -40,9 +40,11 @@ def execute_order(
     return Plan.of(program, _executed(program, order, budget, moved), "search")
 
 
-def reserved_by(program: Program, order: Sequence[int], allocator: CachingAllocator, moved: Moved) -> int:
+def reserved_by(
+    program: Program, order: Sequence[int], allocator: CachingAllocator, moved: Moved, budget: float
+) -> int:
     """The bytes that an allocator reserves for a program in an order; see ``execute_order``."""
-    _executed(program, order, math.inf, moved, allocator)
+    _executed(program, order, budget, moved, allocator)
     return allocator.reserved
 
 
@@ -117,24 +119,24 @@ class _Execution:
             if not is_first:
                 self._run_again(op, ends)
             elif not self._lives.is_deferred(op, slot):
-                self._run_first(op, copied)
+                self._run_first(op)
             for storage, is_made_again in ends.items():
                 made = tensors.get(self._operators.tensor[storage])
                 if made is not None:
-                    (runtime.drop if is_made_again else runtime.discard)(made)
+                    is_leaving = is_made_again and made.storage.leaves is not None
+                    go = runtime.let_go if is_leaving else runtime.drop if is_made_again else runtime.discard
+                    go(made)
         for result in (tensor for kept in program.kept_after.values() for tensor in kept):
             keep(runtime, tensors[result])
 
-    def _run_first(self, op: int, copied: Sequence[int]) -> None:
-        """Run an operator; what it makes starts to move out, and what is ``copied`` by then is there."""
+    def _run_first(self, op: int) -> None:
+        """Run an operator; what it makes starts to move out."""
         perform(self._runtime, self._calls[op], self._tensors, op)
         self._done.add(op)
         for kept in self._program.kept_after.get(op, ()) if op < len(self._calls) - 1 else ():
             keep(self._runtime, self._tensors[kept])
         for storage in sorted(self._returning.intersection(self._operators.makes[op])):
             self._runtime.move_out(self._tensor(storage))
-        for storage in filter(self._returning.__contains__, copied):
-            self._runtime.wait_out(self._tensor(storage))
 
     def _run_again(self, op: int, ends: Container[int]) -> None:
         """Have what an operator makes once more, but for what nothing reads."""
