@@ -16,6 +16,10 @@ function formatSeconds(seconds) {
   return `${threeDigits(seconds * 1e9)} ns`;
 }
 
+function formatPercent(share) {
+  return share > 0 && share < 0.0005 ? "<0.1%" : `${fixed(100 * share, 1)}%`;
+}
+
 function formatCount(number, noun) {
   return `${number} ${noun}${number === 1 ? "" : "s"}`;
 }
