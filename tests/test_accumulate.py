@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import dtr_fx
+from dtr_fx.lab import baselines
 from dtr_fx.passes.accumulate import AccumulateInPlace, AccumulateOutOfPlace
+from dtr_fx.planning.options import Options
+from dtr_fx.planning.planning import Planning
 
 pytestmark = pytest.mark.little_effort
 
@@ -47,6 +50,12 @@ def test_a_gradient_that_is_a_sum_takes_two_tensors(options: dict[str, Any]) -> 
     model.zero_grad()
     mebibytes = dtr_fx.measure_peak(lambda: compiled(x).backward(), device="cpu") / 2**20
     assert 2 <= mebibytes < 2.5
+
+
+def test_a_sum_in_place_costs_what_it_cost() -> None:
+    joint = baselines.trace(Repeated(), (torch.randn(16, _WIDTH),))
+    traced, planned = (Planning(gm, Options()).base_cost for gm in (joint.graph, joint.planned))
+    assert planned == pytest.approx(traced)
 
 
 def sums_in_place(function: Callable[[Tensor], Tensor]) -> int:
