@@ -73,7 +73,7 @@ def _may_hold(term: Node, total: Node, holders: Mapping[int, Sequence[Node]]) ->
     value = term.meta["val"]
     if not isinstance(value, torch.Tensor) or _layout(value) != _layout(total.meta["val"]):
         return False
-    [*keys] = storage_keys(term)
+    keys = storage_keys(term)
     views = [term]  # the term is a view of the one behind it, and so on
     while len(views) < len(holders[keys[0]]):
         read = views[-1].all_input_nodes

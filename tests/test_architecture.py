@@ -37,27 +37,27 @@ def _files() -> dict[str, Path]:
     }
 
 
-_FILES = _files()
+FILES = _files()
 
 
 def _imports(module: str) -> Iterator[str]:
     """The modules of the package that a module imports anywhere in its text."""
-    path = _FILES[module]
+    path = FILES[module]
     folders = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in _FILES)
+            yield from (alias.name for alias in node.names if alias.name in FILES)
         elif isinstance(node, ast.ImportFrom):
             above = folders[: len(folders) - node.level + 1] if node.level else []
             source = ".".join([*above, *([node.module] if node.module else [])])
             names = {f"{source}.{alias.name}" for alias in node.names}
-            yield from names & _FILES.keys()
-            if source in _FILES and names - _FILES.keys():
+            yield from names & FILES.keys()
+            if source in FILES and names - FILES.keys():
                 yield source
 
 
 def _graph() -> nx.DiGraph:
-    return nx.DiGraph((module, imported) for module in _FILES for imported in _imports(module))
+    return nx.DiGraph((module, imported) for module in FILES for imported in _imports(module))
 
 
 def _room(module: str) -> str:
@@ -65,7 +65,7 @@ def _room(module: str) -> str:
 
 
 def test_every_room_has_a_floor() -> None:
-    assert {_room(module) for module in _FILES} - {*_OUTSIDE} <= {*_FLOORS}
+    assert {_room(module) for module in FILES} - {*_OUTSIDE} <= {*_FLOORS}
 
 
 def test_imports_only_go_down() -> None:
@@ -87,7 +87,7 @@ def test_no_file_imports_itself_over_others() -> None:
 
 
 def test_the_root_of_the_package_has_at_most_fourteen_rooms() -> None:
-    assert len({_room(module) for module in _FILES} - {*_OUTSIDE}) <= 14
+    assert len({_room(module) for module in FILES} - {*_OUTSIDE}) <= 14
 
 
 def test_the_product_does_without_the_laboratory() -> None:
@@ -97,7 +97,7 @@ def test_the_product_does_without_the_laboratory() -> None:
 
 def test_a_compile_loads_little_of_the_package() -> None:
     """What is for slices, transfers, symbols, profiles or views is imported where it is needed."""
-    lines = [len(_FILES[module].read_text(encoding="utf-8").splitlines()) for module in _loaded_by(_COMPILE)]
+    lines = [len(FILES[module].read_text(encoding="utf-8").splitlines()) for module in _loaded_by(_COMPILE)]
     assert sum(lines) <= 13_500
 
 

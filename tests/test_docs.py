@@ -15,6 +15,8 @@ import argparse
 import ast
 import contextlib
 import dataclasses
+import doctest
+import importlib
 import importlib.util
 import io
 import os
@@ -29,6 +31,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from test_architecture import FILES
 
 import dtr_fx
 from dtr_fx.cli import main, make_parser
@@ -51,7 +54,18 @@ LONG = {"tutorial.md", "diff.md", "trainers.md", "faq.md"}
 # "skipped" once the others ran.
 STACKS = {"accelerate", "lightning", "peft", "transformers"}
 
+# The modules whose docstrings have examples.
+EXAMPLES = [module for module, file in FILES.items() if ">>> " in file.read_text(encoding="utf-8")]
+
 every_text = pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
+
+
+@pytest.mark.parametrize("module", EXAMPLES)
+def test_the_examples_in_docstrings(module: str) -> None:
+    lines = map(str.strip, read(FILES[module]).splitlines())
+    found = doctest.testmod(importlib.import_module(module))
+    assert found.attempted == sum(line.startswith(">>> ") for line in lines) > 0
+    assert found.failed == 0
 
 
 def read(page: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import errno
 import gc
 import logging
@@ -17,7 +16,6 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -27,8 +25,6 @@ from torch import Tensor
 from dtr_fx import measure_peak
 from dtr_fx.costs import bandwidth
 from dtr_fx.errors import DTRError, OffloadError, OptionError
-from dtr_fx.tiers import forms as forms_module
-from dtr_fx.tiers import tier as tier_module
 from dtr_fx.tiers.forms import parse_tier
 from dtr_fx.tiers.operators import offload, reload, usage, wait_offload, wait_reload
 from dtr_fx.tiers.pinned import check_device
@@ -420,13 +416,6 @@ def test_two_processes_in_one_folder_of_which_nothing_stays_when_they_are_killed
 
 
 # --- the option --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("module", [tier_module, forms_module])
-def test_the_examples_in_the_documentation(module: ModuleType) -> None:
-    found = doctest.testmod(module)
-    assert found.attempted > 1
-    assert found.failed == 0
 
 
 def test_every_form_of_a_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,8 @@ def judge(
 
     The input is a constant of 1 MiB; its sine and the cosine of that are 1 MiB each.
 
-    >>>     >>> from torch.fx.experimental.proxy_tensor import make_fx
+    >>> import torch
+    >>> from torch.fx.experimental.proxy_tensor import make_fx
     >>> gm = make_fx(lambda x: x.sin().cos(), tracing_mode="fake")(torch.ones(512, 512))
     >>> found = judge(gm)
     >>> found.constants // 2**20, found.above_constants // 2**20
