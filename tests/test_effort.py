@@ -86,8 +86,9 @@ def refuse(gm: GraphModule, budget: int) -> None:
 
 
 @by_graph
-def test_a_search_takes_its_effort(make: Callable[[], GraphModule], efforts: Any) -> None:
-    assert 0.5 < efforts(lambda: dtr_fx.transform(make(), "90%", **EFFORT)) < 1.2
+def test_a_search_takes_its_effort_or_less(make: Callable[[], GraphModule], efforts: Any) -> None:
+    """Less, where the cheapest plan by then costs hardly more than any could."""
+    assert 0 < efforts(lambda: dtr_fx.transform(make(), "90%", **EFFORT)) < 1.2
 
 
 @by_graph

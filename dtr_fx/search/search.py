@@ -25,8 +25,8 @@ from dtr_fx.search.timeline import Found, Timeline
 from dtr_fx.search.walk import walk
 
 # A plan is good enough that costs so much more than the least possible, as a share of the program's own cost.
-# The last walk is as long as it may be where the best plan by then costs so much more, and else shorter.
-_ENOUGH, _WORTH = 0.0005, 0.01
+# Long walks are as long as they may be where the best plan by then costs so much more, and else shorter.
+_ENOUGH, _WORTH = 0.0005, 0.05
 # A pass that rematerializes more than this many times the program's own cost is given up; one of many over a
 # large program sooner.
 _THRASH = 11.0
@@ -35,8 +35,8 @@ _THRASH_OF_MANY = 3.0
 _OPERATORS_PER_SECOND = 120_000
 _STARTS_SECONDS_PER_OPERATOR = 1.5e-4
 _VISITS_PER_OPERATOR = 50
-# Of the effort: passes, and of what is left walks from each start.
-_PASSES = 0.25
+# Of the effort: passes, over few operators and over many, and of what is left walks from each start.
+_PASSES, _PASSES_OF_MANY = 0.25, 0.1
 _STARTS = 0.15
 # The temperatures of these walks, of the last one, and of those over programs of so few operators.
 _COLD, _WARM, _HOT = 0.02, 0.3, 2.0
@@ -181,7 +181,7 @@ class _Search:
 
     def find(self, first: Policy) -> Plan:
         # Where there is no time for a single pass, the starts that know the whole program come first.
-        is_short = _PASSES * self._seconds * _OPERATORS_PER_SECOND < self._operators
+        is_short = self._for_passes * _OPERATORS_PER_SECOND < self._operators
         passes_last = is_short and self._program.backward is not None
         if not passes_last:
             self._pass_under(portfolio(first))
@@ -194,7 +194,7 @@ class _Search:
         return replace(self._best, refused=self._refused)
 
     def _pass_under(self, policies: Iterator[Policy]) -> None:
-        share = _PASSES * self._seconds
+        share = self._for_passes
         work = share * _OPERATORS_PER_SECOND
         for number, policy in enumerate(policies):
             run = run_policy(self._program, self._budget, policy, max_recompute=self._limit)
@@ -204,6 +204,10 @@ class _Search:
             if (work < 0 and number > 0) or self._limit <= self._enough:
                 break
         self._seconds -= share - max(work, 0) / _OPERATORS_PER_SECOND
+
+    @property
+    def _for_passes(self) -> float:
+        return self._seconds * (_PASSES if self._is_small else _PASSES_OF_MANY)
 
     def _is_better(self, cost: float) -> bool:
         return self._best is None or cost < self._best.cost
@@ -228,8 +232,9 @@ class _Search:
     def _walk_small(self) -> list[Found]:
         """Of few operators any is moved often enough to end anywhere, so the start does not matter."""
         order = range(self._operators) if self._best is None else self._best.order
-        count = max(1, math.ceil(0.75 * self._seconds / _SECONDS_OVER_SMALL))
-        seconds = self._seconds / count
+        left = self._seconds * self._worth(self._best)
+        count = max(1, math.ceil(0.75 * left / _SECONDS_OVER_SMALL))
+        seconds = left / count
         walks = (self._walk_from(order, seconds, _HOT, seed) for seed in range(count))
         return self._until_enough(walks)
 
@@ -258,9 +263,13 @@ class _Search:
         if best is not None and best.cost <= self._enough:
             return found
         start = starts[0] if best is None else best.order
-        left = math.inf if best is None else (best.cost - self._enough) / self._program.cost
-        last = self._walk_from(start, min(1.0, left / _WORTH) * (seconds - first * len(starts)), _WARM)
+        last = self._walk_from(start, self._worth(best) * (seconds - first * len(starts)), _WARM)
         return found if last is None else [*found, last]
+
+    def _worth(self, best: Plan | Found | None) -> float:
+        """The share of a long walk's time that what it could gain is worth."""
+        left = math.inf if best is None else (best.cost - self._enough) / self._program.cost
+        return min(1.0, left / _WORTH)
 
     def _rescue(self) -> list[Found]:
         """Where nothing fits well, bytes count for more, and walks start from where there are fewest."""
