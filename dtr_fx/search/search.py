@@ -25,8 +25,9 @@ from dtr_fx.search.timeline import Found, Timeline
 from dtr_fx.search.walk import walk
 
 # A plan is good enough that costs so much more than the least possible, as a share of the program's own cost.
-# Long walks are as long as they may be where the best plan by then costs so much more, and else shorter.
-_ENOUGH, _WORTH = 0.0005, 0.05
+# Long walks are as long as they may be where the best plan by then costs so much more, over few operators and
+# over many, and else shorter.
+_ENOUGH, _WORTH, _WORTH_OF_MANY = 0.0005, 0.05, 0.02
 # A pass that rematerializes more than this many times the program's own cost is given up; one of many over a
 # large program sooner.
 _THRASH = 11.0
@@ -269,7 +270,7 @@ class _Search:
     def _worth(self, best: Plan | Found | None) -> float:
         """The share of a long walk's time that what it could gain is worth."""
         left = math.inf if best is None else (best.cost - self._enough) / self._program.cost
-        return min(1.0, left / _WORTH)
+        return min(1.0, left / (_WORTH if self._is_small else _WORTH_OF_MANY))
 
     def _rescue(self) -> list[Found]:
         """Where nothing fits well, bytes count for more, and walks start from where there are fewest."""
