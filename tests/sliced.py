@@ -3,7 +3,7 @@
     python tests/sliced.py            # plans: language models of large vocabularies, a U-Net, a ResNet
     python tests/sliced.py --steps    # one of them for real, beside the loss in chunks and PyTorch's own
     python tests/sliced.py --curves   # the losses of 200 steps
-    python tests/sliced.py --graphs 2000
+    python tests/sliced.py --graphs 0:2000    # goes on where it stopped
 
 The language models are those of transformers, of 4 layers, for 2 × 1,024 tokens.
 """
@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
+import json
 import sys
 import time
 import timeit
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -217,40 +220,57 @@ def curves(count: int = 200) -> Iterator[dict[str, str]]:
         yield {"slices": how, "last loss": f"{found[-1]:.6f}", "largest difference": f"{largest:.1e}"}
 
 
-def graphs(count: int) -> Iterator[dict[str, str]]:
-    """Random layers before a wide one, at the smallest budget with sums: verified, measured, compared.
+def graphs(seeds: range, path: Path) -> Iterator[dict[str, str]]:
+    """Random layers before a wide one, at the smallest budget of each kind: verified, measured, compared.
 
     Beside the largest difference to the whole are those of both to the same graph in double precision.
+    What is in the log is not run again.
     """
+    lines = path.read_text().splitlines() if path.exists() else []
+    done = {record["case"]: record for record in map(json.loads, lines)}
+    with path.open("a") as log:
+        for seed, how in itertools.product(seeds, _HOW[1:]):
+            case = f"{seed} {how}"
+            if case not in done:
+                done[case] = {"case": case, **_checked(seed, how)}
+                print(json.dumps(done[case]), file=log, flush=True)
+                print(f"\r{case}", end="", file=sys.stderr)
+    for how in _HOW[1:]:
+        found = [done[f"{seed} {how}"] for seed in seeds]
+        yield {
+            "slices": how,
+            "graphs": str(len(found)),
+            "in slices": str(sum(each["sliced"] for each in found)),
+            "over budget": str(sum(each["over"] > 0 for each in found)),
+            "above 1e-5": str(sum(each["slices to whole"] > 1e-5 for each in found)),
+            **{
+                name: f"{max(each[name] for each in found):.1e}"
+                for name in ("slices to whole", "slices to double", "whole to double")
+            },
+        }
+
+
+def _checked(seed: int, how: Any) -> dict[str, Any]:
     from torch._functorch.aot_autograd import aot_export_joint_simple
 
-    worst, sliced, over = [0.0] * 3, 0, 0
-    for seed in range(count):
-        torch.manual_seed(seed)
-        loss, given = _random_loss(seed)
-        gm = aot_export_joint_simple(loss, tuple(given), trace_joint=True)
-        options: dict[str, Any] = {"slices": "summed", "cache": False, "plan_seconds": 0.02}
-        budget = dtr_fx.smallest_budget(gm, options=options)
-        rewritten, report = dtr_fx.transform(gm, budget, slices="summed", plan_seconds=0.02)
-        verify(rewritten)
-        runs = [partial(_run, each, given) for each in (gm, rewritten)]
-        whole, found = (run() for run in runs)
-        exact = _run(gm, [each.double() if each.is_floating_point() else each for each in given])
-        pairs = (found, whole), (found, exact), (whole, exact)
-        worst = max(worst, [_difference(*pair) for pair in pairs])
-        read = [node.users for node in gm.graph.find_nodes(op="placeholder")]
-        held = sum(tensor.nbytes for tensor, users in zip(given, read) if users)
-        over += held + measure_peak(runs[1]) > budget + 64
-        sliced += bool(report.slices)
-        told = f"{seed + 1}: {sliced} in slices, {over} over budget, {worst[0]:.1e}"
-        print(f"\r{told}", end="", file=sys.stderr)
-    yield {
-        "graphs": str(count),
-        "in slices": str(sliced),
-        "over budget": str(over),
-        "slices to whole": f"{worst[0]:.1e}",
-        "slices to double there": f"{worst[1]:.1e}",
-        "whole to double there": f"{worst[2]:.1e}",
+    torch.manual_seed(seed)
+    loss, given = _random_loss(seed)
+    gm = aot_export_joint_simple(loss, tuple(given), trace_joint=True)
+    options: dict[str, Any] = {"slices": how, "cache": False, "plan_seconds": 0.02}
+    budget = dtr_fx.smallest_budget(gm, options=options)
+    rewritten, report = dtr_fx.transform(gm, budget, slices=how, plan_seconds=0.02)
+    verify(rewritten)
+    runs = [partial(_run, each, given) for each in (gm, rewritten)]
+    whole, found = (run() for run in runs)
+    exact = _run(gm, [each.double() if each.is_floating_point() else each for each in given])
+    read = [node.users for node in gm.graph.find_nodes(op="placeholder")]
+    held = sum(tensor.nbytes for tensor, users in zip(given, read) if users)
+    return {
+        "sliced": len(report.slices),
+        "over": held + measure_peak(runs[1]) - budget,
+        "slices to whole": _difference(found, whole),
+        "slices to double": _difference(found, exact),
+        "whole to double": _difference(whole, exact),
     }
 
 
@@ -300,10 +320,11 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=WORDS[0], help="of --steps")
     parser.add_argument("--width", type=int, default=256, help="of --steps")
     parser.add_argument("--curves", action="store_true")
-    parser.add_argument("--graphs", type=int, default=0)
+    parser.add_argument("--graphs", metavar="A:B", help="seeds")
+    parser.add_argument("--log", type=Path, default=Path("sliced.jsonl"), help="of --graphs")
     given = parser.parse_args()
     if given.graphs:
-        rows = graphs(given.graphs)
+        rows = graphs(range(*map(int, given.graphs.split(":"))), given.log)
     elif given.curves:
         rows = curves()
     else:
