@@ -24,13 +24,15 @@ from dtr_fx.passes.effects import first_writes, may_run_twice
 from dtr_fx.passes.marks import mark_of
 from dtr_fx.passes.modes import fake_mode_of
 from dtr_fx.passes.reach import reached_by_caller, written_after_forward
-from dtr_fx.passes.slices import SUM, Cut, Given, Result, Sliced, Sum, rows_of, together
+from dtr_fx.passes.slices import SUM, Cut, Given, Result, Sliced, Sum, is_added_up, rows_of, together
 from dtr_fx.passes.tensors import described, held_by, is_backward, is_selection, is_view, storage_keys
 from dtr_fx.torch_private import rename
 
 # Growth ends at so many operators, or after so many that do not help.
 _MOST_MEMBERS, _PATIENCE = 300, 24
 _MOST_SLICES = 1024
+# A BLAS adds up blocks of so many rows times something, and never of more than this.
+_BLOCK, _LARGEST = 64, 1025
 
 Allowed = Callable[[Node, Axis], bool]
 
@@ -102,8 +104,9 @@ class Region:
         return found
 
     def counts(self) -> list[int]:
-        """In how many equal slices it can run."""
-        return [slices for slices in range(2, _MOST_SLICES + 1) if self.extent % slices == 0]
+        """Of how many rows slices can be, the most first: equal ones, and some that libraries add up."""
+        equal = (self.extent // slices for slices in range(2, _MOST_SLICES + 1) if self.extent % slices == 0)
+        return sorted({*equal, *range(_BLOCK, min(self.extent, _LARGEST), _BLOCK)}, reverse=True)
 
     @cached_property
     def whole_bytes(self) -> int:
@@ -115,9 +118,10 @@ class Region:
         return sum({each.storage: each.nbytes for each in held}.values())
 
     def summed_bytes(self) -> int:
-        """Bytes of the results that slices add up; each slice makes as much."""
+        """Bytes of the results that slices add up where each slice makes as much."""
         sums = (value for value, cut in self.results.items() if cut is SUM)
-        return sum(held.nbytes for value in sums for held in held_by(value))
+        apart = (value for value in sums if not is_added_up(value, SUM, value.meta["val"].dtype))
+        return sum(held.nbytes for value in apart for held in held_by(value))
 
     def with_producer(self, value: Node, allowed: Allowed) -> Region | None:
         """The region with what makes a value that it reads; None if that cannot be cut alike."""
@@ -246,13 +250,25 @@ def _erase_unread(region: Region) -> None:
             member.graph.erase_node(member)
 
 
-def sliced(gm: GraphModule, region: Region, slices: int) -> Sliced:
-    """The operator that runs a region in so many slices, with the fake values of one slice inside."""
-    inside, rows, results = Graph(), region.extent // slices, region.results
+def sliced(gm: GraphModule, region: Region, rows: int) -> Sliced:
+    """The operator that runs a region in slices of so many rows."""
+    rest, results = region.extent % rows, region.results
+    return Sliced(
+        _inside(gm, region, rows),
+        region.extent,
+        rows,
+        [Given(value.name, cut) for value, cut in region.read],
+        [_result(value, join) for value, join in results.items()],
+        _inside(gm, region, rest) if rest else None,
+    )
+
+
+def _inside(gm: GraphModule, region: Region, rows: int) -> Graph:
+    """What runs for one slice, with its fake values."""
+    inside = Graph()
     copies: dict[Node, Node] = {}
-    given = list(region.read)
     with torch.no_grad(), fake_mode_of(gm) or contextlib.nullcontext():
-        for value, cut in given:
+        for value, cut in region.read:
             copy = copies[value] = inside.placeholder(value.name)
             whole = value.meta["val"]
             copy.meta["val"] = whole if cut is None else rows_of(whole, cut, 0, rows)
@@ -267,14 +283,8 @@ def sliced(gm: GraphModule, region: Region, slices: int) -> Sliced:
                 if value is not member:
                     part = copies[value] = inside.call_function(operator.getitem, (copy, position))
                     part.meta["val"] = copy.meta["val"][position]
-    inside.output(tuple(copies[value] for value in results))
-    return Sliced(
-        inside,
-        region.extent,
-        slices,
-        [Given(value.name, cut) for value, cut in given],
-        [_result(value, join) for value, join in results.items()],
-    )
+    inside.output(tuple(copies[value] for value in region.results))
+    return inside
 
 
 def _result(value: Node, join: Cut | Sum) -> Result:
