@@ -34,6 +34,10 @@ _MOST_SLICES = 1024
 # A BLAS adds up blocks of so many rows times something, and never of more than this.
 _BLOCK, _LARGEST = 64, 1025
 
+_aten = torch.ops.aten
+_CONVOLUTIONS = (_aten.convolution.default, _aten.convolution_backward.default)
+_SAME = (_aten.detach.default, _aten.alias.default)  # views that take any layout
+
 Allowed = Callable[[Node, Axis], bool]
 
 
@@ -116,6 +120,15 @@ class Region:
         held = [each for each in held if each.storage not in self.resident]
         held += [held for value in results for held in held_by(value)]
         return sum({each.storage: each.nbytes for each in held}.values())
+
+    @property
+    def layouts(self) -> list[torch.memory_format | None]:
+        """How a slice's images may lie: a CPU's convolutions copy those that have channels apart."""
+        held = [held for node in self.members for held in held_by(node)]
+        is_kept = any(is_view(node) and node.target not in _SAME for node in self.members)
+        is_copied = any(node.target in _CONVOLUTIONS for node in self.members)
+        on_cpu = all(each.device == "cpu" for each in held)
+        return [None, torch.channels_last] if is_copied and on_cpu and not is_kept else [None]
 
     def summed_bytes(self) -> int:
         """Bytes of the results that slices add up where each slice makes as much."""
@@ -250,20 +263,22 @@ def _erase_unread(region: Region) -> None:
             member.graph.erase_node(member)
 
 
-def sliced(gm: GraphModule, region: Region, rows: int) -> Sliced:
-    """The operator that runs a region in slices of so many rows."""
+def sliced(gm: GraphModule, region: Region, rows: int, layout: torch.memory_format | None = None) -> Sliced:
+    """The operator that runs a region in slices of so many rows; with its images laid out so, if told."""
     rest, results = region.extent % rows, region.results
+    by_construction = all(axis.is_exact and not axis.measured for axis in region.members.values())
     return Sliced(
-        _inside(gm, region, rows),
+        _inside(gm, region, rows, layout),
         region.extent,
         rows,
         [Given(value.name, cut) for value, cut in region.read],
         [_result(value, join) for value, join in results.items()],
-        _inside(gm, region, rest) if rest else None,
+        _inside(gm, region, rest, layout) if rest else None,
+        is_exact=layout is None and by_construction,
     )
 
 
-def _inside(gm: GraphModule, region: Region, rows: int) -> Graph:
+def _inside(gm: GraphModule, region: Region, rows: int, layout: torch.memory_format | None) -> Graph:
     """What runs for one slice, with its fake values."""
     inside = Graph()
     copies: dict[Node, Node] = {}
@@ -272,6 +287,11 @@ def _inside(gm: GraphModule, region: Region, rows: int) -> Graph:
             copy = copies[value] = inside.placeholder(value.name)
             whole = value.meta["val"]
             copy.meta["val"] = whole if cut is None else rows_of(whole, cut, 0, rows)
+        images = [value for value in copies if layout is not None and value.meta["val"].dim() == 4]
+        for value in images:
+            part = copies[value]
+            copies[value] = inside.call_function(_aten.clone.default, (part,), {"memory_format": layout})
+            copies[value].meta["val"] = part.meta["val"].clone(memory_format=layout)
         for member in sorted(region.members):
             args, kwargs = region.members[member].arguments(rows)
             args, kwargs = map_arg((args, kwargs), copies.__getitem__)

@@ -63,7 +63,7 @@ class Sliced:
 
     ``graph`` takes what one slice reads of what is ``given`` and returns a tuple of what it makes of each of
     the ``results``; ``rest`` does so for the last slice, if that is shorter.  A product that is a sum over
-    the slices is added up by the library that computes it.  ``is_exact``: the results have the same bits.
+    the slices is added up by the library that computes it.  ``is_exact``: bit for bit.
     """
 
     def __init__(
@@ -74,10 +74,12 @@ class Sliced:
         given: Sequence[Given],
         results: Sequence[Result],
         rest: Graph | None = None,
+        *,
+        is_exact: bool = False,
     ) -> None:
         self.graph, self.extent, self.rows, self.rest = graph, extent, rows, rest
         self.given, self.results = tuple(given), tuple(results)
-        self.is_exact = all(result.join is not SUM for result in results)
+        self.is_exact = is_exact
         self.__name__ = "sliced"
 
     @property

@@ -14,7 +14,7 @@ from dtr_fx.passes.accumulate import AccumulateInPlace, AccumulateOutOfPlace
 from dtr_fx.passes.loss_rows import rows_of_loss
 from dtr_fx.passes.regions import Allowed, Region, find_regions, put_in_slices, sliced
 from dtr_fx.passes.slices import Sliced
-from dtr_fx.passes.tensors import is_selection, tensors_of
+from dtr_fx.passes.tensors import tensors_of
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Planning, copy_of
 from dtr_fx.torch_private import FakeTensor, FakeTensorMode, disable_current_modes
@@ -116,8 +116,11 @@ def _fewest(planning: Planning, region: Region, room: float) -> Sliced | None:
     for rows in region.counts():
         if target is not None and rows * 1.5 > target.rows:
             continue
-        found = sliced(planning.gm, region, rows)
-        if options.slices == "exact":
+        if options.slices == "summed":
+            layouts = (sliced(planning.gm, region, rows, layout) for layout in region.layouts)
+            found = min(layouts, key=lambda each: above_inputs(each.runs))
+        else:
+            found = sliced(planning.gm, region, rows)
             found.is_exact = options.executor == "inductor" or _is_exact(region, found)
             if not found.is_exact:
                 continue
@@ -129,12 +132,10 @@ def _fewest(planning: Planning, region: Region, room: float) -> Sliced | None:
 
 def _is_exact(region: Region, target: Sliced) -> bool:
     """True if these slices give the bits of the whole."""
-    inside = (node for node in target.operators if not is_selection(node))
+    inside = {node.name: node for node in target.operators}
     # Sums first: most of them are not exact, and then nothing else is measured.
-    for node, within in sorted(
-        zip(sorted(region.members), inside), key=lambda pair: region.members[pair[0]].is_exact
-    ):
-        slices = zip(node.all_input_nodes, within.all_input_nodes)
+    for node in sorted(region.members, key=lambda node: region.members[node].is_exact):
+        slices = zip(node.all_input_nodes, inside[node.name].all_input_nodes)
         orders = {used: order_of(one.meta["val"]) for used, one in slices if one.meta["val"].dim()}
         if not is_exact(node, region.members[node], target.rows, orders):
             return False
