@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import torch
@@ -109,25 +110,29 @@ def _least(planning: Planning, regions: Sequence[Region], room: float) -> tuple[
 
 
 def _fewest(planning: Planning, region: Region, room: float) -> Sliced | None:
-    """The region in the fewest slices that have ``room``, or of which one is small; None without any."""
+    """The region in the fewest slices that have ``room``, or of which one is small; else in the most.
+
+    None if slices are to have the bits of the whole, and none have.
+    """
     whole, options = region.whole_bytes, planning.options
     small = region.summed_bytes() + _SMALL * (whole + planning.graph.constant_bytes)
-    target: Sliced | None = None
-    for rows in region.counts():
-        if target is not None and rows * 1.5 > target.rows:
-            continue
-        if options.slices == "summed":
-            layouts = (sliced(planning.gm, region, rows, layout) for layout in region.layouts)
-            found = min(layouts, key=lambda each: above_inputs(each.runs))
-        else:
-            found = sliced(planning.gm, region, rows)
+    layouts, counts = region.layouts if options.slices == "summed" else [None], region.counts()
+
+    def target(rows: int) -> Sliced:
+        found = (sliced(planning.gm, region, rows, layout) for layout in layouts)
+        return min(found, key=lambda each: above_inputs(each.runs))
+
+    def fits(rows: int) -> bool:
+        return above_inputs(target(rows).runs) <= max(small, room - whole)
+
+    first = bisect_left(counts, True, key=fits)
+    for rows in (*counts[first:], *reversed(counts[:first])):
+        found = target(rows)
+        if options.slices == "exact":
             found.is_exact = options.executor == "inductor" or _is_exact(region, found)
-            if not found.is_exact:
-                continue
-        target = found
-        if above_inputs(target.runs) <= max(small, room - whole):
-            break
-    return target
+        if found.is_exact or options.slices == "summed":
+            return found
+    return None
 
 
 def _is_exact(region: Region, target: Sliced) -> bool:
