@@ -2,6 +2,7 @@
 
     python tests/sliced.py            # plans: language models of large vocabularies, a U-Net, a ResNet
     python tests/sliced.py --steps    # one of them for real, beside the loss in chunks and PyTorch's own
+    python tests/sliced.py --budgets  # models of the README between their smallest budgets and their peaks
     python tests/sliced.py --curves   # the losses of 200 steps
     python tests/sliced.py --graphs 0:2000    # goes on where it stopped
 
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dtr_fx
-from dtr_fx import InfeasibleBudgetError, measure_peak
+from dtr_fx import InfeasibleBudgetError, Report, measure_peak
 from dtr_fx.lab import baselines
 from dtr_fx.lab.zoo import MODELS
 from dtr_fx.passes.verify import verify
@@ -150,7 +151,7 @@ def steps(words: int, width: int) -> Iterator[dict[str, str]]:
         planned = copy.deepcopy(model)
         options = {"slices": how, "executor": executor, "cache": False}
         # At the smallest budget what Inductor makes of a plan may be above it.
-        budget = int((1.1 if executor == "inductor" else 1) * _smallest(planned, x, options))
+        budget = int((1.1 if executor == "inductor" else 1) * _smallest(planned, options, x))
         forward = torch.compile(planned, backend="dtr", options={"budget": budget, **options})
         ways[f"dtr, {executor}, {how}, {format_bytes(budget)}"] = planned, forward
     expected: list[Tensor] = []
@@ -175,10 +176,10 @@ def steps(words: int, width: int) -> Iterator[dict[str, str]]:
         yield {**row, "fastest of five steps": f"{seconds:.2f} s"}
 
 
-def _smallest(model: nn.Module, x: Tensor, options: dict[str, Any]) -> int:
+def _smallest(model: nn.Module, options: dict[str, Any], *given: Tensor) -> int:
     torch.compiler.reset()
     try:
-        torch.compile(model, backend="dtr", options={"budget": "1%", **options})(x)
+        torch.compile(model, backend="dtr", options={"budget": "1%", **options})(*given)
     except InfeasibleBudgetError as error:
         return error.smallest
     raise AssertionError("a step in 1% of its memory")
@@ -194,6 +195,52 @@ def _difference(found: list[Tensor], expected: list[Tensor]) -> float:
     return max(float((one - other).abs().max() / other.abs().max().clamp_min(1e-30)) for one, other in pairs)
 
 
+def budgets(count: int = 5) -> Iterator[dict[str, str]]:
+    """Loss, gradients and buffers of a step at some budgets, against the graph as it is."""
+    for name in ("mlp", "gpt", "lstm", "unet", "unet_bn", "resnet50_32"):
+        torch.manual_seed(0)
+        model, given = MODELS[name]()
+        peak, _, expected = _outcome(model, given, {"budget": "100%", "slices": "off"})
+        for how in _HOW[1:]:
+            print(f"{name}, {how}", file=sys.stderr)
+            options = {"slices": how, "cache": False, "plan_seconds": 0.1}
+            least = _smallest(copy.deepcopy(model), options, *given)
+            steps = [least + number * (peak - least) // (count - 1) for number in range(count)]
+            found = [_outcome(model, given, {"budget": budget, **options}) for budget in steps]
+            yield {
+                "model": name,
+                "slices": how,
+                "smallest": f"{format_bytes(least)} of {format_bytes(peak)}",
+                "in slices": f"{sum(sliced > 0 for _, sliced, _ in found)} of {count}",
+                "over budget": str(sum(taken > budget for budget, (taken, _, _) in zip(steps, found))),
+                "largest difference": f"{max(_difference(left, expected) for _, _, left in found):.1e}",
+            }
+
+
+def _outcome(
+    model: nn.Module, given: tuple[Tensor, ...], options: dict[str, Any]
+) -> tuple[int, int, list[Tensor]]:
+    """The measured peak, the number of regions, and what a step leaves behind."""
+    torch.compiler.reset()
+    reports: list[Report] = []
+    owner, left = copy.deepcopy(model), list[Tensor]()
+    forward = torch.compile(owner, backend="dtr", options={**options, "on_report": reports.append})
+
+    def run() -> None:
+        torch.manual_seed(1)
+        owner.zero_grad()
+        loss = forward(*given)
+        loss.backward()
+        left[:] = [loss.detach()]
+
+    run()
+    left += [tensor.clone() for tensor in (*(each.grad for each in owner.parameters()), *owner.buffers())]
+    result = [*left]
+    owner.zero_grad()
+    held = sum(tensor.nbytes for tensor in (*owner.parameters(), *owner.buffers(), *given))
+    return held + measure_peak(run), len(reports[-1].slices), result
+
+
 def curves(count: int = 200) -> Iterator[dict[str, str]]:
     """The losses of training a small model for so many steps, with and without slices."""
     losses: dict[str, list[float]] = {}
@@ -202,7 +249,7 @@ def curves(count: int = 200) -> Iterator[dict[str, str]]:
         model = LanguageModel("gpt2", 2048, 64)
         data = [torch.randint(2048, (2, 64)) for _ in range(4)]
         options = {"slices": how, "executor": "eager", "cache": False}
-        budget: Any = "100%" if how == "off" else int(1.1 * _smallest(model, data[0], options))
+        budget: Any = "100%" if how == "off" else int(1.1 * _smallest(model, options, data[0]))
         torch.compiler.reset()
         forward = torch.compile(model, backend="dtr", options={"budget": budget, **options})
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
@@ -317,12 +364,15 @@ def main() -> None:
     parser.add_argument("--steps", action="store_true")
     parser.add_argument("--words", type=int, default=WORDS[0], help="of --steps")
     parser.add_argument("--width", type=int, default=256, help="of --steps")
+    parser.add_argument("--budgets", action="store_true")
     parser.add_argument("--curves", action="store_true")
     parser.add_argument("--graphs", metavar="A:B", help="seeds")
     parser.add_argument("--log", type=Path, default=Path("sliced.jsonl"), help="of --graphs")
     given = parser.parse_args()
     if given.graphs:
         rows = graphs(range(*map(int, given.graphs.split(":"))), given.log)
+    elif given.budgets:
+        rows = budgets()
     elif given.curves:
         rows = curves()
     else:

@@ -115,6 +115,34 @@ def test_the_last_slice_may_be_shorter() -> None:
     assert held + measure_peak(lambda: run(rewritten, inputs)) <= least + 64
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "LlamaForCausalLM", "T5ForConditionalGeneration"])
+def test_a_model_of_transformers_fits_in_one_line(kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    made = getattr(transformers, kind)
+    sizes = {"vocab_size": 4096, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    given = made.config_class(**sizes, pad_token_id=0, decoder_start_token_id=0, use_cache=False)
+    model, x = made(given).eval(), torch.randint(1, 4096, (2, 256))
+    model.loss_type = "ForCausalLM" if kind.startswith("GPT2") else model.loss_type
+    model(input_ids=x, labels=x).loss.backward()
+    expected = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    model.zero_grad()
+    with pytest.raises(InfeasibleBudgetError) as error:
+        _compiled(model, "1%", "off")(x)
+    smallest = error.value.sliced["exact"]
+    assert smallest < 0.6 * error.value.smallest
+    _compiled(model, smallest, "exact")(x).backward()
+    found = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    assert list(map(bits, found)) == list(map(bits, expected))
+
+
+def _compiled(model: Any, budget: int | str, slices: str) -> Any:
+    torch.compiler.reset()
+    options = {"budget": budget, "slices": slices, "executor": "eager", "cache": False}
+    return torch.compile(lambda x: model(input_ids=x, labels=x).loss, backend="dtr", options=options)
+
+
 def test_a_region_takes_in_what_lies_between_its_operators() -> None:
     weights = [torch.randn(WIDTH, WIDTH), torch.randn(WORDS, WIDTH)]
     given = torch.randn(ROWS, WIDTH), torch.randint(WORDS, (ROWS,)), *weights
