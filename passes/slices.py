@@ -95,11 +95,11 @@ class Sliced:
     @cached_property
     def runs(self) -> GraphModule:
         """One slice as it runs, which takes the sums that it adds to, and by what to multiply them before."""
-        return self._runs(self.graph)
+        return self._adding_up(self.graph)
 
     @cached_property
     def _runs_rest(self) -> GraphModule:
-        return self.runs if self.rest is None else self._runs(self.rest)
+        return self.runs if self.rest is None else self._adding_up(self.rest)
 
     @property
     def accumulator_bytes(self) -> int:
@@ -118,7 +118,8 @@ class Sliced:
         made = zip(self.results, cast("tuple[Node, ...]", self.graph.output_node().args[0]))
         return [at for at, (result, node) in enumerate(made) if is_added_up(node, result.join, result.dtype)]
 
-    def _runs(self, graph: Graph) -> GraphModule:
+    def _adding_up(self, graph: Graph) -> GraphModule:
+        """One slice, whose products are added to sums that it is given."""
         module = GraphModule(torch.nn.Module(), copy.deepcopy(graph))
         made = cast("tuple[Node, ...]", module.graph.output_node().args[0])
         first = next(node for node in module.graph.nodes if node.op != "placeholder")
@@ -142,7 +143,9 @@ class Sliced:
             count = min(self.rows, self.extent - start)
             run = self.runs if count == self.rows else self._runs_rest
             parts = run(*self.slice_of(inputs, start, count), *totals, int(start > 0))
-            made = [_joined(*each, start, count) for each in zip(self.results, made, parts)]
+            for number, result in enumerate(self.results):
+                if number not in self._written:
+                    made[number] = _joined(result, made[number], parts[number], start, count)
             del parts  # before the next slice runs
         return tuple(whole.to(result.dtype) for result, whole in zip(self.results, made))
 
@@ -163,8 +166,6 @@ def is_added_up(node: Node, join: Cut | Sum | None, dtype: torch.dtype) -> bool:
 def _joined(
     result: Result, whole: torch.Tensor | None, part: torch.Tensor, start: int, count: int
 ) -> torch.Tensor:
-    if part is whole:
-        return part
     if isinstance(result.join, Sum):
         if whole is not None:
             return whole.add_(part)
