@@ -17,7 +17,7 @@ import json
 import sys
 import time
 import timeit
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from dtr_fx.torch_private import FakeTensorMode
 from dtr_fx.units import format_bytes, format_percent
 
 WORDS = (50_257, 128_256)
+README = ("mlp", "gpt", "lstm", "unet", "unet_bn", "resnet50_32")
 _HOW = ("off", "exact", "summed")
 
 
@@ -195,9 +196,9 @@ def _difference(found: list[Tensor], expected: list[Tensor]) -> float:
     return max(float((one - other).abs().max() / other.abs().max().clamp_min(1e-30)) for one, other in pairs)
 
 
-def budgets(count: int = 5) -> Iterator[dict[str, str]]:
+def budgets(names: Sequence[str], count: int = 5) -> Iterator[dict[str, str]]:
     """Loss, gradients and buffers of a step at some budgets, against the graph as it is."""
-    for name in ("mlp", "gpt", "lstm", "unet", "unet_bn", "resnet50_32"):
+    for name in names:
         torch.manual_seed(0)
         model, given = MODELS[name]()
         peak, _, expected = _outcome(model, given, {"budget": "100%", "slices": "off"})
@@ -244,12 +245,14 @@ def _outcome(
 def curves(count: int = 200) -> Iterator[dict[str, str]]:
     """The losses of training a small model for so many steps, with and without slices."""
     losses: dict[str, list[float]] = {}
+    reports: dict[str, Report] = {}
     for how in _HOW:
         torch.manual_seed(0)
         model = LanguageModel("gpt2", 2048, 64)
-        data = [torch.randint(2048, (2, 64)) for _ in range(4)]
-        options = {"slices": how, "executor": "eager", "cache": False}
-        budget: Any = "100%" if how == "off" else int(1.1 * _smallest(model, options, data[0]))
+        data = [torch.randint(2048, (4, 128)) for _ in range(4)]
+        options: dict[str, Any] = {"slices": how, "executor": "eager", "cache": False}
+        budget: Any = "100%" if how == "off" else _smallest(model, options, data[0])
+        options["on_report"] = partial(reports.__setitem__, how)
         torch.compiler.reset()
         forward = torch.compile(model, backend="dtr", options={"budget": budget, **options})
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
@@ -263,7 +266,13 @@ def curves(count: int = 200) -> Iterator[dict[str, str]]:
     for how, found in losses.items():
         pairs = list(zip(found, losses["off"]))
         largest = max(abs(one - other) / other for one, other in pairs)
-        yield {"slices": how, "last loss": f"{found[-1]:.6f}", "largest difference": f"{largest:.1e}"}
+        yield {
+            "slices": how,
+            "peak": format_bytes(reports[how].planned_peak),
+            "regions": str(len(reports[how].slices)),
+            "last loss": f"{found[-1]:.6f}",
+            "largest difference": f"{largest:.1e}",
+        }
 
 
 def graphs(seeds: range, path: Path) -> Iterator[dict[str, str]]:
@@ -364,15 +373,15 @@ def main() -> None:
     parser.add_argument("--steps", action="store_true")
     parser.add_argument("--words", type=int, default=WORDS[0], help="of --steps")
     parser.add_argument("--width", type=int, default=256, help="of --steps")
-    parser.add_argument("--budgets", action="store_true")
+    parser.add_argument("--budgets", nargs="*", metavar="MODEL", help="of zoo; without any those of the README")
     parser.add_argument("--curves", action="store_true")
     parser.add_argument("--graphs", metavar="A:B", help="seeds")
     parser.add_argument("--log", type=Path, default=Path("sliced.jsonl"), help="of --graphs")
     given = parser.parse_args()
     if given.graphs:
         rows = graphs(range(*map(int, given.graphs.split(":"))), given.log)
-    elif given.budgets:
-        rows = budgets()
+    elif given.budgets is not None:
+        rows = budgets(given.budgets or README)
     elif given.curves:
         rows = curves()
     else:
