@@ -49,11 +49,12 @@ def _fake(inputs: list[Tensor], region: str) -> list[Tensor]:
 
 
 def _text_of(region: Sliced) -> str:
-    parts = region.module, region.rows, region.slices, region.given, region.results
+    rest = None if region.rest is None else GraphModule(torch.nn.Module(), region.rest)
+    parts = region.module, region.extent, region.rows, region.given, region.results, rest
     return base64.b64encode(pickle.dumps(parts)).decode()
 
 
 @functools.lru_cache
 def _region_of(text: str) -> Sliced:
-    module, rows, slices, given, results = pickle.loads(base64.b64decode(text))
-    return Sliced(module.graph, rows * slices, slices, given, results)
+    module, extent, rows, given, results, rest = pickle.loads(base64.b64decode(text))
+    return Sliced(module.graph, extent, rows, given, results, None if rest is None else rest.graph)

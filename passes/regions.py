@@ -24,13 +24,19 @@ from dtr_fx.passes.effects import first_writes, may_run_twice
 from dtr_fx.passes.marks import mark_of
 from dtr_fx.passes.modes import fake_mode_of
 from dtr_fx.passes.reach import reached_by_caller, written_after_forward
-from dtr_fx.passes.slices import SUM, Cut, Given, Result, Sliced, Sum, rows_of, together
+from dtr_fx.passes.slices import SUM, Cut, Given, Result, Sliced, Sum, is_added_up, rows_of, together
 from dtr_fx.passes.tensors import described, held_by, is_backward, is_selection, is_view, storage_keys
 from dtr_fx.torch_private import rename
 
 # Growth ends at so many operators, or after so many that do not help.
 _MOST_MEMBERS, _PATIENCE = 300, 24
 _MOST_SLICES = 1024
+# A BLAS adds up blocks of so many rows times something, and never of more than this.
+_BLOCK, _LARGEST = 64, 1025
+
+_aten = torch.ops.aten
+_CONVOLUTIONS = (_aten.convolution.default, _aten.convolution_backward.default)
+_SAME = (_aten.detach.default, _aten.alias.default)  # views that take any layout
 
 Allowed = Callable[[Node, Axis], bool]
 
@@ -102,8 +108,9 @@ class Region:
         return found
 
     def counts(self) -> list[int]:
-        """In how many equal slices it can run."""
-        return [slices for slices in range(2, _MOST_SLICES + 1) if self.extent % slices == 0]
+        """Of how many rows slices can be, the most first: equal ones, and some that libraries add up."""
+        equal = (self.extent // slices for slices in range(2, _MOST_SLICES + 1) if self.extent % slices == 0)
+        return sorted({*equal, *range(_BLOCK, min(self.extent, _LARGEST), _BLOCK)}, reverse=True)
 
     @cached_property
     def whole_bytes(self) -> int:
@@ -114,10 +121,20 @@ class Region:
         held += [held for value in results for held in held_by(value)]
         return sum({each.storage: each.nbytes for each in held}.values())
 
+    @property
+    def layouts(self) -> list[torch.memory_format | None]:
+        """How a slice's images may lie: a CPU's convolutions copy those that have channels apart."""
+        held = [held for node in self.members for held in held_by(node)]
+        is_kept = any(is_view(node) and node.target not in _SAME for node in self.members)
+        is_copied = any(node.target in _CONVOLUTIONS for node in self.members)
+        on_cpu = all(each.device == "cpu" for each in held)
+        return [None, torch.channels_last] if is_copied and on_cpu and not is_kept else [None]
+
     def summed_bytes(self) -> int:
-        """Bytes of the results that slices add up; each slice makes as much."""
+        """Bytes of the results that slices add up where each slice makes as much."""
         sums = (value for value, cut in self.results.items() if cut is SUM)
-        return sum(held.nbytes for value in sums for held in held_by(value))
+        apart = (value for value in sums if not is_added_up(value, SUM, value.meta["val"].dtype))
+        return sum(held.nbytes for value in apart for held in held_by(value))
 
     def with_producer(self, value: Node, allowed: Allowed) -> Region | None:
         """The region with what makes a value that it reads; None if that cannot be cut alike."""
@@ -246,16 +263,35 @@ def _erase_unread(region: Region) -> None:
             member.graph.erase_node(member)
 
 
-def sliced(gm: GraphModule, region: Region, slices: int) -> Sliced:
-    """The operator that runs a region in so many slices, with the fake values of one slice inside."""
-    inside, rows, results = Graph(), region.extent // slices, region.results
+def sliced(gm: GraphModule, region: Region, rows: int, layout: torch.memory_format | None = None) -> Sliced:
+    """The operator that runs a region in slices of so many rows; with its images laid out so, if told."""
+    rest, results = region.extent % rows, region.results
+    by_construction = all(axis.is_exact and not axis.measured for axis in region.members.values())
+    return Sliced(
+        _inside(gm, region, rows, layout),
+        region.extent,
+        rows,
+        [Given(value.name, cut) for value, cut in region.read],
+        [_result(value, join) for value, join in results.items()],
+        _inside(gm, region, rest, layout) if rest else None,
+        is_exact=layout is None and by_construction,
+    )
+
+
+def _inside(gm: GraphModule, region: Region, rows: int, layout: torch.memory_format | None) -> Graph:
+    """What runs for one slice, with its fake values."""
+    inside = Graph()
     copies: dict[Node, Node] = {}
-    given = list(region.read)
     with torch.no_grad(), fake_mode_of(gm) or contextlib.nullcontext():
-        for value, cut in given:
+        for value, cut in region.read:
             copy = copies[value] = inside.placeholder(value.name)
             whole = value.meta["val"]
             copy.meta["val"] = whole if cut is None else rows_of(whole, cut, 0, rows)
+        images = [value for value in copies if layout is not None and value.meta["val"].dim() == 4]
+        for value in images:
+            part = copies[value]
+            copies[value] = inside.call_function(_aten.clone.default, (part,), {"memory_format": layout})
+            copies[value].meta["val"] = part.meta["val"].clone(memory_format=layout)
         for member in sorted(region.members):
             args, kwargs = region.members[member].arguments(rows)
             args, kwargs = map_arg((args, kwargs), copies.__getitem__)
@@ -267,14 +303,8 @@ def sliced(gm: GraphModule, region: Region, slices: int) -> Sliced:
                 if value is not member:
                     part = copies[value] = inside.call_function(operator.getitem, (copy, position))
                     part.meta["val"] = copy.meta["val"][position]
-    inside.output(tuple(copies[value] for value in results))
-    return Sliced(
-        inside,
-        region.extent,
-        slices,
-        [Given(value.name, cut) for value, cut in given],
-        [_result(value, join) for value, join in results.items()],
-    )
+    inside.output(tuple(copies[value] for value in region.results))
+    return inside
 
 
 def _result(value: Node, join: Cut | Sum) -> Result:

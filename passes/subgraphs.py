@@ -38,7 +38,7 @@ def cost_inside(node: Node, cost: Callable[[Node], float]) -> float:
     costs = [sum(map(cost, operators)) for operators in inside]
     if node.target is torch.ops.higher_order.cond:
         return max(costs)
-    turns = node.target.slices if isinstance(node.target, Sliced) else 1
+    turns = node.target.extent / node.target.rows if isinstance(node.target, Sliced) else 1
     if node.target is torch.ops.higher_order.scan:
         scanned = [leaf for leaf in pytree.tree_leaves(node.args[2]) if isinstance(leaf, Node)]
         turns = int(scanned[0].meta["val"].shape[0]) if scanned else 1

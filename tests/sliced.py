@@ -2,8 +2,9 @@
 
     python tests/sliced.py            # plans: language models of large vocabularies, a U-Net, a ResNet
     python tests/sliced.py --steps    # one of them for real, beside the loss in chunks and PyTorch's own
+    python tests/sliced.py --budgets  # models of the README between their smallest budgets and their peaks
     python tests/sliced.py --curves   # the losses of 200 steps
-    python tests/sliced.py --graphs 2000
+    python tests/sliced.py --graphs 0:2000    # goes on where it stopped
 
 The language models are those of transformers, of 4 layers, for 2 × 1,024 tokens.
 """
@@ -12,11 +13,13 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 import sys
 import time
 import timeit
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +29,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dtr_fx
-from dtr_fx import InfeasibleBudgetError, measure_peak
+from dtr_fx import InfeasibleBudgetError, Report, measure_peak
 from dtr_fx.lab import baselines
 from dtr_fx.lab.zoo import MODELS
 from dtr_fx.passes.verify import verify
@@ -37,6 +40,7 @@ from dtr_fx.torch_private import FakeTensorMode
 from dtr_fx.units import format_bytes, format_percent
 
 WORDS = (50_257, 128_256)
+README = ("mlp", "gpt", "lstm", "unet", "unet_bn", "resnet50_32")
 _HOW = ("off", "exact", "summed")
 
 
@@ -148,7 +152,7 @@ def steps(words: int, width: int) -> Iterator[dict[str, str]]:
         planned = copy.deepcopy(model)
         options = {"slices": how, "executor": executor, "cache": False}
         # At the smallest budget what Inductor makes of a plan may be above it.
-        budget = int((1.1 if executor == "inductor" else 1) * _smallest(planned, x, options))
+        budget = int((1.1 if executor == "inductor" else 1) * _smallest(planned, options, x))
         forward = torch.compile(planned, backend="dtr", options={"budget": budget, **options})
         ways[f"dtr, {executor}, {how}, {format_bytes(budget)}"] = planned, forward
     expected: list[Tensor] = []
@@ -173,10 +177,10 @@ def steps(words: int, width: int) -> Iterator[dict[str, str]]:
         yield {**row, "fastest of five steps": f"{seconds:.2f} s"}
 
 
-def _smallest(model: nn.Module, x: Tensor, options: dict[str, Any]) -> int:
+def _smallest(model: nn.Module, options: dict[str, Any], *given: Tensor) -> int:
     torch.compiler.reset()
     try:
-        torch.compile(model, backend="dtr", options={"budget": "1%", **options})(x)
+        torch.compile(model, backend="dtr", options={"budget": "1%", **options})(*given)
     except InfeasibleBudgetError as error:
         return error.smallest
     raise AssertionError("a step in 1% of its memory")
@@ -192,15 +196,63 @@ def _difference(found: list[Tensor], expected: list[Tensor]) -> float:
     return max(float((one - other).abs().max() / other.abs().max().clamp_min(1e-30)) for one, other in pairs)
 
 
+def budgets(names: Sequence[str], count: int = 5) -> Iterator[dict[str, str]]:
+    """Loss, gradients and buffers of a step at some budgets, against the graph as it is."""
+    for name in names:
+        torch.manual_seed(0)
+        model, given = MODELS[name]()
+        peak, _, expected = _outcome(model, given, {"budget": "100%", "slices": "off"})
+        for how in _HOW[1:]:
+            print(f"{name}, {how}", file=sys.stderr)
+            options = {"slices": how, "cache": False, "plan_seconds": 0.1}
+            least = _smallest(copy.deepcopy(model), options, *given)
+            steps = [least + number * (peak - least) // (count - 1) for number in range(count)]
+            found = [_outcome(model, given, {"budget": budget, **options}) for budget in steps]
+            yield {
+                "model": name,
+                "slices": how,
+                "smallest": f"{format_bytes(least)} of {format_bytes(peak)}",
+                "in slices": f"{sum(sliced > 0 for _, sliced, _ in found)} of {count}",
+                "over budget": str(sum(taken > budget for budget, (taken, _, _) in zip(steps, found))),
+                "largest difference": f"{max(_difference(left, expected) for _, _, left in found):.1e}",
+            }
+
+
+def _outcome(
+    model: nn.Module, given: tuple[Tensor, ...], options: dict[str, Any]
+) -> tuple[int, int, list[Tensor]]:
+    """The measured peak, the number of regions, and what a step leaves behind."""
+    torch.compiler.reset()
+    reports: list[Report] = []
+    owner, left = copy.deepcopy(model), list[Tensor]()
+    forward = torch.compile(owner, backend="dtr", options={**options, "on_report": reports.append})
+
+    def run() -> None:
+        torch.manual_seed(1)
+        owner.zero_grad()
+        loss = forward(*given)
+        loss.backward()
+        left[:] = [loss.detach()]
+
+    run()
+    left += [tensor.clone() for tensor in (*(each.grad for each in owner.parameters()), *owner.buffers())]
+    result = [*left]
+    owner.zero_grad()
+    held = sum(tensor.nbytes for tensor in (*owner.parameters(), *owner.buffers(), *given))
+    return held + measure_peak(run), len(reports[-1].slices), result
+
+
 def curves(count: int = 200) -> Iterator[dict[str, str]]:
     """The losses of training a small model for so many steps, with and without slices."""
     losses: dict[str, list[float]] = {}
+    reports: dict[str, Report] = {}
     for how in _HOW:
         torch.manual_seed(0)
         model = LanguageModel("gpt2", 2048, 64)
-        data = [torch.randint(2048, (2, 64)) for _ in range(4)]
-        options = {"slices": how, "executor": "eager", "cache": False}
-        budget: Any = "100%" if how == "off" else int(1.1 * _smallest(model, data[0], options))
+        data = [torch.randint(2048, (4, 128)) for _ in range(4)]
+        options: dict[str, Any] = {"slices": how, "executor": "eager", "cache": False}
+        budget: Any = "100%" if how == "off" else _smallest(model, options, data[0])
+        options["on_report"] = partial(reports.__setitem__, how)
         torch.compiler.reset()
         forward = torch.compile(model, backend="dtr", options={"budget": budget, **options})
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
@@ -214,43 +266,65 @@ def curves(count: int = 200) -> Iterator[dict[str, str]]:
     for how, found in losses.items():
         pairs = list(zip(found, losses["off"]))
         largest = max(abs(one - other) / other for one, other in pairs)
-        yield {"slices": how, "last loss": f"{found[-1]:.6f}", "largest difference": f"{largest:.1e}"}
+        yield {
+            "slices": how,
+            "peak": format_bytes(reports[how].planned_peak),
+            "regions": str(len(reports[how].slices)),
+            "last loss": f"{found[-1]:.6f}",
+            "largest difference": f"{largest:.1e}",
+        }
 
 
-def graphs(count: int) -> Iterator[dict[str, str]]:
-    """Random layers before a wide one, at the smallest budget with sums: verified, measured, compared.
+def graphs(seeds: range, path: Path) -> Iterator[dict[str, str]]:
+    """Random layers before a wide one, at the smallest budget of each kind: verified, measured, compared.
 
     Beside the largest difference to the whole are those of both to the same graph in double precision.
+    What is in the log is not run again.
     """
+    lines = path.read_text().splitlines() if path.exists() else []
+    done = {record["case"]: record for record in map(json.loads, lines)}
+    for how in ("summed", "exact"):
+        with path.open("a") as log:
+            for case, seed in ((f"{seed} {how}", seed) for seed in seeds):
+                if case not in done:
+                    done[case] = {"case": case, **_checked(seed, how)}
+                    print(json.dumps(done[case]), file=log, flush=True)
+                    print(f"\r{case}", end="", file=sys.stderr)
+        found = [done[f"{seed} {how}"] for seed in seeds]
+        yield {
+            "slices": how,
+            "graphs": str(len(found)),
+            "in slices": str(sum(each["sliced"] for each in found)),
+            "over budget": str(sum(each["over"] > 0 for each in found)),
+            "above 1e-5": str(sum(each["slices to whole"] > 1e-5 for each in found)),
+            **{
+                name: f"{max(each[name] for each in found):.1e}"
+                for name in ("slices to whole", "slices to double", "whole to double")
+            },
+        }
+
+
+def _checked(seed: int, how: Any) -> dict[str, Any]:
     from torch._functorch.aot_autograd import aot_export_joint_simple
 
-    worst, sliced, over = [0.0] * 3, 0, 0
-    for seed in range(count):
-        torch.manual_seed(seed)
-        loss, given = _random_loss(seed)
-        gm = aot_export_joint_simple(loss, tuple(given), trace_joint=True)
-        options: dict[str, Any] = {"slices": "summed", "cache": False, "plan_seconds": 0.02}
-        budget = dtr_fx.smallest_budget(gm, options=options)
-        rewritten, report = dtr_fx.transform(gm, budget, slices="summed", plan_seconds=0.02)
-        verify(rewritten)
-        runs = [partial(_run, each, given) for each in (gm, rewritten)]
-        whole, found = (run() for run in runs)
-        exact = _run(gm, [each.double() if each.is_floating_point() else each for each in given])
-        pairs = (found, whole), (found, exact), (whole, exact)
-        worst = max(worst, [_difference(*pair) for pair in pairs])
-        read = [node.users for node in gm.graph.find_nodes(op="placeholder")]
-        held = sum(tensor.nbytes for tensor, users in zip(given, read) if users)
-        over += held + measure_peak(runs[1]) > budget + 64
-        sliced += bool(report.slices)
-        told = f"{seed + 1}: {sliced} in slices, {over} over budget, {worst[0]:.1e}"
-        print(f"\r{told}", end="", file=sys.stderr)
-    yield {
-        "graphs": str(count),
-        "in slices": str(sliced),
-        "over budget": str(over),
-        "slices to whole": f"{worst[0]:.1e}",
-        "slices to double there": f"{worst[1]:.1e}",
-        "whole to double there": f"{worst[2]:.1e}",
+    torch.manual_seed(seed)
+    loss, given = _random_loss(seed)
+    gm = aot_export_joint_simple(loss, tuple(given), trace_joint=True)
+    options: dict[str, Any] = {"slices": how, "cache": False, "plan_seconds": 0.02}
+    budget = dtr_fx.smallest_budget(gm, options=options)
+    rewritten, report = dtr_fx.transform(gm, budget, slices=how, plan_seconds=0.02)
+    verify(rewritten)
+    runs = [partial(_run, each, given) for each in (gm, rewritten)]
+    whole, found = (run() for run in runs)
+    exact = _run(gm, [each.double() if each.is_floating_point() else each for each in given])
+    read = [node.users for node in gm.graph.find_nodes(op="placeholder")]
+    held = sum(tensor.nbytes for tensor, users in zip(given, read) if users)
+    return {
+        "sliced": len(report.slices),
+        "over": held + measure_peak(runs[1]) - budget,
+        "slices to whole": _difference(found, whole),
+        "slices to double": _difference(found, exact),
+        "whole to double": _difference(whole, exact),
     }
 
 
@@ -299,11 +373,15 @@ def main() -> None:
     parser.add_argument("--steps", action="store_true")
     parser.add_argument("--words", type=int, default=WORDS[0], help="of --steps")
     parser.add_argument("--width", type=int, default=256, help="of --steps")
+    parser.add_argument("--budgets", nargs="*", metavar="MODEL", help="of zoo; without any those of the README")
     parser.add_argument("--curves", action="store_true")
-    parser.add_argument("--graphs", type=int, default=0)
+    parser.add_argument("--graphs", metavar="A:B", help="seeds")
+    parser.add_argument("--log", type=Path, default=Path("sliced.jsonl"), help="of --graphs")
     given = parser.parse_args()
     if given.graphs:
-        rows = graphs(given.graphs)
+        rows = graphs(range(*map(int, given.graphs.split(":"))), given.log)
+    elif given.budgets is not None:
+        rows = budgets(given.budgets or README)
     elif given.curves:
         rows = curves()
     else:

@@ -44,9 +44,9 @@ def loss_of_images(x: Tensor, y: Tensor, first: Tensor, second: Tensor) -> tuple
 
 
 @cache
-def words() -> tuple[GraphModule, list[Tensor]]:
+def words(rows: int = ROWS) -> tuple[GraphModule, list[Tensor]]:
     weights = [torch.randn(WIDTH, WIDTH), torch.randn(WORDS, WIDTH)]
-    return _joint(loss_of_words, torch.randn(ROWS, WIDTH), torch.randint(WORDS, (ROWS,)), weights)
+    return _joint(loss_of_words, torch.randn(rows, WIDTH), torch.randint(WORDS, (rows,)), weights)
 
 
 @cache
@@ -102,6 +102,45 @@ def test_of_a_large_vocabulary_less_than_half_is_left() -> None:
     whole = smallest(gm, "off")
     assert smallest(gm, "exact") <= 0.5 * whole
     assert smallest(gm, "summed") <= 0.35 * whole
+
+
+def test_the_last_slice_may_be_shorter() -> None:
+    """251 is a prime number: the equal slices are two, or of two rows."""
+    gm, inputs = words(2 * 251)
+    least = smallest(gm, "exact")
+    rewritten, _ = planned(gm, least, "exact")
+    assert least < 0.6 * smallest(gm, "off")
+    assert list(map(bits, run(rewritten, inputs))) == list(map(bits, run(gm, inputs)))
+    held = sum(tensor.nbytes for tensor in inputs)
+    assert held + measure_peak(lambda: run(rewritten, inputs)) <= least + 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "LlamaForCausalLM"])
+def test_a_model_of_transformers_fits_in_one_line(kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    made = getattr(transformers, kind)
+    sizes = {"vocab_size": 4096, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    given = made.config_class(**sizes, pad_token_id=0, use_cache=False)
+    model, x = made(given).eval(), torch.randint(1, 4096, (2, 256))
+    model.loss_type = "ForCausalLM" if kind.startswith("GPT2") else model.loss_type
+    model(input_ids=x, labels=x).loss.backward()
+    expected = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    model.zero_grad()
+    with pytest.raises(InfeasibleBudgetError) as error:
+        _compiled(model, "1%", "off")(x)
+    smallest = error.value.sliced["exact"]
+    assert smallest < 0.6 * error.value.smallest
+    _compiled(model, smallest, "exact")(x).backward()
+    found = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    assert list(map(bits, found)) == list(map(bits, expected))
+
+
+def _compiled(model: Any, budget: int | str, slices: str) -> Any:
+    torch.compiler.reset()
+    options = {"budget": budget, "slices": slices, "executor": "eager", "cache": False}
+    return torch.compile(lambda x: model(input_ids=x, labels=x).loss, backend="dtr", options=options)
 
 
 def test_a_region_takes_in_what_lies_between_its_operators() -> None:

@@ -22,7 +22,7 @@ from torch.fx.node import map_arg
 from dtr_fx.costs.isolated import CannotRunAlone, outside_of_tracing, signature
 from dtr_fx.costs.measure import free_memory
 from dtr_fx.passes.cuts import Arguments, Axis, axes, is_elementwise
-from dtr_fx.passes.slices import Cut
+from dtr_fx.passes.slices import Cut, is_added_up
 from dtr_fx.passes.tensors import tensors_of
 
 # Of a longer dimension so much is measured, and what dividing by it leaves; of the one cut, so many rows.
@@ -44,6 +44,12 @@ def order_of(tensor: Tensor) -> tuple[int, ...]:
     return tuple(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
 
 
+def may_be_exact(node: Node, axis: Axis) -> bool:
+    """True if the cut adds nothing up but products, which libraries add up in blocks of rows."""
+    dtype = tensors_of(node.meta["val"])[0].dtype
+    return axis.is_exact or all(is_added_up(node, result, dtype) for result in axis.results)
+
+
 def is_exact(node: Node, axis: Axis, rows: int, orders: Orders | None = None) -> bool:
     """True if slices of so many rows along the axis make the bits of the whole, by construction or measured.
 
@@ -51,8 +57,10 @@ def is_exact(node: Node, axis: Axis, rows: int, orders: Orders | None = None) ->
     Measured is on made-up data, once for every operator, layout and number of threads: with all of what is
     added up, and with a part of what is not where it is long.
     """
-    if not axis.is_exact or not axis.measured:
-        return axis.is_exact
+    if not may_be_exact(node, axis):
+        return False
+    if axis.is_exact and not axis.measured:
+        return True
     if is_elementwise(node):
         if not (_keeps_everywhere(node) or _vectors_end_alike(node, axis, rows)):
             return False
@@ -91,9 +99,11 @@ def _measured(node: Node, axis: Axis, rows: int, orders: Orders) -> bool:
                 used: _made(used.meta["val"], shape, generator, values) for used, shape in shapes.items()
             }
             whole = _run(node, given, tensors)
-            if not all(
-                _slice_is_same(node, axis, given, tensors, whole, start, rows, orders)
-                for start in range(0, _extent(axis, tensors), rows)
+            starts = range(0, _extent(axis, tensors), rows)
+            if not axis.is_exact and not _total_is_same(node, axis, tensors, whole[0], starts, orders):
+                return False
+            if axis.is_exact and not all(
+                _slice_is_same(node, axis, given, tensors, whole, start, rows, orders) for start in starts
             ):
                 return False
             compared += sum(tensor.numel() for tensor in tensors_of(whole))
@@ -118,16 +128,39 @@ def _slice_is_same(
 ) -> bool:
     """True if a slice of so many rows, or of what is left, is that part of the whole results."""
     count = min(rows, _extent(axis, tensors) - start)
-    parts = {used: part(tensors[used], cut, start, count) for used, cut in axis.inputs.items()}
-    # As an operator before it makes them: without gaps, and aligned.
-    packed = {used: _packed(view, orders.get(used)) for used, view in parts.items()}
     return all(
         same_bits(part(whole[at], place, start, count), made[at])
-        for slices in (parts, packed)
+        for slices in _slices(axis, tensors, start, rows, orders)
         for made in [_run(node, axis.arguments(count, given), {**tensors, **slices})]
         for at, place in enumerate(axis.results)
         if isinstance(place, Cut) and isinstance(whole[at], Tensor)
     )
+
+
+def _slices(
+    axis: Axis, tensors: Mapping[Node, Tensor], start: int, rows: int, orders: Orders
+) -> tuple[dict[Node, Tensor], ...]:
+    """What a slice reads that is cut: as views, and as an operator makes it, without gaps and aligned."""
+    count = min(rows, _extent(axis, tensors) - start)
+    parts = {used: part(tensors[used], cut, start, count) for used, cut in axis.inputs.items()}
+    return parts, {used: _packed(view, orders.get(used)) for used, view in parts.items()}
+
+
+def _total_is_same(
+    node: Node, axis: Axis, tensors: Mapping[Node, Tensor], whole: Tensor, starts: range, orders: Orders
+) -> bool:
+    """True if products of slices that the library adds up, as in ``Sliced``, are the whole one."""
+    totals: list[Tensor] = []
+    for start in starts:
+        kinds = [
+            [{**tensors, **slices}[used] for used in node.all_input_nodes]
+            for slices in _slices(axis, tensors, start, starts.step, orders)
+        ]
+        if totals:
+            totals = [total.addmm_(*kind) for total, kind in zip(totals, kinds)]
+        else:
+            totals = [torch.mm(*kind) for kind in kinds]
+    return all(same_bits(whole, total) for total in totals)
 
 
 def _packed(tensor: Tensor, order: tuple[int, ...] | None) -> Tensor:
@@ -150,7 +183,8 @@ def _smaller(node: Node, axis: Axis, rows: int) -> tuple[Arguments, dict[Node, S
     shapes: dict[Node, Sequence[int]] = {used: used.meta["val"].shape for used in node.all_input_nodes}
     # So many rows that their own number decides nothing: a product of a few columns adds up in other ways.
     whole = (max(3, -(-_ROWS // rows)) * rows) + axis.extent % rows
-    fewer = [(axis, whole)] if _is_single(axis) and whole < axis.extent else []
+    is_less = axis.is_exact and _is_single(axis) and whole < axis.extent
+    fewer = [(axis, whole)] if is_less else []
     taken = {(used, dim) for used, cut in axis.inputs.items() for dim in range(cut.first, cut.last + 1)}
     for other in axes(node):
         places = {(used, cut.first) for used, cut in other.inputs.items()}

@@ -48,9 +48,10 @@ def workspaces(nodes: Iterable[Node]) -> dict[Node, int]:
 
 def _inside(node: Node) -> int:
     """The most that one of its graphs holds above its inputs, and where it is a branch above its outputs."""
+    if isinstance(node.target, Sliced):
+        return above_inputs(node.target.runs) + node.target.accumulator_bytes
     made = _fresh_bytes(node) if node.target is torch.ops.higher_order.cond else 0
-    most = max([0, *(above_inputs(gm) - made for gm in graphs_of(node))])
-    return most + (node.target.accumulator_bytes if isinstance(node.target, Sliced) else 0)
+    return max([0, *(above_inputs(gm) - made for gm in graphs_of(node))])
 
 
 def above_inputs(gm: GraphModule) -> int:

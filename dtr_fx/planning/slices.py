@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
-from dtr_fx.costs.cut_exact import is_exact, order_of
+from dtr_fx.costs.cut_exact import is_exact, may_be_exact, order_of
 from dtr_fx.costs.workspaces import above_inputs
 from dtr_fx.passes.accumulate import AccumulateInPlace, AccumulateOutOfPlace
-from dtr_fx.passes.cuts import Axis
 from dtr_fx.passes.loss_rows import rows_of_loss
-from dtr_fx.passes.regions import Region, find_regions, put_in_slices, sliced
+from dtr_fx.passes.regions import Allowed, Region, find_regions, put_in_slices, sliced
 from dtr_fx.passes.slices import Sliced
-from dtr_fx.passes.tensors import is_selection, tensors_of
+from dtr_fx.passes.tensors import tensors_of
+from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Planning, copy_of
 from dtr_fx.torch_private import FakeTensor, FakeTensorMode, disable_current_modes
 
@@ -68,15 +69,11 @@ def _next(planning: Planning, target: float) -> Planning | None:
             node.meta["val"] = mode.from_tensor(value)
         rows_of_loss(gm.graph, node)
     seed = next(node for node in gm.graph.nodes if node.name == call.node.name)
-    sums = planning.options.slices == "summed"
-
-    def allowed(node: Node, axis: Axis) -> bool:
-        return sums or axis.is_exact
-
     storages = {planning.graph.storage(value) for value in (*call.inputs, *call.outputs)}
     own = sum(planning.graph.values[value].nbytes for value in storages - {*planning.graph.constants})
     room = target - (planning.planner.need.nbytes - own - call.workspace)
-    best = _least(planning, find_regions(gm, seed, allowed), room)
+    regions = [region for allowed in _allowed(planning.options) for region in find_regions(gm, seed, allowed)]
+    best = _least(planning, regions, room)
     if best is None:
         return None
     put_in_slices(gm, *best)
@@ -85,6 +82,14 @@ def _next(planning: Planning, target: float) -> Planning | None:
     else:
         AccumulateInPlace().call(gm)
     return planning.of_variant(gm)
+
+
+def _allowed(options: Options) -> tuple[Allowed, ...]:
+    """Which cuts regions may have: without sums, and with some if it may be that these have the same bits."""
+    if options.slices == "summed":
+        return (lambda node, axis: True,)
+    without: Allowed = lambda node, axis: axis.is_exact  # noqa: E731
+    return (without,) if options.executor == "inductor" else (without, may_be_exact)
 
 
 def _least(planning: Planning, regions: Sequence[Region], room: float) -> tuple[Region, Sliced] | None:
@@ -96,7 +101,7 @@ def _least(planning: Planning, regions: Sequence[Region], room: float) -> tuple[
             break
         target = _fewest(planning, region, room)
         if target is not None:
-            nbytes = region.whole_bytes + above_inputs(target.module)
+            nbytes = region.whole_bytes + above_inputs(target.runs)
             found.append((number, nbytes, target))
             least = min(least, max(room, _ALIKE * nbytes))
     fitting = ((number, target) for number, nbytes, target in found if nbytes <= least)
@@ -105,27 +110,37 @@ def _least(planning: Planning, regions: Sequence[Region], room: float) -> tuple[
 
 
 def _fewest(planning: Planning, region: Region, room: float) -> Sliced | None:
-    """The region in the fewest slices that have ``room``, or of which one is small; None without any."""
-    whole, sums = region.whole_bytes, planning.options.slices == "summed"
+    """The region in the fewest slices that have ``room``, or of which one is small; else in the most.
+
+    None if slices are to have the bits of the whole, and none have.
+    """
+    whole, options = region.whole_bytes, planning.options
     small = region.summed_bytes() + _SMALL * (whole + planning.graph.constant_bytes)
-    target, tried = None, 1
-    for slices in region.counts():
-        if slices < 1.5 * tried:
-            continue
-        found = sliced(planning.gm, region, slices)
-        if not (sums or planning.options.executor == "inductor" or _is_exact(region, found)):
-            continue
-        target, tried = found, slices
-        if above_inputs(target.module) <= max(small, room - whole):
-            break
-    return target
+    layouts, counts = region.layouts if options.slices == "summed" else [None], region.counts()
+
+    def target(rows: int) -> Sliced:
+        found = (sliced(planning.gm, region, rows, layout) for layout in layouts)
+        return min(found, key=lambda each: above_inputs(each.runs))
+
+    def fits(rows: int) -> bool:
+        return above_inputs(target(rows).runs) <= max(small, room - whole)
+
+    first = bisect_left(counts, True, key=fits)
+    for rows in (*counts[first:], *reversed(counts[:first])):
+        found = target(rows)
+        if options.slices == "exact":
+            found.is_exact = options.executor == "inductor" or _is_exact(region, found)
+        if found.is_exact or options.slices == "summed":
+            return found
+    return None
 
 
 def _is_exact(region: Region, target: Sliced) -> bool:
     """True if these slices give the bits of the whole."""
-    inside = (node for node in target.operators if not is_selection(node))
-    for node, within in zip(sorted(region.members), inside):
-        slices = zip(node.all_input_nodes, within.all_input_nodes)
+    inside = {node.name: node for node in target.operators}
+    # Sums first: most of them are not exact, and then nothing else is measured.
+    for node in sorted(region.members, key=lambda node: region.members[node].is_exact):
+        slices = zip(node.all_input_nodes, inside[node.name].all_input_nodes)
         orders = {used: order_of(one.meta["val"]) for used, one in slices if one.meta["val"].dim()}
         if not is_exact(node, region.members[node], target.rows, orders):
             return False

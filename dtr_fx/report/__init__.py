@@ -170,7 +170,7 @@ class HintStats:
 class SliceStats:
     """A region of so many ``operators`` that runs as the operator ``name``, in so many ``slices``.
 
-    It is ``exact`` if its results are those of the whole; else sums are added up in another order.
+    It is ``exact`` if its results are those of the whole; else sums may be added up in another order.
     ``source`` is the user's line of the operator that it was found from.
     """
 
