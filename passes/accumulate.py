@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dtr_fx.passes.contract import ORDER, VALUES, Pass
-from dtr_fx.passes.tensors import empty_like, is_backward, storage_keys, view_like
+from dtr_fx.passes.tensors import empty_like, is_backward, layout, storage_keys, view_like
 
 _ADD, _ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
 _MARK = "dtr_in_place"  # of a sum that was traced out of place
@@ -71,7 +71,7 @@ class AccumulateOutOfPlace(Pass):
 def _may_hold(term: Node, total: Node, holders: Mapping[int, Sequence[Node]]) -> bool:
     """True if the backward pass made a term, be it a view, for this sum alone, and laid out like it."""
     value = term.meta["val"]
-    if not isinstance(value, torch.Tensor) or _layout(value) != _layout(total.meta["val"]):
+    if not isinstance(value, torch.Tensor) or layout(value) != layout(total.meta["val"]):
         return False
     keys = storage_keys(term)
     views = [term]  # the term is a view of the one behind it, and so on
@@ -90,9 +90,3 @@ def _write_over(term: Node, total: Node, other: Node, holders: Mapping[int, Sequ
         node.meta["val"] = view_like(node.meta["val"], total.meta["val"])
     total.target, total.args = _ADD_IN_PLACE, (term, other)
     total.meta[_MARK] = True
-
-
-def _layout(tensor: torch.Tensor) -> tuple[str, ...]:
-    """What must be alike, as text: sizes may be symbols, which are not to be compared."""
-    nbytes = tensor.untyped_storage().nbytes()
-    return tuple(map(str, (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, nbytes)))

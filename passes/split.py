@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +17,8 @@ from dtr_fx.passes.effects import last_writes, may_run_twice
 from dtr_fx.passes.marks import check_marks, runs_again
 from dtr_fx.passes.modes import fake_mode_of
 from dtr_fx.passes.reach import mark_parameters, written_after_forward
-from dtr_fx.passes.tensors import is_backward, storage_keys
-from dtr_fx.torch_private import OpOverload, side_effectful_functions
+from dtr_fx.passes.tensors import is_backward, layout, storage_key, storage_keys, view_like
+from dtr_fx.torch_private import OpOverload, pytree, side_effectful_functions
 
 
 def prepare(joint: GraphModule, static: Iterable[int], parameters: Sequence[bool] | None = None) -> None:
@@ -123,6 +123,7 @@ class MergeDuplicates(Pass):
     """Let the first of some operators with the same arguments in the same pass stand for all of them.
 
     Autograd detaches what it saves; a graph records no gradients, so there a detached tensor is the tensor.
+    Dropout at zero is traced as a copy, where eager PyTorch hands on what it is given: so does this.
     PyTorch's own (``fx_graph_cse``, read on 2.13) takes two attentions with dropout for one, and saves values
     for the backward pass.
     """
@@ -133,23 +134,52 @@ class MergeDuplicates(Pass):
     def call(self, gm: GraphModule) -> bool:
         before = len(gm.graph.nodes)
         returned = {key for node in gm.graph.output_node().all_input_nodes for key in storage_keys(node)}
+        inputs = (node for node in gm.graph.nodes if node.op in ("placeholder", "get_attr"))
+        given = {key for node in inputs for key in storage_keys(node)}
+        apart = returned | given | last_writes(gm.graph).keys()
         first: dict[tuple[object, ...], Node] = {}
         for node in list(gm.graph.nodes):
             if node.op != "call_function" or rng.is_random(node) or not may_run_twice(node):
                 continue
             if not returned.isdisjoint(storage_keys(node)):
                 continue
-            if node.target is torch.ops.aten.detach.default:
-                node.replace_all_uses_with(node.all_input_nodes[0])
-                gm.graph.erase_node(node)
+            if node.target is torch.ops.aten.detach.default or _copies_for_nothing(node, apart):
+                _replace(node, node.all_input_nodes[0])
                 continue
             # By its text, since 1, 1.0 and True are equal; nodes are named apart.
             arguments = repr((node.args, node.kwargs))
             same = first.setdefault((node.target, arguments, node.meta.get("partitioner_tag")), node)
             if same is not node:
-                node.replace_all_uses_with(same)
-                gm.graph.erase_node(node)
+                _replace(node, same)
         return len(gm.graph.nodes) < before
+
+
+def _copies_for_nothing(node: Node, apart: Container[int]) -> bool:
+    """True of a copy, laid out as its source is, where neither lies in a storage that is to stay apart."""
+    if node.target is not torch.ops.aten.clone.default:
+        return False
+    [source] = node.all_input_nodes
+    is_alike = layout(node.meta["val"]) == layout(source.meta["val"])
+    is_free = not any(key in apart for key in (*storage_keys(node), *storage_keys(source)))
+    return is_alike and is_free and node.meta.get("recompute") == source.meta.get("recompute")
+
+
+def _replace(node: Node, other: Node) -> None:
+    """Let another node with the same value stand for a node: what were views of this one are of that one."""
+    keys, value = storage_keys(node), other.meta["val"]
+    if isinstance(value, torch.Tensor) and keys != storage_keys(other):
+
+        def viewed(tensor: torch.Tensor) -> torch.Tensor:
+            return view_like(tensor, value) if storage_key(tensor) in keys else tensor
+
+        views = [node]
+        while views:
+            users = [user for user in views.pop().users if not {*keys}.isdisjoint(storage_keys(user))]
+            for user in users:
+                user.meta["val"] = pytree.tree_map_only(torch.Tensor, viewed, user.meta["val"])
+            views += users
+    node.replace_all_uses_with(other)
+    node.graph.erase_node(node)
 
 
 def split(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, GraphModule]:

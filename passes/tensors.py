@@ -204,6 +204,12 @@ def sizes_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(map(hint, tensor.shape)), tuple(map(hint, tensor.stride()))
 
 
+def layout(tensor: torch.Tensor) -> tuple[str, ...]:
+    """Shape, strides, type, device and storage, as text: symbols for sizes are not to be compared."""
+    nbytes = tensor.untyped_storage().nbytes()
+    return tuple(map(str, (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, nbytes)))
+
+
 def graph_device(gm: GraphModule) -> torch.device:
     """The device that holds most of the graph's tensors."""
     values = (node.meta.get("val") for node in gm.graph.nodes)

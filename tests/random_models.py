@@ -103,7 +103,7 @@ class Writer:
         self.init: list[str] = []
         self.lines: list[str] = []
         self.values = ["x", "y"]
-        self.members: dict[str, list[str]] = {"parameter": [], "buffer": [], "module": []}
+        self.members: dict[str, list[str]] = {"parameter": [], "buffer": [], "module": [], "generator": []}
 
     def one_of(self, *choices: Any) -> Any:
         return self.random.choice(choices)
@@ -134,7 +134,7 @@ class Writer:
         return self.value(fits)
 
     def member(self, kind: str, made: str, share: float = 0.5) -> str:
-        """A parameter, buffer or module of the model, new or one that is there already."""
+        """A parameter, buffer, module or generator of the model, new or one that is there already."""
         same = [name for name in self.members[kind] if f"self.{name} = {made}" in self.init]
         if same and self.chance(share):
             return f"self.{self.one_of(*same)}"
@@ -378,7 +378,7 @@ def generator(w: Writer) -> None:
         torch.bernoulli({a}.sigmoid(), generator={g})
         {a} + torch.empty_like({a}).normal_(generator={g})
     """
-    w.define(w.form(forms, a=w.value(), g=w.member("module", "torch.Generator().manual_seed(7)", 1.0)))
+    w.define(w.form(forms, a=w.value(), g=w.member("generator", "torch.Generator().manual_seed(7)", 1.0)))
 
 
 def write(w: Writer) -> None:

@@ -5,6 +5,7 @@ module of ``module_db``; ``hop_db``.  Inputs come from operators that can run ag
 to drop.
 
     python tests/strangers.py --ops --modules --hops --log strangers.jsonl    # goes on where it stopped
+    python tests/strangers.py --ops --like 'float32/2$' --log third.jsonl    # third samples
     python tests/strangers.py --only op_db/sin/float32/0
 """
 
@@ -14,6 +15,7 @@ import argparse
 import functools
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -138,13 +140,15 @@ def main() -> None:
         parser.add_argument(f"--{suite}", action="store_true")
     parser.add_argument("--log", type=Path, default=Path("strangers.jsonl"))
     parser.add_argument("--only")
+    parser.add_argument("--like", default="", help="a regular expression in names: float32/2$, third samples")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.only:
         print(check(dict(itertools.chain(*(suite() for suite in SUITES.values())))[arguments.only]()))
         return
     chosen = [suite() for name, suite in SUITES.items() if getattr(arguments, name)]
-    sweep(itertools.chain(*chosen), arguments.log)
+    cases = itertools.chain(*chosen)
+    sweep((case for case in cases if re.search(arguments.like, case[0])), arguments.log)
 
 
 if __name__ == "__main__":

@@ -243,6 +243,91 @@ def test_an_operator_between_two_graphs_is_told(
     assert len(said) == bool(torch._dynamo.utils.counters["graph_break"])
 
 
+class Quantizes(nn.Module):
+    """What fake quantization gives is saved for the backward pass; whether it is on is a tensor's value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quantize = torch.ao.quantization.FakeQuantize()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.quantize(x.sin()).cos().sum()
+
+
+class Packs(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x.sin(), torch.tensor([8, 4, 2, 1]), batch_first=True)
+        return packed.data.cos().sum()
+
+
+class Compares(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.sin()
+        return y.cos().sum() if torch.allclose(y, x) else y.exp().sum()
+
+
+class Asserts(nn.Module):
+    """A function of torch's own, which Dynamo compiles nothing of, branches on a value."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.sin()
+        torch.testing.assert_close(y, y)
+        return y.cos().sum()
+
+
+READING = [
+    (Quantizes(), "the function FakeQuantize.forward"),
+    (Packs(), "the function pack_padded_sequence"),
+    (Compares(), "the operator aten.allclose.default"),
+    (Asserts(), "the call of torch/testing/_comparison.py"),
+]
+
+
+@pytest.mark.parametrize(("model", "name"), READING)
+def test_a_function_that_reads_values_between_two_graphs_is_told(
+    model: nn.Module, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    x = torch.randn(4, 8, requires_grad=True)
+    compiled = torch.compile(model, backend="dtr", options=TIGHT)
+    for _ in range(2):
+        compiled(x).backward()
+    [said] = [said for said in warnings_of(caplog) if "not in force" in said]
+    assert name in said
+    assert "test_frames.py" in said
+    torch._dynamo.reset()
+    with pytest.raises(UncompiledError, match=name):
+        torch.compile(model, backend="dtr", options={**TIGHT, "strict": True})(x)
+
+
+def branches(y: Tensor) -> Tensor:
+    return y.sin() if y.sum() > 0 else y.cos()
+
+
+def test_what_reads_values_and_is_compiled_in_parts_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    """A user's own function is compiled by itself, up to where it branches and from there on."""
+
+    def forward(x: Tensor) -> Tensor:
+        y = x.exp()
+        return branches(y / y.max().item()).exp().sum() * torch.equal(x, y).real
+
+    compiled = torch.compile(forward, backend="dtr", options={**TIGHT, "strict": True})
+    compiled(torch.randn(4, 8, requires_grad=True))
+    assert not [said for said in warnings_of(caplog) if "not in force" in said]
+
+
+def test_going_backward_inside_is_no_reason_to_refuse() -> None:
+    """The check that no parameter was written, which a plan recomputes from, is none of its functions."""
+    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(x: Tensor) -> Tensor:
+        loss = second(first(x).sin().tanh()).exp().sum()
+        loss.backward()
+        return loss.detach()
+
+    compiled = torch.compile(forward, backend="dtr", options={"budget": "85%", "strict": True})
+    compiled(torch.randn(256, 8, requires_grad=True))
+
+
 class AsksForValues(nn.Module):
     """Dynamo traces it, AOTAutograd does not: the backward pass asks for values."""
 

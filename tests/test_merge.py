@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dtr_fx.compiler.explain import plan_step
 from dtr_fx.lab import baselines
 from dtr_fx.passes.split import MergeDuplicates
+from dtr_fx.passes.tensors import storage_keys
 from dtr_fx.planning.options import Options
 
 pytestmark = pytest.mark.little_effort
@@ -71,6 +74,48 @@ def test_a_detached_tensor_is_the_tensor():
     assert all(map(torch.equal, gm(x), detached(x)))
     _, y, other = gm(x)
     assert y is not other
+
+
+def test_dropout_at_zero_takes_no_memory() -> None:
+    def peak(module: nn.Module) -> int:
+        layers = (layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.Tanh(), module))
+        [report] = plan_step(nn.Sequential(*layers), (torch.randn(512, 64),), Options())
+        return report.unconstrained_peak
+
+    assert peak(nn.Dropout(0.0)) == peak(nn.Dropout().eval()) == peak(nn.Identity()) < peak(nn.Dropout(0.1))
+
+
+@pytest.mark.parametrize("options", [None, {"budget": "70%"}])
+def test_a_copy_of_what_the_caller_writes_is_a_copy(options: object) -> None:
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        h = x.sin()
+        copied = h.clone()
+        return (copied.exp() * copied).view(-1).cos().sum(), h
+
+    gradients = []
+    for function in (forward, torch.compile(forward, backend="dtr", options=options)):
+        x = torch.linspace(0, 1, 4096).view(64, 64).requires_grad_()
+        total, h = function(x)
+        h.detach().zero_()
+        total.backward()
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)
+
+
+def test_views_of_what_is_merged_share_its_memory():
+    def twice(x: Tensor) -> tuple[Tensor, Tensor]:
+        one, other = x.sin(), x.sin()
+        return one.sum(), other.t()[:2].unbind()[0].cos()
+
+    gm = graph_of(twice, torch.randn(4, 8))
+    MergeDuplicates().call(gm)
+    [sine] = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)
+    views = [node for node in gm.graph.nodes if node.target in _VIEWS]
+    assert len(views) > 2
+    assert {key for node in views for key in storage_keys(node)} == {*storage_keys(sine)}
+
+
+_VIEWS = (torch.ops.aten.t.default, torch.ops.aten.slice.Tensor, torch.ops.aten.unbind.int, operator.getitem)
 
 
 def test_a_pass_keeps_its_own():

@@ -24,6 +24,7 @@ from dtr_fx.compiler.frames import watch_frames, with_room
 from dtr_fx.compiler.ranks import at_hand
 from dtr_fx.compiler.reference import Pair, Trace, budget_of, pytorch_step
 from dtr_fx.compiler.retrace import Record, Retracer
+from dtr_fx.compiler.zeros import make_zeros_late, without_zeros
 from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
 from dtr_fx.passes.accumulate import AccumulateInPlace
 from dtr_fx.passes.drops import LowerDrops
@@ -129,16 +130,24 @@ def _compile_eagerly(
         _rewrite(gm, options, record, saves_nothing=True)
         return boxed_compiler(gm, inputs)
 
+    takes_none = False
+
+    def partition_once(joint: GraphModule, inputs: Any, **facts: Any) -> Pair:
+        nonlocal takes_none
+        forward, backward = partition(options, parameters, joint, inputs, record, **facts)
+        takes_none = make_zeros_late(backward)
+        return forward, backward
+
     compiler = aot_autograd(
         fw_compiler=boxed_compiler,
         bw_compiler=_compile_backward,
         inference_compiler=compile_inference,
-        partition_fn=functools.partial(partition, options, parameters, record=record),
+        partition_fn=partition_once,
         keep_inference_input_mutations=True,
     )
     with collector_paused():
         compiled: Callable[..., Any] = with_room(compiler, gm, inputs)
-    return compiled
+    return without_zeros(compiled) if takes_none else compiled
 
 
 def _compile_backward(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -40,7 +40,20 @@ _OPERATORS = (
     ),
     re.compile(r"Attempted to (?P<name>copy\.deepcopy) a tensor"),
     re.compile(r"using `(?P<name>torch\.autograd\.grad)`"),
+    # These read a value; the two that are left out allocate nothing.
+    re.compile(
+        r"Data dependent operator.*debug context: (?!aten\.(?:_local_scalar_dense|equal)\b)(?P<name>\S+)",
+        re.DOTALL,
+    ),
 )
+# Those to break it at a function of torch's that it is not to trace.
+_FUNCTION = re.compile(
+    r"Attempted to (call|inline) function marked as skipped.* function `(?P<name>[\w.]+)`.*"
+    rf" (in file|filename:) `{re.escape(str(_TORCH))}/(nn|ao|distributions|utils/checkpoint)\b",
+    re.DOTALL,
+)
+# Those to break it in a function that reads a value, as a branch on one does.
+_READS = re.compile(r"Data[- ]dependent|generic_jump|Unsupported Tensor\.item|Tensor\.tolist")
 # Each patch that is made leaves something in its thread (a ``ContextVar``, torch 2.13): made once.
 _ALLOW_RNN = dynamo_config.patch(allow_rnn=True)
 # The functions that torch.compile made of this backend and that have been told of, by id.
@@ -83,28 +96,43 @@ def watch_frames(dtr: Callable[..., Any]) -> None:
             stack = broken.user_stack
             if "torch.compiler.disable" in broken.reason:
                 _warn_or_raise(backend, options, "the call", broken.reason, stack)
-            elif (at := _called_in_torch(stack, frame)) is not None:
+            elif (at := _called_in_torch(stack, frame, broken.reason)) is not None:
                 name = f"the call of {Path(stack[at].filename).relative_to(_TORCH.parent)}"
                 _warn_or_raise(backend, options, name, broken.reason, stack[:at])
             elif operator := next(filter(None, (each.match(broken.reason) for each in _OPERATORS)), None):
                 _warn_or_raise(backend, options, f"the operator {operator['name']}", broken.reason, stack)
+            elif function := _FUNCTION.match(broken.reason):
+                _warn_or_raise(backend, options, f"the function {function['name']}", broken.reason, stack)
         return converted
 
     ConvertFrameAssert.__call__ = watched
 
 
-def _called_in_torch(stack: Sequence[Any], frame: Any) -> int | None:
-    """The place in a graph break's stack of the first module of torch's own that computes.
+def _called_in_torch(stack: Sequence[Any], frame: Any, reason: str) -> int | None:
+    """The place in a graph break's stack of the first of torch's own functions that computes.
 
     The frame that breaks is compiled in parts; what it calls there is compiled by itself, but torch's own
-    modules never are.
+    modules never are, nor are its functions, as those of its distributions, which check their arguments.
     """
     models = [value for value in frame.f_locals.values() if isinstance(value, torch.nn.Module)]
     calls = {_MODULES / "module.py"}  # calls a module's hooks and its forward, nothing else
     if not any(map(_runs_torchs_modules, models)):
         calls.add(_MODULES / "container.py")
     paths = [Path(line.filename) for line in stack]
-    return next((at for at, path in enumerate(paths) if path.parent == _MODULES and path not in calls), None)
+    reads = _READS.match(reason) is not None and _is_torchs(paths[-1])
+    return next(
+        (
+            at
+            for at, path in enumerate(paths)
+            if path not in calls and (path.parent == _MODULES or (reads and _is_torchs(path)))
+        ),
+        None,
+    )
+
+
+def _is_torchs(path: Path) -> bool:
+    """True of a file of torch's, unless Dynamo runs it in place of another's."""
+    return _TORCH in path.parents and _TORCH / "_dynamo" not in path.parents
 
 
 def _runs_torchs_modules(model: torch.nn.Module) -> bool:

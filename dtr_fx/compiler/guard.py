@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -28,14 +29,18 @@ def guard(relied: Sequence[Relied], arguments: Sequence[Any], outputs: Any, earl
     # The backward pass holds these tensors as well, and the check lets go of them when it starts.
     held = [(tensor, given[tensor.kind][tensor.position].detach()) for tensor in relied]
     before = [_fingerprint(*pair) for pair in held]
+    node.register_prehook(functools.partial(_CHECK, held, before))
 
-    def check(_: Any) -> None:
-        for (tensor, value), fingerprint in zip(held, before):
-            if _fingerprint(tensor, value) != fingerprint:
-                raise WrittenTensorError(tensor.kind, tensor.name, tensor.source, tensor.safe_budget)
-        held.clear()
 
-    node.register_prehook(check)
+def _check(held: list[tuple[Relied, Tensor]], before: Sequence[object], _: Any) -> None:
+    for (tensor, value), fingerprint in zip(held, before):
+        if _fingerprint(tensor, value) != fingerprint:
+            raise WrittenTensorError(tensor.kind, tensor.name, tensor.source, tensor.safe_budget)
+    held.clear()
+
+
+# A function that is compiled may go backward: this is none of its frames.
+_CHECK: Any = torch.compiler.disable(_check)
 
 
 def _fingerprint(relied: Relied, value: Tensor) -> tuple[object, ...]:

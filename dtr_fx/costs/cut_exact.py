@@ -94,7 +94,7 @@ def _measured(node: Node, axis: Axis, rows: int, orders: Orders) -> bool:
         generator = torch.Generator(device).manual_seed(0)
         compared, trial = 0, 0
         while compared < _ENOUGH and trial < _TRIALS:
-            values = _cubes if trial % 2 else _shares
+            values = _KINDS[trial % len(_KINDS)]
             tensors = {
                 used: _made(used.meta["val"], shape, generator, values) for used, shape in shapes.items()
             }
@@ -214,6 +214,19 @@ def _shares(sizes: Sequence[int], generator: torch.Generator) -> Tensor:
 def _cubes(sizes: Sequence[int], generator: torch.Generator) -> Tensor:
     """Numbers of both signs and of many magnitudes, the order of whose sum shows."""
     return torch.randn(sizes, dtype=torch.float64, generator=generator, device=generator.device) ** 3
+
+
+def _cancelling(sizes: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Ones of both signs, and numbers so small that what sums of ones round away of them is left in the end.
+
+    A result of low precision is rounded once more, which hides the order of nearly all other sums.
+    """
+    drawn = torch.randn(sizes, dtype=torch.float64, generator=generator, device=generator.device)
+    is_one = torch.rand(sizes, generator=generator, device=generator.device) < 0.5
+    return torch.where(is_one, drawn.sign(), drawn * 2.0**-13)
+
+
+_KINDS: tuple[Values, ...] = (_cancelling, _shares, _cubes)
 
 
 def _made(like: Tensor, shape: Sequence[int], generator: torch.Generator, values: Values) -> Tensor:
