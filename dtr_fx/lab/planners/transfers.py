@@ -45,7 +45,7 @@ _SHORT_OF = "{}: no plan with transfers fits {} bytes"
 class Moved:
     """The best plan found, None without one; its ``cost`` is the time at which its last operator ends.
 
-    No plan ends before ``bound``; ``optimal`` says that this one ends then.  ``seconds`` are of the processor.
+    No plan ends before ``bound``; ``optimal`` says that this one ends then.  ``seconds`` are CPU time.
     """
 
     actions: tuple[Action, ...] | None
