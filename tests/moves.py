@@ -6,11 +6,13 @@ largest idle values go first, and come back ahead.
     python tests/moves.py                        # the models, costs of an H200, 50 GB/s each way
     python tests/moves.py --logs FOLDER          # operator logs of the DTR paper
     python tests/moves.py --steps                # steps for real, on the CPU, with a file
+    python tests/moves.py --smallest             # the smallest budgets without and with a file
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import math
 import statistics
 import tempfile
@@ -18,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from tabulate import tabulate
@@ -45,6 +48,8 @@ from dtr_fx.units import format_bytes
 SPEED = Bandwidth(out=50e9, back=50e9, latency=1e-5, source="given")
 SHARES = (0.6, 0.4, 0.2)
 ROUNDS = 20
+
+Inputs: TypeAlias = "tuple[torch.Tensor, ...]"
 
 
 class Labelled(nn.Module):
@@ -75,6 +80,104 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
     "lstm_full": zoo.lstm_full,
     "gpt2 of transformers": gpt2_transformers,
 }
+
+
+WORDS = 200
+
+
+def labelled(name: str, config: str, **sizes: object) -> Callable[[], tuple[nn.Module, Inputs]]:
+    """A small model of transformers, called with labels, to its loss."""
+
+    def make() -> tuple[nn.Module, Inputs]:
+        import transformers
+
+        model = getattr(transformers, name)(getattr(transformers, config)(vocab_size=WORDS, **sizes))
+        return Loss(model), (torch.randint(3, WORDS, (4, 128)),)
+
+    return make
+
+
+class Loss(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.model(input_ids=tokens, labels=tokens).loss
+        return loss
+
+
+def of_library(name: str, setting: str) -> Callable[[], tuple[nn.Module, Inputs]]:
+    """A vision model of timm or torchvision."""
+
+    def make() -> tuple[nn.Module, Inputs]:
+        library = importlib.import_module(name)
+        model = library.create_model(setting) if name == "timm" else library.get_model(setting)
+        return model, (torch.randn(4, 3, 64, 64),)
+
+    return make
+
+
+_SIZES: dict[str, object] = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+_WIDE = {**_SIZES, "intermediate_size": 128}
+SMALL: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
+    **{f"zoo:{name}": zoo.MODELS[name] for name in ("mlp", "gpt", "vit", "lstm_cell", "unet_bn")},
+    "BERT": labelled("BertForMaskedLM", "BertConfig", **_WIDE),
+    "GPT-2": labelled("GPT2LMHeadModel", "GPT2Config", n_embd=64, n_layer=3, n_head=4),
+    "Llama": labelled("LlamaForCausalLM", "LlamaConfig", **_WIDE),
+    "Mixtral": labelled("MixtralForCausalLM", "MixtralConfig", num_local_experts=4, **_WIDE),
+    "OPT": labelled("OPTForCausalLM", "OPTConfig", ffn_dim=128, word_embed_proj_dim=64, **_SIZES),
+    "Mamba": labelled("MambaForCausalLM", "MambaConfig", hidden_size=32, num_hidden_layers=2, state_size=8),
+    "T5": labelled(
+        "T5ForConditionalGeneration", "T5Config", d_model=64, num_layers=2, decoder_start_token_id=0
+    ),
+    "timm's convnext": of_library("timm", "convnext_atto"),
+    "torchvision's mobilenet": of_library("torchvision.models", "mobilenet_v3_small"),
+}
+
+
+def smallest(names: Sequence[str]) -> Iterator[dict[str, object]]:
+    """The smallest budgets by recomputing and with a file; what is kept as it may not run twice."""
+    tier = Tier("disk", tempfile.gettempdir(), speed=Bandwidth(2e9, 2e9, 1e-5, source="given"))
+    options = Options(offload=tier, cache=False)
+    for name in names:
+        torch.manual_seed(0)
+        try:
+            planner = Planning(trace(*SMALL[name]()).planned, options).planner
+        except ImportError as error:
+            yield {"model": name, "recomputing": f"{error}"}
+            continue
+        alone, both = Planner(replace(planner.program, tier=None), options).smallest, planner.smallest
+        yield {
+            "model": name,
+            "recomputing": format_bytes(alone.peak),
+            "kept there": format_bytes(idle_for_good(planner.program, alone)),
+            "with a file": format_bytes(both.peak),
+            "no plan below": format_bytes(planner.need.nbytes),
+        }
+
+
+def idle_for_good(program: Program, plan: Plan) -> int:
+    """The bytes at the peak of a plan that nothing reads then and that no plan can make again."""
+    calls = list(program.calls())
+    results = {program.storages[each] for kept in program.kept_after.values() for each in kept}
+    stays = {
+        output.tensor
+        for call in calls
+        for output in call.outputs
+        if output.alias is None and not call.recomputable and output.tensor not in results
+    }
+    there: set[int] = set()
+    for step in plan.steps:
+        if step.storage >= 0:
+            there.discard(step.storage)
+            continue
+        made = {output.tensor for output in calls[step.op].outputs}
+        there |= made & stays
+        if step.live == plan.peak:
+            touched = made | {program.storages[tensor] for tensor in calls[step.op].inputs}
+            return sum(program.sizes[storage] for storage in there - touched)
+    return 0
 
 
 def program_of(make: Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]) -> tuple[Program, Options]:
@@ -180,10 +283,14 @@ def main() -> None:
         "--logs", type=Path, metavar="FOLDER", help="operator logs, whose costs are their own"
     )
     parser.add_argument("--steps", action="store_true", help="steps for real, with a file")
+    parser.add_argument("--smallest", action="store_true", help="smallest budgets, small models")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="some of the models")
     arguments = parser.parse_args()
     if arguments.steps:
         print(tabulate(list(steps(arguments.only or ("mlp", "gpt"))), headers="keys"))
+        return
+    if arguments.smallest:
+        print(tabulate(list(smallest(arguments.only or list(SMALL))), headers="keys"))
         return
     rows = []
     if arguments.logs is not None:
