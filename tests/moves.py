@@ -6,18 +6,21 @@ largest idle values go first, and come back ahead.
     python tests/moves.py                        # the models, costs of an H200, 50 GB/s each way
     python tests/moves.py --logs FOLDER          # operator logs of the DTR paper
     python tests/moves.py --steps                # steps for real, on the CPU, with a file
+    python tests/moves.py --smallest             # the smallest budgets without and with a file
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from tabulate import tabulate
@@ -44,6 +47,9 @@ from dtr_fx.units import format_bytes
 
 SPEED = Bandwidth(out=50e9, back=50e9, latency=1e-5, source="given")
 SHARES = (0.6, 0.4, 0.2)
+ROUNDS = 20
+
+Inputs: TypeAlias = "tuple[torch.Tensor, ...]"
 
 
 class Labelled(nn.Module):
@@ -76,6 +82,104 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
 }
 
 
+WORDS = 200
+
+
+def labelled(name: str, config: str, **sizes: object) -> Callable[[], tuple[nn.Module, Inputs]]:
+    """A small model of transformers, called with labels, to its loss."""
+
+    def make() -> tuple[nn.Module, Inputs]:
+        import transformers
+
+        model = getattr(transformers, name)(getattr(transformers, config)(vocab_size=WORDS, **sizes))
+        return Loss(model), (torch.randint(3, WORDS, (4, 128)),)
+
+    return make
+
+
+class Loss(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.model(input_ids=tokens, labels=tokens).loss
+        return loss
+
+
+def of_library(name: str, setting: str) -> Callable[[], tuple[nn.Module, Inputs]]:
+    """A vision model of timm or torchvision."""
+
+    def make() -> tuple[nn.Module, Inputs]:
+        library = importlib.import_module(name)
+        model = library.create_model(setting) if name == "timm" else library.get_model(setting)
+        return model, (torch.randn(4, 3, 64, 64),)
+
+    return make
+
+
+_SIZES: dict[str, object] = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+_WIDE = {**_SIZES, "intermediate_size": 128}
+SMALL: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
+    **{f"zoo:{name}": zoo.MODELS[name] for name in ("mlp", "gpt", "vit", "lstm_cell", "unet_bn")},
+    "BERT": labelled("BertForMaskedLM", "BertConfig", **_WIDE),
+    "GPT-2": labelled("GPT2LMHeadModel", "GPT2Config", n_embd=64, n_layer=3, n_head=4),
+    "Llama": labelled("LlamaForCausalLM", "LlamaConfig", **_WIDE),
+    "Mixtral": labelled("MixtralForCausalLM", "MixtralConfig", num_local_experts=4, **_WIDE),
+    "OPT": labelled("OPTForCausalLM", "OPTConfig", ffn_dim=128, word_embed_proj_dim=64, **_SIZES),
+    "Mamba": labelled("MambaForCausalLM", "MambaConfig", hidden_size=32, num_hidden_layers=2, state_size=8),
+    "T5": labelled(
+        "T5ForConditionalGeneration", "T5Config", d_model=64, num_layers=2, decoder_start_token_id=0
+    ),
+    "timm's convnext": of_library("timm", "convnext_atto"),
+    "torchvision's mobilenet": of_library("torchvision.models", "mobilenet_v3_small"),
+}
+
+
+def smallest(names: Sequence[str]) -> Iterator[dict[str, object]]:
+    """The smallest budgets by recomputing and with a file; what is kept as it may not run twice."""
+    tier = Tier("disk", tempfile.gettempdir(), speed=Bandwidth(2e9, 2e9, 1e-5, source="given"))
+    options = Options(offload=tier, cache=False)
+    for name in names:
+        torch.manual_seed(0)
+        try:
+            planner = Planning(trace(*SMALL[name]()).planned, options).planner
+        except ImportError as error:
+            yield {"model": name, "recomputing": f"{error}"}
+            continue
+        alone, both = Planner(replace(planner.program, tier=None), options).smallest, planner.smallest
+        yield {
+            "model": name,
+            "recomputing": format_bytes(alone.peak),
+            "kept there": format_bytes(idle_for_good(planner.program, alone)),
+            "with a file": format_bytes(both.peak),
+            "no plan below": format_bytes(planner.need.nbytes),
+        }
+
+
+def idle_for_good(program: Program, plan: Plan) -> int:
+    """The bytes at the peak of a plan that nothing reads then and that no plan can make again."""
+    calls = list(program.calls())
+    results = {program.storages[each] for kept in program.kept_after.values() for each in kept}
+    stays = {
+        output.tensor
+        for call in calls
+        for output in call.outputs
+        if output.alias is None and not call.recomputable and output.tensor not in results
+    }
+    there: set[int] = set()
+    for step in plan.steps:
+        if step.storage >= 0:
+            there.discard(step.storage)
+            continue
+        made = {output.tensor for output in calls[step.op].outputs}
+        there |= made & stays
+        if step.live == plan.peak:
+            touched = made | {program.storages[tensor] for tensor in calls[step.op].inputs}
+            return sum(program.sizes[storage] for storage in there - touched)
+    return 0
+
+
 def program_of(make: Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]) -> tuple[Program, Options]:
     """A model's training step on an absent H200."""
     options = Options(costs=roofline(named_device("h200")), offload=Tier("host", speed=SPEED))
@@ -106,65 +210,69 @@ def rows_of(name: str, program: Program) -> Iterator[tuple[object, ...]]:
         yield name, share, *extra, plans[-1].outside if plans[-1] else 0
 
 
-def steps() -> Iterator[dict[str, object]]:
-    """Training steps on this machine, at shares of the activations: peaks, times, equal gradients."""
-    folder = tempfile.mkdtemp()
-    for name in ("mlp", "gpt"):
-        expected = Trained(name, None, None)
-        [whole] = Trained(name, 1.0, None).reports
-        yield {"model": name, "budget": "", "peak": format_bytes(expected.peak), "step": expected.seconds}
-        for share in (0.4, 0.2):
-            for offload in (None, folder):
-                row = {"model": name, "budget": f"{share:.0%}", "offload": "disk" if offload else ""}
-                budget = whole.constants + int(share * (whole.baseline_peak - whole.constants))
-                try:
-                    trained = Trained(name, budget, offload)
-                except dtr_fx.InfeasibleBudgetError as error:
-                    of = (error.smallest - whole.constants) / (whole.baseline_peak - whole.constants)
-                    yield {**row, "peak": f"smallest {of:.1%}"}
-                    continue
-                report = trained.reports[0]
-                yield {
-                    **row,
-                    "peak": format_bytes(trained.peak),
-                    "of": format_bytes(report.budget),
-                    "moved": format_bytes(report.outside_peak),
-                    "extra": f"{report.overhead:.1%}",
-                    "step": trained.seconds,
-                    "equal": all(map(torch.equal, trained.gradients, expected.gradients)),
-                    "left in folder": "" if offload is None else len(list(Path(folder).iterdir())),
-                }
+def steps(names: Sequence[str]) -> Iterator[dict[str, object]]:
+    """Training steps on this machine, at shares of the activations: peaks, times in turns, gradients."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            expected = Trained(name, None, None)
+            [whole] = Trained(name, 1.0, None).reports
+            activations = whole.baseline_peak - whole.constants
+            budgets = [whole.constants + int(share * activations) for share in (0.4, 0.2)]
+            trained = [
+                expected,
+                *(Trained(name, budget, offload) for budget in budgets for offload in (None, folder)),
+            ]
+            for _ in range(ROUNDS):
+                for each in trained:
+                    each.take_step()
+            for each in trained:
+                yield {"model": name, **each.row(expected), "left": len(list(Path(folder).iterdir()))}
 
 
 class Trained:
-    """A model of the zoo that has trained for some steps."""
+    """A model of the zoo under a budget in bytes, with the folder that values may move to, or as it is."""
 
     def __init__(self, name: str, budget: float | None, offload: str | None) -> None:
-        torch._dynamo.reset()
         torch.manual_seed(0)
         model, inputs = zoo.MODELS[name]()
+        self.model, self.inputs, self.seconds = model, inputs, list[float]()
         self.reports: list[dtr_fx.Report] = []
         options = {"budget": budget, "offload": offload, "cache": False, "on_report": self.reports.append}
         plain = {"backend": "aot_eager"}
-        compiled = torch.compile(
+        self.offload = offload
+        self.compiled = torch.compile(
             model, **(plain if budget is None else {"backend": "dtr", "options": options})
         )
-
-        def step() -> None:
-            torch.manual_seed(1)
-            compiled(*inputs).backward()
-
-        step()
+        self.take_step()
         self.gradients = [parameter.grad.clone() for parameter in model.parameters()]
-        model.zero_grad(set_to_none=True)
-        self.peak = dtr_fx.measure_peak(step)
-        taken = []
-        for _ in range(7):
-            model.zero_grad(set_to_none=True)
-            started = time.perf_counter()
-            step()
-            taken.append(time.perf_counter() - started)
-        self.seconds = f"{statistics.median(taken) * 1e3:.0f} ms"
+        self.seconds.clear()
+        self.peak = dtr_fx.measure_peak(self.take_step)
+
+    def take_step(self) -> None:
+        self.model.zero_grad(set_to_none=True)
+        torch.manual_seed(1)
+        started = time.perf_counter()
+        self.compiled(*self.inputs).backward()
+        self.seconds.append(time.perf_counter() - started)
+
+    def row(self, expected: Trained) -> dict[str, object]:
+        found = {
+            "peak": format_bytes(self.peak),
+            "fastest": f"{min(self.seconds) * 1e3:.0f} ms",
+            "median": f"{statistics.median(self.seconds) * 1e3:.0f} ms",
+        }
+        if not self.reports:
+            return found
+        [report] = self.reports
+        return {
+            "budget": format_bytes(report.budget - report.constants),
+            "place": self.offload or "",
+            **found,
+            "within": self.peak + report.constants <= report.budget,
+            "moved": format_bytes(report.outside_peak),
+            "extra": f"{report.overhead:.1%}",
+            "equal": all(map(torch.equal, self.gradients, expected.gradients)),
+        }
 
 
 def main() -> None:
@@ -175,10 +283,14 @@ def main() -> None:
         "--logs", type=Path, metavar="FOLDER", help="operator logs, whose costs are their own"
     )
     parser.add_argument("--steps", action="store_true", help="steps for real, with a file")
+    parser.add_argument("--smallest", action="store_true", help="smallest budgets, small models")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="some of the models")
     arguments = parser.parse_args()
     if arguments.steps:
-        print(tabulate(list(steps()), headers="keys"))
+        print(tabulate(list(steps(arguments.only or ("mlp", "gpt"))), headers="keys"))
+        return
+    if arguments.smallest:
+        print(tabulate(list(smallest(arguments.only or list(SMALL))), headers="keys"))
         return
     rows = []
     if arguments.logs is not None:

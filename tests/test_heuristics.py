@@ -17,6 +17,7 @@ from random_programs import MAX_COST, Driver, programs
 
 from dtr_fx.runtime import HEURISTICS, Heuristic, Runtime, Storage, Tensor, parameterized, random, resolve
 from dtr_fx.runtime.steps import BANISH, BUDGET, COMPUTE, DROP
+from dtr_fx.tiers.tier import Bandwidth, Tier
 
 budgets = st.integers(6, 16)
 many = settings(max_examples=60)
@@ -200,6 +201,24 @@ def evict(runtime: Runtime, tensor: Tensor) -> None:
 def cost(runtime: Runtime, tensor: Tensor) -> float:
     runtime._neighborhood.refresh()
     return float(runtime._pool.cost[tensor.storage.slot])
+
+
+def test_a_neighborhood_ends_at_what_was_moved_and_counts_its_transfer():
+    """x reads b, b reads a; a is moved, b evicted.  Made again, a has no more to do with it."""
+    tier = Tier("host", speed=Bandwidth(1.0, 0.5))
+    runtime = Runtime(100, "dtr", tier=tier, moves=True)
+    [root] = runtime.perform_op([runtime.constant(0)], [1], 8.0)
+    [a] = runtime.perform_op([root], [1], 16.0, movable=True)
+    [b] = runtime.perform_op([a], [1], 4.0)
+    [x] = runtime.perform_op([b], [1], 1.0)
+    for tensor in (root, b):
+        evict(runtime, tensor)
+    assert cost(runtime, x) == 1 + 4
+    runtime.move_out(a)
+    evict(runtime, a)
+    assert cost(runtime, x) == 1 + 4 + 2
+    runtime.bring_back(a)
+    assert cost(runtime, x) == 1 + 4
 
 
 def test_one_component_reached_twice_counts_once():

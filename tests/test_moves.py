@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +21,7 @@ from torch import Tensor, nn
 import dtr_fx
 from dtr_fx import InfeasibleBudgetError, OptionError, Report, measure_peak
 from dtr_fx.cli import main
+from dtr_fx.errors import OffloadError
 from dtr_fx.passes import transfers
 from dtr_fx.passes.modes import fake_mode_of
 from dtr_fx.passes.verify import VerificationError, verify
@@ -63,7 +70,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 class Trained:
     """Two steps of a model, under a backend and options."""
 
-    def __init__(self, name: str, backend: str = "dtr", **options: Any) -> None:
+    def __init__(self, name: str, backend: str = "dtr", *, run: bool = True, **options: Any) -> None:
         torch._dynamo.reset()
         make, shape = MODELS[name]
         self.reports: list[Report] = []
@@ -73,12 +80,17 @@ class Trained:
         self.model = make()
         self._compiled = torch.compile(self.model, backend=backend, **options)
         self._x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-        self.step()
+        if run:
+            self.step()
 
-    def step(self) -> None:
+    def loss(self) -> Tensor:
         torch.manual_seed(2)
         self.model.zero_grad(set_to_none=True)
-        self._compiled(self._x).square().mean().backward()
+        loss: Tensor = self._compiled(self._x).square().mean()
+        return loss
+
+    def step(self) -> None:
+        self.loss().backward()
 
     @property
     def gradients(self) -> list[Tensor]:
@@ -278,3 +290,75 @@ def test_a_plan_is_the_same_in_another_process_and_found_again(tmp_path: Path) -
         Trained("mlp", budget="55%", offload=FAST, cache=str(tmp_path)).reports[0] for _ in range(2)
     )
     assert replace(first, seconds={}) == replace(second, seconds={})
+
+
+# Faults in the middle of a step
+
+
+def in_folder(folder: Path) -> dict[str, Any]:
+    return {"budget": "85%", "offload": {**FAST, "to": str(folder)}}
+
+
+def buffers(trained: Trained) -> list[Tensor]:
+    return [buffer.clone() for buffer in trained.model.buffers()]
+
+
+def test_a_disk_that_is_full_in_a_step_is_an_error_and_the_next_step_is_right(tmp_path: Path) -> None:
+    expected, moving = Trained("convolutions", "aot_eager"), Trained("convolutions", **in_folder(tmp_path))
+    assert moving.reports[0].outside_peak
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(OffloadError, match="cannot write"):
+            moving.step()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert all(map(torch.equal, moving.gradients, expected.gradients))
+    assert all(map(torch.equal, buffers(moving), buffers(expected)))
+
+
+def test_a_folder_that_is_gone_when_a_step_begins(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    expected = Trained("convolutions", "aot_eager").gradients
+    moving = Trained("convolutions", run=False, on_report=lambda _: folder.rmdir(), **in_folder(folder))
+    with pytest.raises(OffloadError, match="No such file or directory; make the folder"):
+        moving.step()
+    folder.mkdir()
+    assert all(map(torch.equal, moving.gradients, expected))
+
+
+def test_a_file_that_cannot_be_read_in_the_backward_pass(tmp_path: Path) -> None:
+    expected, moving = Trained("convolutions", "aot_eager"), Trained("convolutions", **in_folder(tmp_path))
+    loss = moving.loss()
+    for link in list(Path("/proc/self/fd").iterdir()):
+        if link.is_symlink() and os.readlink(link).startswith(str(tmp_path)):
+            os.truncate(link, 0)
+    with pytest.raises(OffloadError, match="cannot read"):
+        loss.backward()
+    del loss
+    expected.step()  # the forward pass that has written its buffers
+    assert all(map(torch.equal, moving.gradients, expected.gradients))
+    assert all(map(torch.equal, buffers(moving), buffers(expected)))
+
+
+KILLED = """
+    import os, signal, sys, torch
+    from dtr_fx.tiers.operators import usage
+    sys.path.insert(0, sys.argv[1])
+    from test_moves import Trained, in_folder
+
+    moving = Trained("convolutions", **in_folder(sys.argv[2]))
+    loss = moving.loss()
+    assert usage(sys.argv[2]).now
+    print("between the passes", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_nothing_stays_of_a_process_that_is_killed_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(Path(__file__).parent), str(tmp_path)]
+    killed = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert killed.stdout == "between the passes\n"
+    assert list(tmp_path.iterdir()) == []

@@ -785,6 +785,23 @@ def test_a_copy_back_is_hidden_by_what_else_is_recomputed():
     assert net.runtime.steps[-2].seconds == 0
 
 
+def test_copies_back_run_ahead_of_a_pass_that_reads_backwards():
+    net = Network(4, "lru", tier=link(1.0), moves=True)
+    for name in "abcd":
+        net.op(name, cost=10.0, movable=True)
+    net.op("big", sizes=[4])
+    assert net.resident == "big"
+    position, waited = len(net.runtime.steps), net.runtime.waited
+    net.release("big")
+    for name in "dcba":
+        net.op(name.upper(), name, cost=10.0)
+        net.release(name)
+        net.release(name.upper())
+    backwards = "W c, L b, C C, D c, B C, W b, L a, C B, D b, B B, W a, C A, D a, B A"
+    assert net.since(position) == f"B big, L d, W d, L c, C D, D d, B D, {backwards}"
+    assert net.runtime.waited == waited + 1  # for the first, which nothing told of
+
+
 # Long chains
 
 

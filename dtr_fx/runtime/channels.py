@@ -12,7 +12,7 @@ from dtr_fx.tiers.tier import Bandwidth
 
 
 class Channels:
-    """The two queues: each copy starts when the one before it has ended, those out at ``out_ends``.
+    """The two queues: each copy starts when the one before it has ended, at ``out_ends`` or ``back_ends``.
 
     >>> channels = Channels(Bandwidth(out=2.0, back=4.0))
     >>> channels.move_out(0.0, 8), channels.move_out(1.0, 8), channels.bring_back(9.0, 8, since=8.0)
@@ -21,7 +21,7 @@ class Channels:
 
     def __init__(self, bandwidth: Bandwidth) -> None:
         self.bandwidth = bandwidth
-        self.out_ends = self._back_ends = 0.0
+        self.out_ends = self.back_ends = 0.0
 
     def move_out(self, now: float, nbytes: int) -> float:
         """When a copy out that is asked for ``now`` ends."""
@@ -30,5 +30,5 @@ class Channels:
 
     def bring_back(self, now: float, nbytes: int, since: float) -> float:
         """When a copy back ends of what is outside ``since`` then."""
-        self._back_ends = max(now, since, self._back_ends) + self.bandwidth.seconds_back(nbytes)
-        return self._back_ends
+        self.back_ends = max(now, since, self.back_ends) + self.bandwidth.seconds_back(nbytes)
+        return self.back_ends

@@ -59,6 +59,8 @@ class Figure1(Moving):
             while self._frames:
                 frame = self._frames[-1]
                 missing = self._hold_inputs(frame)
+                if missing and len(self._frames) == 1:
+                    self._asked = missing[0].storage.id
                 moved = next((tensor for tensor in missing if tensor.is_moved), None)
                 if frame.wanted and all(tensor.defined for tensor in frame.wanted):
                     self._finish(frame)
@@ -111,6 +113,8 @@ class Figure1(Moving):
         self._pool.remove(storage)
         self._free(storage)
         storage.evicted = storage.outside is None
+        if not storage.evicted and self.moves:
+            self._away[storage] = None
         (self._neighborhood.evicted if storage.evicted else self._neighborhood.left)(storage)
         self.steps.append(Step(steps.DROP, op.id, storage.id, self.used, reason, score))
 
@@ -118,6 +122,7 @@ class Figure1(Moving):
         self.move_out_ahead()
         self.allocate_buffer(op)
         self._await(op)
+        self.bring_back_ahead(op)
         self._run_and_record(op)
         if self.recompute_cost + self.waited > self.max_recompute:
             raise Thrash(f"rematerialization costs more than {self.max_recompute}")

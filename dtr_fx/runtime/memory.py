@@ -68,6 +68,8 @@ class Memory(ABC):
         self._locked: dict[Storage, None] = {}
         self._banishing: list[Storage] = []
         self._leaving: list[Tensor] = []
+        self._away: dict[Storage, None] = {}
+        self._asked = -1
 
     @property
     def recompute_cost(self) -> float:

@@ -2,9 +2,9 @@
 a transfer instead of a rematerialization, so that its evicted neighbourhood ends there.
 
 The heuristics score both ways, and the cheaper is taken: for c they have min(c, what is not hidden of the
-transfer).  Copies out run ahead in the background, one at a time, as an operating system writes pages back;
-what has been copied costs the way back alone.  Nothing is known of the future, so a storage comes back when
-something asks for it.
+transfer).  Copies run ahead in the background, one at a time each way: those out as an operating system
+writes pages back, and what has been copied costs the way back alone; those back in the order of a backward
+pass, which reads what was made last first: after a storage that was asked for come those made before it.
 """
 
 from __future__ import annotations
@@ -67,6 +67,20 @@ class Moving(Deallocating):
             if scores[first] < math.inf and self._has_room(self._pool.members[first]):
                 self.move_out(self._pool.members[first].root)
 
+    def bring_back_ahead(self, op: Operator) -> None:
+        """While the queue is idle, bring back what is likely read next, if the operator leaves room for it.
+
+        It counts as accessed, so that it stays until then.
+        """
+        if not self._away or self.channels is None or self.channels.back_ends > self.clock:
+            return
+        room = self.budget - self.used - op.allocates
+        before = (each for each in self._away if each.id < self._asked and not each.resident)
+        following = max(before, key=lambda storage: storage.id, default=None)
+        if following is not None and following.size <= room:
+            self._touch(following)
+            self.bring_back(following.root)
+
     def let_go(self, tensor: Tensor) -> None:
         """Evict what is being copied out when that has ended, or sooner wait for it where room is needed."""
         self._leaving.append(tensor)
@@ -94,6 +108,8 @@ class Moving(Deallocating):
         storage = tensor.storage
         assert storage.outside is not None
         assert storage.root.op is not None
+        self._away.pop(storage, None)
+        self._asked = storage.id
         if tensor in self._leaving:
             self._leaving.remove(tensor)
             self._leave(tensor)
@@ -120,6 +136,7 @@ class Moving(Deallocating):
         """Nothing asks for the storage again: the tier has its room."""
         if storage.outside is not None and self.tier is not None:
             self.outside -= self.tier.taken_by(storage.size)
+            self._away.pop(storage, None)
 
     def _await(self, op: Operator) -> None:
         """Wait for what an operator reads and what is still on its way back."""

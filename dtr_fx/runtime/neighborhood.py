@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
+from itertools import chain
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -202,6 +203,7 @@ class Evicted(Local):
 
     def entered(self, storage: Storage) -> None:
         self._changed[storage] = None
+        self._ended(storage)
 
     def evicted(self, storage: Storage) -> None:
         self._turned[storage] = None
@@ -210,7 +212,11 @@ class Evicted(Local):
 
     def left(self, storage: Storage) -> None:
         self._changed.pop(storage, None)
-        if storage.retired:
+        self._ended(storage)
+
+    def _ended(self, storage: Storage) -> None:
+        """A neighborhood ended at the storage, or did not: it was retired, moved or brought back."""
+        if storage.retired or storage.outside is not None:
             self._turned[storage] = None
 
     def referenced(self, storage: Storage) -> None:
@@ -232,12 +238,18 @@ class Evicted(Local):
     def _neighborhood_cost(self, storage: Storage) -> float:
         ancestors = self._reach([storage], parents)
         cost = storage.cost + sum(other.cost for other in ancestors)
+        cost += sum(other.seconds_back for other in self._moved_before(storage, *ancestors))
         if self._downward is not None:
             for other in self._reach([storage], children):
                 # Views of several storages can make one both an ancestor and a descendant.
                 if other not in ancestors and self._downward(other):
                     cost += other.cost
         return cost
+
+    def _moved_before(self, *storages: Storage) -> dict[Storage, None]:
+        """What was moved out and would have to come back for some storages."""
+        around = chain.from_iterable(storage.parents for storage in storages)
+        return dict.fromkeys(each for each in around if each.outside is not None and not each.resident)
 
     def _reach(self, start: Iterable[Storage], step: Step) -> dict[Storage, None]:
         """The evicted storages reached by steps through evicted storages only."""

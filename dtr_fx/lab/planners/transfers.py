@@ -12,8 +12,9 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 from typing import NamedTuple
 
@@ -34,6 +35,9 @@ from dtr_fx.tiers.tier import Bandwidth
 # Times that differ by less than this share of the program's cost are equal.
 _EXACT = 1e-9
 
+# The largest denominator of times that are told from others.
+_FINEST = 1000
+
 _SHORT_OF = "{}: no plan with transfers fits {} bytes"
 
 
@@ -41,7 +45,7 @@ _SHORT_OF = "{}: no plan with transfers fits {} bytes"
 class Moved:
     """The best plan found, None without one; its ``cost`` is the time at which its last operator ends.
 
-    No plan ends before ``bound``; ``optimal`` says that this one ends then.  ``seconds`` is the wall time.
+    No plan ends before ``bound``; ``optimal`` says that this one ends then.  ``seconds`` are CPU time.
     """
 
     actions: tuple[Action, ...] | None
@@ -71,7 +75,7 @@ def solve_transfers(
     Raises ``CannotPlan`` if no plan fits, ``ValueError`` if the budget or the seconds are no number.
     """
     closed = solvable(graph, budget, seconds, "the optimum with transfers")
-    start = time.perf_counter()
+    start = time.process_time()
     best: tuple[Action, ...] | None = None
     cost = math.inf
     for actions in known:
@@ -84,7 +88,7 @@ def solve_transfers(
         real = [action for action in found if action.number < len(graph)]
         best = tuple(with_ends(graph, real))
         cost = time_plan(graph, best, link, budget, host).total
-    elapsed = time.perf_counter() - start
+    elapsed = time.process_time() - start
     if best is None and search.bound == math.inf:
         raise CannotPlan(_SHORT_OF.format(graph.name, budget))
     optimal = found is not None or search.bound == search.upper
@@ -144,6 +148,8 @@ class _Search:
         self._alive, self._rest_after = _alive(graph)
         self._future = _Future(graph, budget, link)
         self._epsilon = _EXACT * max(graph.cost, 1e-300)
+        grain = _grain({*self._cost, *self._out, *self._back})
+        self._worth = max(self._epsilon, grain - self._epsilon)  # by which a better plan ends before
         self._labels: dict[tuple[int, int], list[_Label]] = {}
         self._serials = itertools.count(1)
         self._worse: set[int] = set()
@@ -163,12 +169,12 @@ class _Search:
                 return self._path(label)
             if label.serial in self._worse:
                 continue
-            if self.labels % 256 == 0 and time.perf_counter() > end:
+            if self.labels % 256 == 0 and time.process_time() > end:
                 return None
             self.labels += 1
             for after in self._moves(label):
                 reached = max(bound, self._bound_of(after))
-                if reached < self.upper - self._epsilon and self._new(after):
+                if reached < self.upper - self._worth and self._new(after):
                     heapq.heappush(queue, (reached, -after.done, after.serial, after))
         self.bound = self.upper
         return None
@@ -233,7 +239,7 @@ class _Search:
 
     def _offload(self, label: _Label, value: int) -> _Label | None:
         end = max(label.clock, label.out) + self._out[value]
-        useless = end + self._back[value] + self._rest_after[value] >= self.upper - self._epsilon
+        useless = end + self._back[value] + self._rest_after[value] >= self.upper - self._worth
         if useless or self._bytes(label.host) + self._size[value] > self._host_budget:
             return None
         return label._replace(
@@ -518,6 +524,15 @@ def _alive(graph: OperatorGraph) -> tuple[list[int], list[float]]:
             needed[value] = any(user >= done or needed[user] for user in graph.users[value])
         alive.append(_mask(value for value in range(done) if needed[value]))
     return alive, rest
+
+
+def _grain(seconds: Set[float]) -> float:
+    """What divides all of these times, and so the end of every plan; zero if that is too small to tell."""
+    parts = [Fraction(each).limit_denominator(_FINEST) for each in seconds]
+    if any(abs(float(part) - each) > _EXACT * each for part, each in zip(parts, seconds)):
+        return 0.0
+    whole = math.lcm(*(part.denominator for part in parts))
+    return math.gcd(*(int(part * whole) for part in parts)) / whole
 
 
 def _mask(values: Iterator[int] | Sequence[int]) -> int:
