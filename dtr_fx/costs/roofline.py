@@ -11,10 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 from torch.utils.flop_counter import flop_registry
 
 from dtr_fx.costs.devices import Device, device_figures
+from dtr_fx.costs.files import cache_folder
+from dtr_fx.costs.in_order import is_quick
+from dtr_fx.costs.measure import are_several
 from dtr_fx.costs.profile import Profile
 from dtr_fx.errors import OptionError, ask
 from dtr_fx.passes import subgraphs
@@ -64,8 +67,17 @@ def flops(node: Node) -> int:
     return hint(formula(*args, **kwargs, out_val=node.meta.get("val")))
 
 
-def resolve(costs: str | Cost | Mapping[Any, float], device: torch.device) -> Cost:
-    """``"roofline"``, ``"profile"``, a function of a node, or seconds by name or target; ``OptionError``."""
+def resolve(
+    costs: str | Cost | Mapping[Any, float],
+    device: torch.device,
+    graph: Graph | None = None,
+    cache: str | bool | None = None,
+) -> Cost:
+    """``"roofline"``, ``"profile"``, a function of a node, or seconds by name or target; ``OptionError``.
+
+    ``"auto"`` is the profile where the ``graph`` can be timed in about a second, times are kept in the folder
+    of ``cache``, so that the next plan is made with the same, and no other rank plans with its own.
+    """
     if callable(costs):
         return lambda node: _seconds(ask("costs", costs, node), costs, node)
     if isinstance(costs, Mapping):
@@ -76,12 +88,17 @@ def resolve(costs: str | Cost | Mapping[Any, float], device: torch.device) -> Co
             return _seconds(costs[key], "a mapping", node) if key in costs else estimate(node)
 
         return look_up
+    estimate = roofline(device)
+    if costs == "auto":
+        is_kept = cache_folder(cache) is not None
+        is_timed = graph is not None and is_kept and not are_several() and is_quick(graph, estimate)
+        return Profile(device, estimate, cache) if is_timed else estimate
     if costs == "roofline":
-        return roofline(device)
+        return estimate
     if costs == "profile":
-        return Profile(device, roofline(device))
+        return Profile(device, estimate, cache)
     raise OptionError(
-        f"costs={costs!r} is unknown: write 'roofline', 'profile', a function of a node that returns "
+        f"costs={costs!r} is unknown: write 'auto', 'roofline', 'profile', a function of a node that returns "
         "seconds, or a mapping from node names or targets to seconds"
     )
 

@@ -11,10 +11,12 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
+import torch
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
 from dtr_fx.costs import roofline as cost_model
+from dtr_fx.costs.profile import Profile
 from dtr_fx.costs.workspaces import workspaces
 from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.passes import storages
@@ -52,6 +54,16 @@ class Carried(NamedTuple):
     moved: Moved = NOTHING
 
 
+def _cost_of(gm: GraphModule, options: Options, device: torch.device) -> cost_model.Cost:
+    """The options' costs of the graph's nodes."""
+    if options.executor != "inductor" or not isinstance(options.costs, str):
+        return cost_model.resolve(options.costs, device, gm.graph, options.cache)
+    # Only here: Inductor takes seconds to import.
+    from dtr_fx.costs.kernels import of_kernels
+
+    return of_kernels(cost_model.resolve(options.costs, device, cache=options.cache), device)
+
+
 class Planning:
     """The analysis of a graph, before it is rewritten; OptionError where its costs cannot be told.
 
@@ -63,17 +75,19 @@ class Planning:
     run nothing.
     """
 
-    def __init__(self, gm: GraphModule, options: Options, *, trusts_caller: bool = False) -> None:
+    def __init__(
+        self,
+        gm: GraphModule,
+        options: Options,
+        *,
+        trusts_caller: bool = False,
+        cost: cost_model.Cost | None = None,
+    ) -> None:
         calls = [node for node in gm.graph.nodes if node.op.startswith("call")]
         if not calls:
             raise GraphError("the graph has no operators: there is nothing to plan")
         device = graph_device(gm)
-        cost = cost_model.resolve(options.costs, device)
-        if options.executor == "inductor" and isinstance(options.costs, str):
-            # Only here: Inductor takes seconds to import.
-            from dtr_fx.costs.kernels import of_kernels
-
-            cost = of_kernels(cost, device)
+        self._cost = cost = cost or _cost_of(gm, options, device)
         as_it_is = workspaces(calls)
         extra = gm.meta.get("dtr_extra_workspace", {})
         workspace = {
@@ -116,6 +130,7 @@ class Planning:
         marked = self.planner.checkpointed
         self._peak_unmarked = max(point.live for point in self.before)
         self.base_cost = self.graph.base_cost
+        self.step_before = self.step_seconds(gm, self.base_cost)
         self.baseline_peak = self._peak_unmarked
         self.whole = self._reserved_as_it_is if self.counts_reserved else self.baseline_peak
         self.saved = 0 if self.graph.boundary is None else self.graph.saved_bytes
@@ -144,12 +159,24 @@ class Planning:
 
     def of_variant(self, gm: GraphModule) -> Planning:
         """The analysis of a graph that computes the same; shares are of this one's peak and seconds."""
-        variant = Planning(gm, self.options, trusts_caller=self._trusts_caller)
+        variant = Planning(gm, self.options, trusts_caller=self._trusts_caller, cost=self._cost)
         variant.before, variant.base_cost = self.before, self.base_cost
+        variant.step_before = self.step_before
         variant.baseline_peak, variant.saved = self.baseline_peak, self.saved
         variant.whole = self.whole
         variant._original = self._original or self
         return variant
+
+    @property
+    def costs(self) -> str:
+        """By what operators have their seconds: ``"profile"``, ``"roofline"`` or ``"given"``."""
+        if isinstance(self._cost, Profile):
+            return "profile"
+        return "roofline" if self.options.costs in ("auto", "roofline") else "given"
+
+    def step_seconds(self, gm: GraphModule, cost: float) -> float | None:
+        """Seconds that a step of such a graph takes here, whose operators cost so much; None by estimates."""
+        return self._cost.step(gm.graph, cost) if isinstance(self._cost, Profile) else None
 
     @cached_property
     def budget(self) -> int:
