@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dtr_fx.compiler.accelerate import register_with_accelerate
-    from dtr_fx.compiler.backend import boxed_compiler, partition_fn
+    from dtr_fx.compiler.backend import boxed_compiler
     from dtr_fx.compiler.dispatch import plans
     from dtr_fx.compiler.explain import Reports, explain
     from dtr_fx.compiler.inductor import Partitioner
+    from dtr_fx.compiler.partition_fn import partition_fn
     from dtr_fx.compiler.retrace import LivePlan
     from dtr_fx.compiler.train_step import TrainStep, train_step
     from dtr_fx.costs.measure import measure_peak
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from dtr_fx.planning.judge import Judgement, judge
     from dtr_fx.planning.tags import tag
     from dtr_fx.planning.transform import transform
-    from dtr_fx.report import Curve, CurvePoint
+    from dtr_fx.report.curve import Curve, CurvePoint
     from dtr_fx.runtime import HEURISTICS, Heuristic
 
 __all__ = [
@@ -88,13 +89,14 @@ __all__ = [
 
 _NAMES = {
     "planning.curve": ("smallest_budget", "sweep"),
-    "report": ("Curve", "CurvePoint"),
+    "report.curve": ("Curve", "CurvePoint"),
     "errors": (
         *("DTRError", "GraphError", "InfeasibleBudgetError", "InfeasiblePartError", "OptionError"),
         *("OverBudgetError", "UncompiledError", "WrittenTensorError"),
     ),
     "compiler.accelerate": ("register_with_accelerate",),
-    "compiler.backend": ("boxed_compiler", "partition_fn"),
+    "compiler.backend": ("boxed_compiler",),
+    "compiler.partition_fn": ("partition_fn",),
     "compiler.explain": ("Reports", "explain"),
     "compiler.inductor": ("Partitioner",),
     "planning.defaults": ("config",),

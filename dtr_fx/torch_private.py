@@ -20,7 +20,6 @@ import torch
 from dtr_fx.errors import DTRError
 
 if TYPE_CHECKING:  # the types among them
-    from torch._dynamo.exc import BackendCompilerFailed as BackendCompilerFailed
     from torch._dynamo.exc import TorchDynamoException as TorchDynamoException
     from torch._guards import CompileContext as CompileContext
     from torch._guards import TracingContext as TracingContext
@@ -74,7 +73,6 @@ _NAMES = {
     "resolve_process_group": "torch._C._distributed_c10d:_resolve_process_group",  # a graph has its name
     # Dynamo.
     "aot_autograd": "torch._dynamo.backends.common:aot_autograd",  # makes a backend of compilers
-    "BackendCompilerFailed": "torch._dynamo.exc:BackendCompilerFailed",  # what it wraps our errors in
     "TorchDynamoException": "torch._dynamo.exc:TorchDynamoException",  # what it refuses to trace
     "ConvertFrameAssert": "torch._dynamo.convert_frame:ConvertFrameAssert",  # compiles a frame, or refuses
     "Unsupported": "torch._dynamo.exc:Unsupported",  # why it refuses

@@ -10,9 +10,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dtr_fx.passes.contract import ORDER, VALUES, Pass
-from dtr_fx.passes.tensors import is_backward, storage_keys, view_like
+from dtr_fx.passes.tensors import empty_like, is_backward, storage_keys, view_like
 
 _ADD, _ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
+_MARK = "dtr_in_place"  # of a sum that was traced out of place
 
 
 class AccumulateInPlace(Pass):
@@ -45,6 +46,28 @@ class AccumulateInPlace(Pass):
         return changed
 
 
+class AccumulateOutOfPlace(Pass):
+    """Take back what ``AccumulateInPlace`` did: what writes is in no region that runs in slices."""
+
+    name = "accumulate out of place"
+    requires = (VALUES,)
+    ensures = (VALUES,)
+
+    def call(self, gm: GraphModule) -> bool:
+        written = gm.graph.find_nodes(op="call_function", target=_ADD_IN_PLACE)
+        totals = [node for node in written if node.meta.get(_MARK)]
+        for total in totals:
+            views: list[Node] = [total.args[0]]
+            keys = storage_keys(total)
+            while viewed := [read for read in views[-1].all_input_nodes if storage_keys(read) == keys]:
+                views += viewed
+            fresh = empty_like(views[-1].meta["val"])
+            for node in views:
+                node.meta["val"] = view_like(node.meta["val"], fresh)
+            total.target = _ADD
+        return bool(totals)
+
+
 def _may_hold(term: Node, total: Node, holders: Mapping[int, Sequence[Node]]) -> bool:
     """True if the backward pass made a term, be it a view, for this sum alone, and laid out like it."""
     value = term.meta["val"]
@@ -57,7 +80,8 @@ def _may_hold(term: Node, total: Node, holders: Mapping[int, Sequence[Node]]) ->
         if len(read) != 1 or storage_keys(read[0]) != keys:
             return False
         views += read
-    return all(node.op == "call_function" and is_backward(node) and len(node.users) == 1 for node in views)
+    is_one = all(isinstance(node.meta["val"], torch.Tensor) and len(node.users) == 1 for node in views)
+    return is_one and all(node.op == "call_function" and is_backward(node) for node in views)
 
 
 def _write_over(term: Node, total: Node, other: Node, holders: Mapping[int, Sequence[Node]]) -> None:
@@ -65,6 +89,7 @@ def _write_over(term: Node, total: Node, other: Node, holders: Mapping[int, Sequ
     for node in holders[key]:
         node.meta["val"] = view_like(node.meta["val"], total.meta["val"])
     total.target, total.args = _ADD_IN_PLACE, (term, other)
+    total.meta[_MARK] = True
 
 
 def _layout(tensor: torch.Tensor) -> tuple[str, ...]:

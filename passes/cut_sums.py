@@ -23,7 +23,7 @@ def _over(*labels: Label) -> frozenset[Label]:
 @RULES.of("bmm", operands="self mat2", batch="b")
 @RULES.of("baddbmm", operands="batch1 batch2", batch="b")
 def _product(call: Call, *, operands: str, batch: str) -> Form:
-    """What is added to a product would be added by every slice of a sum."""
+    """A product; with a summand it is not cut along its sum, as every slice would add that."""
     left, right = operands.split()
     made = [*batch, "i", "j"]
     reads = call.reads({left: [*batch, "i", "k"], right: [*batch, "k", "j"]})

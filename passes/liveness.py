@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -49,7 +49,7 @@ class Release(NamedTuple):
     storage: int
 
 
-Step: TypeAlias = "Allocation | Run | Release"
+Request: TypeAlias = "Allocation | Run | Release"
 
 
 def liveness(gm: GraphModule, workspace: Mapping[str, int], device: torch.device) -> list[Point]:
@@ -62,12 +62,22 @@ def liveness(gm: GraphModule, workspace: Mapping[str, int], device: torch.device
     return points_of(allocations(gm, workspace, device))
 
 
-def points_of(steps: Iterable[Step]) -> list[Point]:
+def with_reserved(
+    gm: GraphModule, workspace: Mapping[str, int], device: torch.device
+) -> tuple[list[Point], int]:
+    """As ``liveness``, and the bytes that PyTorch's caching allocator reserves."""
+    requests = list(allocations(gm, workspace, device))
+    allocator = CachingAllocator.as_configured()
+    reserve(requests, allocator)
+    return points_of(requests), allocator.reserved
+
+
+def points_of(requests: Iterable[Request]) -> list[Point]:
     """The bytes live while each operator runs."""
     parts = dict.fromkeys(KINDS, 0)
     allocated: dict[int, Allocation] = {}
     points: list[Point] = []
-    for step in steps:
+    for step in requests:
         if isinstance(step, Allocation):
             allocated[step.storage] = step
             parts[step.kind] += step.nbytes
@@ -80,10 +90,10 @@ def points_of(steps: Iterable[Step]) -> list[Point]:
     return points
 
 
-def reserve(steps: Iterable[Step], allocator: CachingAllocator) -> None:
+def reserve(requests: Iterable[Request], allocator: CachingAllocator) -> None:
     """Let the allocator serve what a graph asks for; it knows each storage's kind as the owner."""
     blocks: dict[int, Block] = {}
-    for step in steps:
+    for step in requests:
         if isinstance(step, Allocation):
             blocks[step.storage] = allocator.malloc(step.nbytes, step.kind)
         elif isinstance(step, Release):
@@ -92,49 +102,63 @@ def reserve(steps: Iterable[Step], allocator: CachingAllocator) -> None:
             allocator.free(allocator.malloc(step.temporary, "temporary"))
 
 
-def allocations(gm: GraphModule, workspace: Mapping[str, int], device: torch.device) -> Iterator[Step]:
-    """What is allocated and freed on ``device`` as the graph runs; see ``liveness``."""
+def allocations(gm: GraphModule, workspace: Mapping[str, int], device: torch.device) -> Iterator[Request]:
+    """The requests to the allocator of ``device`` as the graph runs; see ``liveness``."""
     dies_at, kept = _lives(gm)
+    there = _Storages(device, kept)
     for number, (_, tensor) in enumerate(module_state(gm)):
         yield from _allocation(-1 - number, "parameter", storage_bytes(tensor, device))
-    size_of: dict[int, int] = {}
-
-    def allocate(node: Node) -> Iterator[Step]:
-        """The storages of a node that are not there yet."""
-        for held in held_by(node):
-            if held.storage not in size_of:
-                size_of[held.storage] = held.nbytes if held.device == device.type else 0
-                kind = kind_of(node, is_output=held.storage in kept)
-                yield from _allocation(held.storage, kind, size_of[held.storage])
-
     tangents: list[Node] = []
     for node in [*gm.graph.find_nodes(op="placeholder"), *gm.graph.find_nodes(op="get_attr")]:
         if node.users and is_tangent(node):
             tangents.append(node)
         elif counts(node):
-            yield from allocate(node)
+            yield from there.allocate(node)
     for node in gm.graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):
             continue
         if tangents and role(node) != DROP and node.meta.get("partitioner_tag") == "is_backward":
             for tangent in tangents:
-                yield from allocate(tangent)
+                yield from there.allocate(tangent)
             tangents = []
+        yield from there.run(node, workspace)
+        yield from there.free(dies_at.get(node, ()))
+
+
+class _Storages:
+    """The storages that are there while a graph runs; those ``kept`` are its outputs and inputs."""
+
+    def __init__(self, device: torch.device, kept: Container[int]) -> None:
+        self._device, self._kept = device, kept
+        self._size_of: dict[int, int] = {}
+
+    def allocate(self, node: Node) -> Iterator[Request]:
+        """The storages of a node that are not there yet."""
+        for held in held_by(node):
+            if held.storage not in self._size_of:
+                nbytes = self._size_of[held.storage] = held.nbytes if held.device == self._device.type else 0
+                kind = kind_of(node, is_output=held.storage in self._kept)
+                yield from _allocation(held.storage, kind, nbytes)
+
+    def run(self, node: Node, workspace: Mapping[str, int]) -> Iterator[Request]:
+        """An operator or a transfer; a copy out and a wait for it allocate nothing."""
         if role(node) in (OFFLOAD, WAIT):
             if not is_over(node):
                 yield Run(node.name, 0)
         elif not (is_selection(node) or role(node) == DROP):
-            yield from allocate(node)
+            yield from self.allocate(node)
             temporary = 0 if role(node) == RELOAD else workspace.get(origin_name(node), 0)
             if node.target is rng.replay:
-                temporary += storage_bytes(rng.save_state(str(device)), device)
+                temporary += storage_bytes(rng.save_state(str(self._device)), self._device)
             yield Run(node.name, temporary)
-        for key in dies_at.get(node, ()):
-            if size_of.pop(key, 0):
-                yield Release(key)
+
+    def free(self, storages: Iterable[int]) -> Iterator[Request]:
+        for storage in storages:
+            if self._size_of.pop(storage, 0):
+                yield Release(storage)
 
 
-def _allocation(storage: int, kind: str, nbytes: int) -> Iterator[Step]:
+def _allocation(storage: int, kind: str, nbytes: int) -> Iterator[Request]:
     if nbytes:
         yield Allocation(storage, kind, nbytes)
 

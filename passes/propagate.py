@@ -5,7 +5,6 @@ What was run here has its mutations, randomness and FLOPs in ``meta["dtr_facts"]
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -13,13 +12,13 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.flop_counter import flop_registry
 
 from dtr_fx.errors import GraphError
 from dtr_fx.passes import rng
 from dtr_fx.passes.contract import VALUES, Pass
 from dtr_fx.passes.effects import undeclared_writes
+from dtr_fx.passes.modes import fake_mode_of_values, static_mode
 from dtr_fx.passes.subgraphs import is_higher_order
 from dtr_fx.passes.tensors import is_selection, storage_key, tensors_of
 from dtr_fx.torch_private import (
@@ -147,40 +146,6 @@ def _inputs_of(gm: GraphModule) -> list[Any]:
             else value
             for value in values
         ]
-
-
-def static_mode() -> FakeTensorMode:
-    """Sizes are as given; a number that an operator reads from a tensor is a symbol."""
-    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
-
-
-class WithoutMemory(FakeTensorMode):
-    """The mode of models without memory, which may have any size.
-
-    Of their graphs no operator is run for a figure whose operands and results take more than ``largest``
-    bytes: by default so many that it takes a second at most.
-    """
-
-    def __init__(self, largest: float = 2**26) -> None:
-        super().__init__(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
-        self.largest = largest
-
-
-def largest_to_run(node: Node) -> float:
-    """How many bytes the node's operator may take to be run for a figure."""
-    values = (node.meta.get("val"), *(used.meta.get("val") for used in node.all_input_nodes))
-    mode = fake_mode_of_values(values)
-    return mode.largest if isinstance(mode, WithoutMemory) else math.inf
-
-
-def fake_mode_of(gm: GraphModule) -> FakeTensorMode | None:
-    return fake_mode_of_values(node.meta.get("val") for node in gm.graph.nodes)
-
-
-def fake_mode_of_values(values: Any) -> FakeTensorMode | None:
-    fakes = (leaf for value in values for leaf in tensors_of(value) if isinstance(leaf, FakeTensor))
-    fake = next(fakes, None)
-    return None if fake is None else fake.fake_mode
 
 
 class _Recorder(Interpreter):

@@ -22,7 +22,7 @@ from dtr_fx.passes import rng
 from dtr_fx.passes.cuts import Axis, axes
 from dtr_fx.passes.effects import first_writes, may_run_twice
 from dtr_fx.passes.marks import mark_of
-from dtr_fx.passes.propagate import fake_mode_of
+from dtr_fx.passes.modes import fake_mode_of
 from dtr_fx.passes.reach import reached_by_caller, written_after_forward
 from dtr_fx.passes.slices import SUM, Cut, Given, Result, Sliced, Sum, rows_of, together
 from dtr_fx.passes.tensors import described, held_by, is_backward, is_selection, is_view, storage_keys
@@ -91,7 +91,7 @@ class Region:
 
     @cached_property
     def between(self) -> set[Node]:
-        """What is made of the results before the last operator: where that reads it, it has to be part."""
+        """The operators on the way from the results to the last one: where that reads them, they are part."""
         last, found = max(self.members), set[Node]()
         pending = [reader for value in self.results for reader in self._readers(value)]
         while pending:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,9 +12,51 @@ from torch.fx import GraphModule
 from torch.fx.node import map_aggregate
 
 from dtr_fx.errors import GraphError
-from dtr_fx.passes.propagate import static_mode
+from dtr_fx.passes.modes import static_mode
 from dtr_fx.passes.tensors import storage_key
-from dtr_fx.torch_private import FakeTensor, pytree, unset_fake_temporarily
+from dtr_fx.torch_private import FakeTensor, FakeTensorMode, pytree, unset_fake_temporarily
+
+
+class _Resized:
+    """Tensors of other sizes, which share storages as those that they stand for."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def tensor(
+        self,
+        old: FakeTensor,
+        mode: FakeTensorMode,
+        nbytes: int,
+        offset: int,
+        shape: Iterable[int],
+        stride: Iterable[int],
+    ) -> FakeTensor:
+        key = storage_key(old)
+        if key not in self._storages:
+            self._storages[key] = torch.empty(nbytes, dtype=torch.uint8, device="meta").untyped_storage()
+        tensor = torch.empty(0, dtype=old.dtype, device="meta")
+        tensor.set_(self._storages[key], offset, tuple(shape), tuple(stride))
+        return FakeTensor(mode, tensor, old.fake_device)
+
+
+class _Numbers:
+    """The numbers that sizes are under the ``values`` of their symbols."""
+
+    def __init__(self, values: Mapping[Symbol, Integer]) -> None:
+        self._values = values
+        self._known: dict[Expr, Any] = {}
+
+    def of(self, expression: Expr) -> Any:
+        if expression not in self._known:
+            value = expression.xreplace(self._values)
+            if value.free_symbols:
+                raise GraphError(f"the data tell {expression}, not the sizes of the inputs")
+            self._known[expression] = value
+        return self._known[expression]
+
+    def size(self, size: int | SymInt) -> int:
+        return int(self.of(size.node.expr)) if isinstance(size, SymInt) else size
 
 
 def give_sizes(gm: GraphModule, values: Mapping[Symbol, Integer]) -> None:
@@ -23,38 +64,21 @@ def give_sizes(gm: GraphModule, values: Mapping[Symbol, Integer]) -> None:
 
     GraphError for a tensor that is no strided one, or has a size that no value tells.
     """
-    mode = static_mode()
-    meta = torch.device("meta")
-    storages: dict[int, torch.UntypedStorage] = {}
-
-    @functools.cache
-    def value_of(expression: Expr) -> Any:
-        value = expression.xreplace(values)
-        if value.free_symbols:
-            raise GraphError(f"the data tell {expression}, not the sizes of the inputs")
-        return value
-
-    def number(size: int | SymInt) -> int:
-        return int(value_of(size.node.expr)) if isinstance(size, SymInt) else size
+    mode, numbers, resized = static_mode(), _Numbers(values), _Resized()
 
     def sized(value: Any) -> Any:
         if isinstance(value, SymInt):
-            return number(value)
+            return numbers.size(value)
         if isinstance(value, (SymBool, SymFloat)):
             kind = bool if isinstance(value, SymBool) else float
-            return kind(value_of(value.node.expr))
+            return kind(numbers.of(value.node.expr))
         if not isinstance(value, FakeTensor):
             return value
         if value.layout is not torch.strided:
             raise GraphError(f"a tensor is {value.layout}: its sizes cannot be given")
-        key = storage_key(value)
-        if key not in storages:
-            nbytes = number(value.untyped_storage().nbytes())
-            storages[key] = torch.empty(nbytes, dtype=torch.uint8, device=meta).untyped_storage()
-        shape, stride = map(number, value.shape), map(number, value.stride())
-        tensor = torch.empty(0, dtype=value.dtype, device=meta)
-        tensor.set_(storages[key], number(value.storage_offset()), tuple(shape), tuple(stride))
-        return FakeTensor(mode, tensor, value.fake_device)
+        nbytes, offset = map(numbers.size, (value.untyped_storage().nbytes(), value.storage_offset()))
+        shape, stride = map(numbers.size, value.shape), map(numbers.size, value.stride())
+        return resized.tensor(value, mode, nbytes, offset, shape, stride)
 
     with unset_fake_temporarily(), torch.no_grad():
         for node in gm.graph.nodes:
@@ -73,7 +97,7 @@ def extrapolate(gm: GraphModule, other: GraphModule, steps: int) -> None:
     kinds = ([(node.op, node.target) for node in each.graph.nodes] for each in (gm, other))
     if next(kinds) != next(kinds):
         raise GraphError("the operators differ with the batch, so that none is planned for batches at large")
-    storages: dict[int, torch.UntypedStorage] = {}
+    resized = _Resized()
 
     def line(size: int, twin: int) -> int:
         return size + steps * (twin - size)
@@ -81,15 +105,10 @@ def extrapolate(gm: GraphModule, other: GraphModule, steps: int) -> None:
     def sized(value: Any, twin: Any) -> Any:
         if not isinstance(value, FakeTensor):
             return value
-        key = storage_key(value)
-        if key not in storages:
-            nbytes = line(value.untyped_storage().nbytes(), twin.untyped_storage().nbytes())
-            storages[key] = torch.empty(nbytes, dtype=torch.uint8, device="meta").untyped_storage()
-        shape, stride = map(line, value.shape, twin.shape), map(line, value.stride(), twin.stride())
-        tensor = torch.empty(0, dtype=value.dtype, device="meta")
+        nbytes = line(value.untyped_storage().nbytes(), twin.untyped_storage().nbytes())
         offset = line(int(value.storage_offset()), int(twin.storage_offset()))
-        tensor.set_(storages[key], offset, tuple(shape), tuple(stride))
-        return FakeTensor(value.fake_mode, tensor, value.fake_device)
+        shape, stride = map(line, value.shape, twin.shape), map(line, value.stride(), twin.stride())
+        return resized.tensor(value, value.fake_mode, nbytes, offset, shape, stride)
 
     with unset_fake_temporarily(), torch.no_grad():
         for node, twin in pairs:

@@ -15,7 +15,7 @@ from dtr_fx.passes import rng
 from dtr_fx.passes.contract import ORDER, VALUES, Pass, Pipeline
 from dtr_fx.passes.effects import last_writes, may_run_twice
 from dtr_fx.passes.marks import check_marks, runs_again
-from dtr_fx.passes.propagate import fake_mode_of
+from dtr_fx.passes.modes import fake_mode_of
 from dtr_fx.passes.reach import mark_parameters, written_after_forward
 from dtr_fx.passes.tensors import is_backward, storage_keys
 from dtr_fx.torch_private import OpOverload, side_effectful_functions

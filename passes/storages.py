@@ -18,6 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from dtr_fx.passes import rng
 from dtr_fx.passes.effects import last_writes, may_run_twice
 from dtr_fx.passes.marks import mark_of
+from dtr_fx.passes.old_values import read_before_updates
 from dtr_fx.passes.reach import Reached, given_back, reached_by_caller, written_after_forward
 from dtr_fx.passes.roles import ARRIVE, KEEP, SAVE_RNG
 from dtr_fx.passes.tensors import (
@@ -34,7 +35,6 @@ from dtr_fx.passes.tensors import (
     tensors_of,
 )
 from dtr_fx.passes.transfers import is_movable
-from dtr_fx.passes.updates import read_before_updates
 from dtr_fx.runtime.program import Call, Constant, Instruction, Keep, Output, Program, Release
 from dtr_fx.runtime.steps import COMPUTE
 from dtr_fx.torch_private import pytree

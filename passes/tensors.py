@@ -141,6 +141,12 @@ def storage_keys(node: Node) -> list[int]:
     return [held.storage for held in held_by(node)]
 
 
+def fresh_storages(node: Node) -> dict[int, int]:
+    """The storages that a node's operator makes, with their bytes; a view makes none."""
+    old = {held.storage for used in node.all_input_nodes for held in held_by(used)}
+    return {held.storage: held.nbytes for held in held_by(node) if held.storage not in old}
+
+
 def is_view(node: Node) -> bool:
     """True if the node's value lies in the storage of something that it reads."""
     made = set(storage_keys(node))
@@ -191,6 +197,11 @@ def nbytes_of(tensor: torch.Tensor) -> int:
 def hint(size: int | torch.SymInt) -> int:
     """The size in the trace at hand, without a guard on it (``SymNode.hint``)."""
     return size if isinstance(size, int) else int(size.node.hint or 0)
+
+
+def sizes_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides in the trace at hand, in elements."""
+    return tuple(map(hint, tensor.shape)), tuple(map(hint, tensor.stride()))
 
 
 def graph_device(gm: GraphModule) -> torch.device:

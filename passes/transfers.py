@@ -15,17 +15,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dtr_fx.tiers import operators as tiers
-
 
 def offload(value: Tensor, tier: str) -> Tensor:
     """Start to move ``value`` out; the handle is a tensor on the CPU that takes no memory to speak of."""
+    from dtr_fx.tiers import operators as tiers  # only here: with it come threads and files
+
     handle: Tensor = tiers.offload(value, tier)
     return handle
 
 
 def wait_offload(handle: Tensor, value: Tensor) -> Tensor:
     """Wait until ``value`` has been moved out."""
+    from dtr_fx.tiers import operators as tiers
+
     tiers.wait_offload(handle, value)
     return handle
 
@@ -34,12 +36,16 @@ def reload(
     handle: Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: str
 ) -> Tensor:
     """Start to bring back what was moved out."""
+    from dtr_fx.tiers import operators as tiers
+
     value: Tensor = tiers.reload(handle, size, stride, dtype, torch.device(device))
     return value
 
 
 def wait_reload(value: Tensor, handle: Tensor) -> Tensor:
     """Wait until ``value`` is there."""
+    from dtr_fx.tiers import operators as tiers
+
     tiers.wait_reload(value, handle)
     return value
 

@@ -10,7 +10,7 @@ there and nothing reads the old value any more.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -19,11 +19,12 @@ from torch.fx import GraphModule, Node
 
 from dtr_fx.errors import DTRError
 from dtr_fx.passes import rng
-from dtr_fx.passes.contract import ORDER, VALUES, Pass
+from dtr_fx.passes.accumulate import AccumulateInPlace
+from dtr_fx.passes.contract import ORDER, VALUES, Pass, Pipeline
 from dtr_fx.passes.effects import may_run_twice, mutated_tensors
+from dtr_fx.passes.split import MergeDuplicates
 from dtr_fx.passes.tensors import (
     UPDATE,
-    is_backward,
     is_update,
     nbytes_of,
     storage_key,
@@ -36,6 +37,12 @@ _SCALAR = 16  # bytes of a number, at most; those that updates share tie none of
 
 class UpdateError(DTRError):
     """An operator would read another value than it read before: a defect of dtr_fx, worth a report."""
+
+
+def prepare_inference(gm: GraphModule) -> None:
+    """Make a graph that AOTAutograd has no backward pass for ready for planning; it may hold its own."""
+    passes = TagOwnBackward(), MergeDuplicates(), AccumulateInPlace(), EarlyUpdates()
+    Pipeline(*passes, given=(VALUES,))(gm)
 
 
 class TagOwnBackward(Pass):
@@ -176,68 +183,6 @@ def _dependences(order: Iterable[Node]) -> Iterator[tuple[Node, Node]]:
         for key in read - written:
             readers[key].append(node)
         inside.add(node)
-
-
-def read_before_updates(gm: GraphModule) -> tuple[dict[int, int], set[Node]]:
-    """Where inputs are first written, by storage, of which any plan reads the old value before that.
-
-    It does if what is computed from it is read by then, or stays, as a gradient may: the second result.
-    """
-    place = {node: number for number, node in enumerate(gm.graph.nodes)}
-    inputs = [node for node in gm.graph.nodes if node.op in ("placeholder", "get_attr")]
-    held = {key for node in inputs for key in storage_keys(node)}
-    first: dict[int, int] = {}
-    readers: defaultdict[int, list[Node]] = defaultdict(list)
-    last_read: dict[int, int] = {}
-    for node, number in place.items():
-        if not node.op.startswith("call"):
-            continue
-        for key in {key for used in node.all_input_nodes for key in storage_keys(used)}:
-            readers[key].append(node)
-            last_read[key] = number
-        for key in held.intersection(map(storage_key, mutated_tensors(node))):
-            first.setdefault(key, number)
-    stay: set[Node] = set()
-    safe: dict[int, int] = {}
-    for key, number in sorted(first.items(), key=lambda item: item[1]):
-        found = _crossing(key, number, place, readers, last_read, stay)
-        if all(map(_may_stay, found)):
-            stay.update(found)
-            safe[key] = number
-    return safe, stay
-
-
-def _crossing(
-    written: int,
-    number: int,
-    place: Mapping[Node, int],
-    readers: Mapping[int, Sequence[Node]],
-    last_read: Mapping[int, int],
-    stay: Collection[Node],
-) -> list[Node]:
-    """What is computed, again if need be, from the old value of a storage, and read after it is written."""
-    pending = [node for node in readers[written] if place[node] < number]
-    seen = set(pending)
-    found = []
-    while pending:
-        node = pending.pop()
-        if node in stay or not may_run_twice(node):
-            continue
-        made = {*storage_keys(node)} - {key for used in node.all_input_nodes for key in storage_keys(used)}
-        if any(last_read.get(key, -1) > number for key in made):
-            found.append(node)
-            if not _may_stay(node):
-                return found
-            continue
-        more = {reader for key in made for reader in readers.get(key, ())} - seen
-        seen |= more
-        pending += more
-    return found
-
-
-def _may_stay(node: Node) -> bool:
-    """True of gradients, and of what clipping and the optimizer make of them."""
-    return is_backward(node) or is_update(node)
 
 
 def _versions_read(order: Iterable[Node]) -> dict[Node, dict[int, Node | None]]:

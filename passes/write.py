@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 from dtr_fx.passes import rng, transfers
 from dtr_fx.passes.contract import ORDER, PLAN, VALUES, VERIFIED, Pass
 from dtr_fx.passes.drops import drop, hoist_drops
-from dtr_fx.passes.propagate import fake_mode_of
+from dtr_fx.passes.modes import fake_mode_of
 from dtr_fx.passes.roles import ARRIVE, SAVE_RNG, role
 from dtr_fx.passes.storages import GraphProgram, NodeCall
 from dtr_fx.passes.tensors import empty_like, is_backward, storage_key, tensors_of, view_like
@@ -78,27 +78,34 @@ class _Writer:
         with torch.no_grad():
             for step in self._steps:
                 if step.kind == COMPUTE:
-                    call = self._calls[step.op]
-                    self._resident.update(call.outputs)
-                    if call.role == COMPUTE:
-                        self._compute(call)
-                        self._anchor = next(anchors)
-                    elif call.role != ARRIVE and call.outputs[0] in self._read_again:
-                        self._saved[call.outputs[0]] = self._save(call)
+                    self._run_first(self._calls[step.op], anchors)
                 elif step.kind == RECOMPUTE:
                     self._recompute(self._calls[step.op])
                 elif step.kind in (OFFLOAD, RELOAD, WAIT):
                     self._transfer(step)
                 else:
-                    self._resident.discard(step.storage)
-                    is_given_back = step.storage in self._program.given_back
-                    if step.again is not None or (is_given_back and is_backward(self._anchor)):
-                        self._drop(step)
+                    self._give_up(step)
         self._read_newest(self._anchor)
         for selection in reversed(self._selections):
             if not selection.users:
                 self._graph.erase_node(selection)
         hoist_drops(self._graph)
+
+    def _run_first(self, call: NodeCall, anchors: Iterator[Node]) -> None:
+        """An operator where it stands, or what is saved for a recompute, if there is one."""
+        self._resident.update(call.outputs)
+        if call.role == COMPUTE:
+            self._compute(call)
+            self._anchor = next(anchors)
+        elif call.role != ARRIVE and call.outputs[0] in self._read_again:
+            self._saved[call.outputs[0]] = self._save(call)
+
+    def _give_up(self, step: Step) -> None:
+        """A storage is gone: where it is dropped, or given back to the caller, by a node."""
+        self._resident.discard(step.storage)
+        is_given_back = step.storage in self._program.given_back
+        if step.again is not None or (is_given_back and is_backward(self._anchor)):
+            self._drop(step)
 
     def _anchors(self) -> Iterator[Node]:
         """The graph's operators in the order of their first runs, then its output; new nodes precede them."""
@@ -193,34 +200,34 @@ class _Writer:
         """Move a storage out, bring it back, or wait for either."""
         origin = self._holder[step.storage]
         value = self._newest_of(origin)
-        handle = self._handle.get(step.storage)
-        name, is_back = origin.name, role(value) == RELOAD
+        target, arguments, result = self._transfer_call(step, origin, value)
         with self._graph.inserting_before(self._anchor):
-            if step.kind == OFFLOAD:
-                node = self._graph.call_function(transfers.offload, (value, self._tier))
-                node.meta["val"] = self._handle_value()
-                self._handle[step.storage] = node
-            elif step.kind == RELOAD:
-                like = origin.meta["val"]
-                layout = [*like.shape], [*like.stride()], like.dtype, str(like.device)
-                node = self._graph.call_function(transfers.reload, (handle, *layout))
-                node.meta["val"] = empty_like(like)
-                self._resident.add(step.storage)
-            elif is_back:
-                node = self._graph.call_function(transfers.wait_reload, (value, handle))
-                node.meta["val"] = view_like(value.meta["val"], value.meta["val"])
-            else:
-                node = self._graph.call_function(transfers.wait_offload, (handle, value))
-                assert handle is not None
-                node.meta["val"] = handle.meta["val"]
-                self._handle[step.storage] = node
-        if step.kind == RELOAD or is_back:
+            node = self._graph.call_function(target, arguments)
+        node.meta["val"] = result
+        rename(node, f"{origin.name}_{step.kind}")
+        if target in (transfers.reload, transfers.wait_reload):
             self._newest[origin] = node
             self._origin[node] = origin
-        rename(node, f"{name}_{step.kind}")
+        else:
+            self._handle[step.storage] = node
         if step.kind == RELOAD:
+            self._resident.add(step.storage)
             node.meta |= {key: fact for key, fact in origin.meta.items() if key in _PROVENANCE}
-        self._describe(node, role=step.kind, origin=name, seconds=step.seconds)
+        self._describe(node, role=step.kind, origin=origin.name, seconds=step.seconds)
+
+    def _transfer_call(self, step: Step, origin: Node, value: Node) -> tuple[Any, tuple[Any, ...], Any]:
+        """The function, its arguments, and the fake value that it returns."""
+        if step.kind == OFFLOAD:
+            return transfers.offload, (value, self._tier), self._handle_value()
+        handle = self._handle[step.storage]
+        if step.kind == RELOAD:
+            like = origin.meta["val"]
+            layout = [*like.shape], [*like.stride()], like.dtype, str(like.device)
+            return transfers.reload, (handle, *layout), empty_like(like)
+        if role(value) == RELOAD:
+            again = view_like(value.meta["val"], value.meta["val"])
+            return transfers.wait_reload, (value, handle), again
+        return transfers.wait_offload, (handle, value), handle.meta["val"]
 
     def _handle_value(self) -> torch.Tensor:
         with self._mode or contextlib.nullcontext():

@@ -23,7 +23,7 @@ class Unpinned(TorchFunctionMode):
 
 def main() -> None:
     module = card.install()
-    tier = Tier.parse("host")
+    tier = Tier("host")
     assert tier is not None
     pinned = Pinned(tier)
     expected = torch.randn(1000, 3)

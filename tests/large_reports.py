@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from dtr_fx.inspect.comparison import Comparison, Mark, decision_page
-from dtr_fx.report import KINDS, Curve, CurvePoint, Event, Point, Report, StorageStats
+from dtr_fx.report import KINDS, Event, Point, Report, StorageStats
+from dtr_fx.report.curve import Curve, CurvePoint
 
 
 def large(operators: int, every: int = 10) -> Report:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,14 +29,14 @@ from dtr_fx.costs.devices import named_device
 from dtr_fx.costs.roofline import roofline
 from dtr_fx.lab import zoo
 from dtr_fx.lab.log import read_log, with_offload
-from dtr_fx.passes.propagate import WithoutMemory
+from dtr_fx.passes.modes import WithoutMemory
 from dtr_fx.passes.sizes import put_on
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planner import Planner
 from dtr_fx.planning.planning import Planning
 from dtr_fx.runtime import Plan, Program
 from dtr_fx.search import Operators, execute_order
-from dtr_fx.search.moves import issued_ahead, moved_from
+from dtr_fx.search.moves import moving_alone as greedy
 from dtr_fx.search.timeline import Timeline
 from dtr_fx.tiers.tier import Bandwidth, Tier
 from dtr_fx.torch_private import FakeTensorMode
@@ -86,12 +87,9 @@ def program_of(make: Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]) -
 
 def moving_alone(program: Program, budget: int) -> Plan | None:
     """What greedy moving comes to; None where it is not enough."""
-    line = Timeline(Operators.of(program), budget - program.constants)
-    order, moved = moved_from(line, range(len(line.operators.makes)), waits=True)
-    if line.settle(order, moved).over:
-        return None
-    found = issued_ahead(line, order, moved)
-    return execute_order(program, found.order, budget, found.moved)
+    found = greedy(Timeline(Operators.of(program), budget - program.constants))
+    plans = [execute_order(program, each.order, budget, each.moved) for each in found]
+    return min(plans, key=lambda plan: plan.extra, default=None)
 
 
 def rows_of(name: str, program: Program) -> Iterator[tuple[object, ...]]:
@@ -109,17 +107,21 @@ def rows_of(name: str, program: Program) -> Iterator[tuple[object, ...]]:
 
 
 def steps() -> Iterator[dict[str, object]]:
-    """Training steps on this machine: peaks, times, and if gradients are those of ``aot_eager``."""
+    """Training steps on this machine, at shares of the activations: peaks, times, equal gradients."""
+    folder = tempfile.mkdtemp()
     for name in ("mlp", "gpt"):
         expected = Trained(name, None, None)
+        [whole] = Trained(name, 1.0, None).reports
         yield {"model": name, "budget": "", "peak": format_bytes(expected.peak), "step": expected.seconds}
         for share in (0.4, 0.2):
-            for offload in (None, "disk"):
-                row = {"model": name, "budget": f"{share:.0%}", "offload": offload}
+            for offload in (None, folder):
+                row = {"model": name, "budget": f"{share:.0%}", "offload": "disk" if offload else ""}
+                budget = whole.constants + int(share * (whole.baseline_peak - whole.constants))
                 try:
-                    trained = Trained(name, share, offload)
+                    trained = Trained(name, budget, offload)
                 except dtr_fx.InfeasibleBudgetError as error:
-                    yield {**row, "peak": f"smallest {error.smallest / error.baseline_peak:.1%}"}
+                    of = (error.smallest - whole.constants) / (whole.baseline_peak - whole.constants)
+                    yield {**row, "peak": f"smallest {of:.1%}"}
                     continue
                 report = trained.reports[0]
                 yield {
@@ -130,21 +132,22 @@ def steps() -> Iterator[dict[str, object]]:
                     "extra": f"{report.overhead:.1%}",
                     "step": trained.seconds,
                     "equal": all(map(torch.equal, trained.gradients, expected.gradients)),
+                    "left in folder": "" if offload is None else len(list(Path(folder).iterdir())),
                 }
 
 
 class Trained:
     """A model of the zoo that has trained for some steps."""
 
-    def __init__(self, name: str, share: float | None, offload: str | None) -> None:
+    def __init__(self, name: str, budget: float | None, offload: str | None) -> None:
         torch._dynamo.reset()
         torch.manual_seed(0)
         model, inputs = zoo.MODELS[name]()
         self.reports: list[dtr_fx.Report] = []
-        options = {"budget": share, "offload": offload, "cache": False, "on_report": self.reports.append}
+        options = {"budget": budget, "offload": offload, "cache": False, "on_report": self.reports.append}
         plain = {"backend": "aot_eager"}
         compiled = torch.compile(
-            model, **(plain if share is None else {"backend": "dtr", "options": options})
+            model, **(plain if budget is None else {"backend": "dtr", "options": options})
         )
 
         def step() -> None:

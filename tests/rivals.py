@@ -33,7 +33,7 @@ from dtr_fx.passes.split import split
 from dtr_fx.planning.judge import Judgement
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Planning, copy_of
-from dtr_fx.planning.transform import Laps, carry_out
+from dtr_fx.planning.rewrite import Laps, carry_out
 from dtr_fx.runtime import Program
 from dtr_fx.search import execute_order
 from dtr_fx.torch_private import FakeTensorMode

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import dtr_fx
-from dtr_fx.passes.accumulate import AccumulateInPlace
+from dtr_fx.passes.accumulate import AccumulateInPlace, AccumulateOutOfPlace
 
 pytestmark = pytest.mark.little_effort
 
@@ -61,11 +61,19 @@ def sums_in_place(function: Callable[[Tensor], Tensor]) -> int:
     before = x.clone()
     assert torch.equal(gm(x), function(x))
     assert torch.equal(x, before)
-    return len(gm.graph.find_nodes(op="call_function", target=torch.ops.aten.add_.Tensor))
+    in_place = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.add_.Tensor)
+    assert AccumulateOutOfPlace().call(gm) == bool(in_place)
+    gm.recompile()
+    assert torch.equal(gm(x), function(x))
+    made = [node.meta["val"].untyped_storage()._cdata for node in gm.graph.nodes if "val" in node.meta]
+    views = [node for node in gm.graph.nodes if node.target is torch.ops.aten.t.default]
+    assert len({*made}) == len(made) - len(views)
+    return len(in_place)
 
 
 def test_a_sum_of_several_terms_is_one_tensor() -> None:
     assert sums_in_place(lambda x: (x.sin() + x.cos()) + x.tanh() + x.exp()) == 3
+    assert sums_in_place(lambda x: (x.sin().t() + x.cos().t()) + x.tanh().t()) == 2
 
 
 @pytest.mark.parametrize(

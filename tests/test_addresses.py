@@ -20,10 +20,10 @@ from dtr_fx.lab import networks
 from dtr_fx.lab.log import read_log
 from dtr_fx.lab.replay import replay
 from dtr_fx.runtime import HEURISTICS, Deallocation, Runtime, Tensor, trace
-from dtr_fx.runtime.addresses import cheapest_window
 from dtr_fx.runtime.caching_allocator import MIB, CachingAllocator
 from dtr_fx.runtime.graph import Storage
 from dtr_fx.runtime.steps import BUDGET
+from dtr_fx.runtime.windows import cheapest_window
 from dtr_fx.search import paper, run_policy, scores_of
 
 LOGS = Path(__file__).resolve().parents[2] / "shared" / "dtr_logs"

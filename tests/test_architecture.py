@@ -92,6 +92,27 @@ def test_the_root_of_the_package_has_at_most_fourteen_rooms() -> None:
 
 def test_the_product_does_without_the_laboratory() -> None:
     product = "dtr_fx.compiler.backend, dtr_fx.planning.transform, dtr_fx.inspect.html"
-    code = f"import sys, {product}; print(*(name for name in sys.modules if 'dtr_fx.lab' in name))"
+    assert [module for module in _loaded_by(f"import {product}") if module.startswith("dtr_fx.lab")] == []
+
+
+def test_a_compile_loads_little_of_the_package() -> None:
+    """What is for slices, transfers, symbols, profiles or views is imported where it is needed."""
+    lines = [len(_FILES[module].read_text(encoding="utf-8").splitlines()) for module in _loaded_by(_COMPILE)]
+    assert sum(lines) <= 13_500
+
+
+def _loaded_by(code: str) -> list[str]:
+    """The modules of the package that are there after a program has run."""
+    code += "\nimport sys; print(*(name for name in sys.modules if name.split('.')[0] == 'dtr_fx'))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout == "\n"
+    return done.stdout.split()
+
+
+_COMPILE = """
+import dtr_fx.compiler.backend, torch
+from torch import nn
+
+layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.GELU())]
+model = torch.compile(nn.Sequential(*layers), backend="dtr", options={"budget": "60%"})
+model(torch.randn(1024, 64)).sum().backward()
+"""

@@ -88,3 +88,12 @@ def test_what_is_there_before_the_step_may_cost_a_segment() -> None:
 def test_the_host_tier_moves_tensors_of_a_card() -> None:
     """Buffers of the host, and the order of the two queues; memory is not pinned, and all runs at once."""
     assert run("card_transfers.py").split() == ["same", "freed"]
+
+
+def test_a_planned_step_moves_values_of_a_card_to_the_host() -> None:
+    """Gradients as on the CPU, the allocator's peak within the budget, and nothing left outside."""
+    row = json.loads(run("card_moves.py"))
+    assert row["same"]
+    assert row["moved"]
+    assert row["peak"] <= row["budget"]
+    assert row["outside"] == 0

@@ -242,9 +242,9 @@ Planner = Callable[..., Sequence[Report]]
 @pytest.fixture
 def planned_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Planner], None]:
     def use(planner: Planner) -> None:
-        backend: Any = ModuleType("dtr_fx.compiler.backend")
+        backend: Any = ModuleType("dtr_fx.compiler.explain")
         backend.plan_step = planner
-        monkeypatch.setitem(sys.modules, "dtr_fx.compiler.backend", backend)
+        monkeypatch.setitem(sys.modules, "dtr_fx.compiler.explain", backend)
 
     return use
 

@@ -16,11 +16,11 @@ import dtr_fx
 from dtr_fx import OptionError
 from dtr_fx.cli import main
 from dtr_fx.cli.targets import load_target
-from dtr_fx.compiler.backend import plan_step
+from dtr_fx.compiler.explain import plan_step
 from dtr_fx.inspect.comparison import Comparison, Mark, render_curve
 from dtr_fx.lab import baselines, zoo
 from dtr_fx.planning.options import Options
-from dtr_fx.report import Curve, CurvePoint
+from dtr_fx.report.curve import Curve, CurvePoint
 
 pytestmark = pytest.mark.little_effort
 

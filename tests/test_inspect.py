@@ -15,7 +15,7 @@ from random_graphs import BUILDS, Recipe, recipes
 from torch import nn
 
 import dtr_fx
-from dtr_fx.compiler.backend import plan_step
+from dtr_fx.compiler.explain import plan_step
 from dtr_fx.errors import CommandError, InfeasibleBudgetError
 from dtr_fx.inspect.diff import Difference, difference, render_difference
 from dtr_fx.inspect.life import life_of, render_life

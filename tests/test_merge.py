@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dtr_fx.compiler.backend import plan_step
+from dtr_fx.compiler.explain import plan_step
 from dtr_fx.lab import baselines
 from dtr_fx.passes.split import MergeDuplicates
 from dtr_fx.planning.options import Options

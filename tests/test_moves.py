@@ -16,7 +16,7 @@ import dtr_fx
 from dtr_fx import InfeasibleBudgetError, OptionError, Report, measure_peak
 from dtr_fx.cli import main
 from dtr_fx.passes import transfers
-from dtr_fx.passes.propagate import fake_mode_of
+from dtr_fx.passes.modes import fake_mode_of
 from dtr_fx.passes.verify import VerificationError, verify
 from dtr_fx.runtime import Plan, Program
 from dtr_fx.runtime.program import Call, Constant, Keep, Output

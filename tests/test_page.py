@@ -12,7 +12,7 @@ import torch
 from large_reports import large
 from torch import nn
 
-from dtr_fx.compiler.backend import plan_step
+from dtr_fx.compiler.explain import plan_step
 from dtr_fx.inspect.diff import why
 from dtr_fx.inspect.html import render
 from dtr_fx.inspect.views import Report

@@ -12,7 +12,7 @@ from large_reports import large
 from page_frames import LIMIT, frames
 from torch import Tensor, nn
 
-from dtr_fx.compiler.backend import plan_step
+from dtr_fx.compiler.explain import plan_step
 from dtr_fx.inspect.exports import segments_at_peak
 from dtr_fx.inspect.html import render
 from dtr_fx.inspect.modules import Module, module_tree
@@ -356,8 +356,7 @@ def test_the_map_of_addresses_is_that_of_a_card(open_page: Open, report: Report)
         assert rows.nth(number).locator("i").evaluate_all("all => all.map(i => i.title)") == titles
     assert page.locator("#reserved").inner_text().startswith(f"{format_bytes(report.reserved_peak)} reserved")
     page.locator("#traces button").nth(1).click()
-    page.wait_for_function("report.plan.segments.length === 0")
-    assert page.locator("#addresses-of").is_hidden()
+    page.locator("#addresses-of").wait_for(state="hidden")
 
 
 def test_a_click_on_a_module_marks_its_operators(open_page: Open, report: Report) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import dtr_fx
 from dtr_fx.cli import main
-from dtr_fx.compiler.backend import plan_step
+from dtr_fx.compiler.explain import plan_step
 from dtr_fx.inspect.html import render
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options

@@ -17,6 +17,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,7 +27,9 @@ from torch import Tensor
 from dtr_fx import measure_peak
 from dtr_fx.costs import bandwidth
 from dtr_fx.errors import DTRError, OffloadError, OptionError
+from dtr_fx.tiers import forms as forms_module
 from dtr_fx.tiers import tier as tier_module
+from dtr_fx.tiers.forms import parse_tier
 from dtr_fx.tiers.operators import offload, reload, usage, wait_offload, wait_reload
 from dtr_fx.tiers.pinned import check_device
 from dtr_fx.tiers.tier import Bandwidth, Tier
@@ -242,7 +245,7 @@ def test_what_was_moved_out_is_not_in_the_measured_peak(folder: str) -> None:
 
 
 def test_a_limit_is_not_exceeded(folder: str) -> None:
-    tier = str(Tier.parse(f"{folder}:12KiB"))
+    tier = str(parse_tier(f"{folder}:12KiB"))
     tensor = torch.zeros(2 * 1024)
     handle = moved_out(tensor, tier)
     with pytest.raises(OffloadError, match=r"8\.00 KiB cannot be moved out: 8\.00 KiB of the 12\.0 KiB"):
@@ -419,26 +422,27 @@ def test_two_processes_in_one_folder_of_which_nothing_stays_when_they_are_killed
 # --- the option --------------------------------------------------------------------------------------------
 
 
-def test_the_examples_in_the_documentation() -> None:
-    assert doctest.testmod(tier_module).attempted > 5
-    assert doctest.testmod(tier_module).failed == 0
+@pytest.mark.parametrize("module", [tier_module, forms_module])
+def test_the_examples_in_the_documentation(module: ModuleType) -> None:
+    found = doctest.testmod(module)
+    assert found.attempted > 1
+    assert found.failed == 0
 
 
 def test_every_form_of_a_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     here = str(tmp_path)
-    assert Tier.parse(None) is None
-    assert Tier.parse("host") == Tier("host")
-    assert Tier.parse("16GiB") == Tier.parse("host:16GiB") == Tier.parse(16 * 2**30)
-    assert Tier.parse("16GiB") == Tier("host", limit=16 * 2**30)
-    assert Tier.parse(here) == Tier.parse(tmp_path) == Tier.parse("./") == Tier("disk", here)
-    assert Tier.parse(f"{here}:1KB") == Tier("disk", here, 1000)
-    disk = Tier.parse("disk:1KB")
+    assert parse_tier("host") == Tier("host")
+    assert parse_tier("16GiB") == parse_tier("host:16GiB") == parse_tier(16 * 2**30)
+    assert parse_tier("16GiB") == Tier("host", limit=16 * 2**30)
+    assert parse_tier(here) == parse_tier(tmp_path) == parse_tier("./") == Tier("disk", here)
+    assert parse_tier(f"{here}:1KB") == Tier("disk", here, 1000)
+    disk = parse_tier("disk:1KB")
     assert disk is not None
     assert disk.kind == "disk"
     assert Path(disk.folder).is_dir()
     for tier in (Tier("host"), Tier("host", limit=5), Tier("disk", here), Tier("disk", here, 7), disk):
-        assert Tier.parse(str(tier)) == tier == Tier.parse(tier)
+        assert parse_tier(str(tier)) == tier == parse_tier(tier)
 
 
 @pytest.mark.parametrize(
@@ -461,7 +465,7 @@ def test_every_form_of_a_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 )
 def test_what_is_no_tier(given: object, why: str) -> None:
     with pytest.raises(OptionError, match=f"^offload={given!r}: .*{why}"):
-        Tier.parse(given)
+        parse_tier(given)
 
 
 def test_host_memory_is_no_tier_of_a_cpu() -> None:

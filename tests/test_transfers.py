@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from operator_graphs import first_end, graphs
 
 from dtr_fx.cli import main
+from dtr_fx.cli.bench import optimum
+from dtr_fx.errors import CommandError
 from dtr_fx.lab.planners import (
     MOVERS,
     Action,
@@ -26,6 +28,7 @@ from dtr_fx.lab.planners import (
     time_plan,
     training_chain,
 )
+from dtr_fx.lab.planners.gaps import search_with_moves
 from dtr_fx.tiers.tier import Bandwidth
 
 pytestmark = pytest.mark.little_effort
@@ -214,3 +217,36 @@ def test_the_benchmark_prints_the_optimum_and_the_gaps(monkeypatch, capsys):
     [alone] = (line for line in lines if line[:4] == ["moving", "alone", "×", "3"])
     assert float(alone[4].strip("+%")) == pytest.approx(100 * gap.gap("moving alone"), abs=0.1)
     assert alone[-3:] == ["1", "of", "1"]
+
+
+def test_no_plan_ends_before_the_optimum():
+    """What a channel still copies delays an operator only if that waits for more of it."""
+    unet = next(graph for graph in optimum.small_programs() if graph.name == "unet(1), random costs")
+    link = link_of(unet, 1.0)
+    plan = search_with_moves(unet, 33, link)
+    ends = time_plan(unet, plan, link, 33).total
+    assert solve_transfers(unet, 33, link, 30.0).bound <= ends * (1 + 1e-9)
+
+
+def test_copies_out_are_waited_for_when_their_bytes_are_needed():
+    """Between two layers what comes back is issued while what goes is still on its way."""
+    tree = next(graph for graph in optimum.small_programs() if graph.name == "tree(2)")
+    budget, link = int(0.8 * tree.program.peak), link_of(tree, 3.0)
+    both, alone = (
+        time_plan(tree, plan(tree, budget, link), link, budget).total
+        for plan in (search_with_moves, plan_moving)
+    )
+    assert both < alone
+
+
+def test_an_interrupted_benchmark_goes_on(tmp_path):
+    kept = tmp_path / "cases.jsonl"
+    case = [training_chain(3)], (0.8,), 1.0, {"moving alone": plan_moving}, (1.0,)
+    first = list(optimum.transfer_results(*case, resume=kept))
+    lines = kept.read_text()
+    assert len(lines.splitlines()) == len(first) == 1
+    assert list(optimum.transfer_results(*case, resume=kept)) == first
+    assert kept.read_text() == lines
+    kept.write_text("no JSON\n")
+    with pytest.raises(CommandError, match="not a file that this option wrote"):
+        list(optimum.transfer_results(*case, resume=kept))

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 import dtr_fx
-from dtr_fx.costs import workspaces as workspace
+from dtr_fx.costs import measured_workspaces, workspaces
 
 pytestmark = pytest.mark.little_effort
 
@@ -40,10 +40,10 @@ def test_an_operator_takes_as_much_while_a_compiler_traces(monkeypatch: pytest.M
         found.append(live_bytes(exported))
         return default_partition(joint, inputs, **facts)
 
-    monkeypatch.setattr(workspace, "_measured", {})
+    monkeypatch.setattr(measured_workspaces, "_measured", {})
     backend = aot_autograd(fw_compiler=nop, partition_fn=partition)
     torch.compile(lambda x: x * 2, backend=backend)(torch.ones(3, requires_grad=True))
-    monkeypatch.setattr(workspace, "_measured", {})
+    monkeypatch.setattr(measured_workspaces, "_measured", {})
     outside = live_bytes(exported)
     assert found == [outside]
     peak = dtr_fx.measure_peak(exported, x)
@@ -138,9 +138,9 @@ def test_a_rule_says_what_the_operator_takes_in_any_layout(layout: str) -> None:
                 return LAYOUTS[layout](leaf) if leaf.dim() > 1 else leaf
 
             found += nodes_of(function, *pytree.tree_map(convert, given))
-    rules = {node: nbytes for node in found if (nbytes := workspace._known(node)) is not None}
+    rules = {node: nbytes for node in found if (nbytes := workspaces._by_rule(node)) is not None}
     assert rules
-    measured = workspace._measure(list(rules))
+    measured = measured_workspaces._measure(list(rules))
     assert [
         (node.format_node(), measured[node], n) for node, n in rules.items() if measured[node] > n + 64
     ] == []

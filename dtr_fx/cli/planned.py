@@ -22,7 +22,7 @@ from dtr_fx.costs.devices import named_device
 from dtr_fx.costs.roofline import roofline
 from dtr_fx.errors import CommandError, GraphError, did_you_mean
 from dtr_fx.inspect.views import Report
-from dtr_fx.passes.propagate import WithoutMemory
+from dtr_fx.passes.modes import WithoutMemory
 from dtr_fx.passes.sizes import put_on
 from dtr_fx.planning.options import Options, parse_budget
 
@@ -62,7 +62,7 @@ def planner(arguments: argparse.Namespace) -> Planner:
         return lambda options: [_planned(graph, options)]
     model, inputs = load_target(target, **settings)
 
-    from dtr_fx.compiler.backend import plan_step
+    from dtr_fx.compiler.explain import plan_step
 
     def plan(options: Options) -> list[Report]:
         with waiting(f"tracing and planning {target}"), runs(target):

@@ -18,7 +18,7 @@ from dtr_fx.costs.roofline import Cost, resolve
 from dtr_fx.errors import GraphError
 from dtr_fx.inspect.comparison import Mark
 from dtr_fx.lab import baselines
-from dtr_fx.passes.propagate import WithoutMemory
+from dtr_fx.passes.modes import WithoutMemory
 from dtr_fx.passes.tensors import graph_device
 from dtr_fx.planning.judge import Judgement, judge
 from dtr_fx.runtime import RunFailed

@@ -18,9 +18,9 @@ from dtr_fx.costs.roofline import roofline
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.views import Report
 from dtr_fx.lab import baselines
-from dtr_fx.passes.hints import mark_hints
+from dtr_fx.passes.marking import mark_hints
 from dtr_fx.passes.marks import mark_of
-from dtr_fx.passes.propagate import WithoutMemory
+from dtr_fx.passes.modes import WithoutMemory
 from dtr_fx.passes.sizes import extrapolate, put_on
 from dtr_fx.planning.judge import judge
 from dtr_fx.planning.options import Options, parse_budget

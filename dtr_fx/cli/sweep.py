@@ -31,7 +31,8 @@ from dtr_fx.cli.output import check_outputs, progress, screen, tracked, write_te
 from dtr_fx.inspect.comparison import Comparison, Mark, decision_page, render_curve, to_csv, to_json
 from dtr_fx.inspect.table import table
 from dtr_fx.planning.options import PERCENTS, Options, parse_budget
-from dtr_fx.report import Curve, Report
+from dtr_fx.report import Report
+from dtr_fx.report.curve import Curve
 from dtr_fx.units import format_bytes, format_percent
 
 if TYPE_CHECKING:

@@ -7,14 +7,11 @@ plan put it.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import logging
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -24,36 +21,28 @@ from dtr_fx.compiler.accounting import shared_accounting
 from dtr_fx.compiler.dispatch import Dispatcher
 from dtr_fx.compiler.dynamo import keep_what_is_saved, module_names, sized_inputs
 from dtr_fx.compiler.frames import watch_frames, with_room
-from dtr_fx.compiler.memoryless import traceable
 from dtr_fx.compiler.ranks import at_hand
-from dtr_fx.compiler.reference import Pair, budget_of, pytorch_step
+from dtr_fx.compiler.reference import Pair, Trace, budget_of, pytorch_step
 from dtr_fx.compiler.retrace import Record, Retracer
-from dtr_fx.compiler.symbolic import Trace
 from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
-from dtr_fx.inspect.views import Report
 from dtr_fx.passes.accumulate import AccumulateInPlace
-from dtr_fx.passes.contract import VALUES, Pipeline
 from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.effects import collectives
-from dtr_fx.passes.hints import hint_of, is_budget, mark_hints
+from dtr_fx.passes.hints import hint_of, is_budget, says_something
 from dtr_fx.passes.marks import check_marks, runs_again
 from dtr_fx.passes.reach import has_gradients
-from dtr_fx.passes.split import MergeDuplicates, prepare, repeat_results, split
+from dtr_fx.passes.split import prepare, repeat_results, split
 from dtr_fx.passes.tensors import graph_device
-from dtr_fx.passes.updates import EarlyUpdates, TagOwnBackward
 from dtr_fx.passes.verify import VerificationError
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Planning, copy_of
-from dtr_fx.planning.step import Inputs, call, loss_of
-from dtr_fx.planning.transform import rewrite_for_all
+from dtr_fx.planning.rewrite import rewrite_for_all
 from dtr_fx.runtime import collector_paused
 from dtr_fx.torch_private import (
     BoxedCodeGen,
     aot_autograd,
-    dynamo_config,
     has_triton,
     mark_boxed,
-    reset_code,
 )
 
 log = logging.getLogger(__name__)
@@ -92,41 +81,7 @@ def _raise(error: DTRError, *_: Any) -> Any:
     raise copy.copy(error)  # what is raised holds the frames that it came through
 
 
-def partition_fn(budget: float | int | str | None = None, **options: Any) -> Callable[..., Pair]:
-    """A ``partition_fn`` for AOTAutograd: forward and backward graphs that hold a budget between them.
-
-    For a pipeline of one's own, with ``boxed_compiler`` or another that frees its arguments in time:
-    ``aot_module(model, boxed_compiler, boxed_compiler, partition_fn=dtr_fx.partition_fn("60%"))``.  Options
-    are the backend's, see ``Options``; OptionError and InfeasibleBudgetError as there.
-    """
-    chosen = Options.from_mapping({"budget": budget, **options})
-    if chosen.executor == "inductor":
-        raise OptionError("executor='inductor': for Inductor there is dtr_fx.Partitioner")
-    return functools.partial(_partition_for_others, chosen)
-
-
-def _partition_for_others(options: Options, joint: GraphModule, inputs: Any, **facts: Any) -> Pair:
-    pair = _partition(options, None, joint, inputs, **facts)
-    for gm in pair:
-        gm.recompile()
-    hooks: list[Any] = []
-
-    def tell(*_: Any) -> None:
-        """A graph is called as it is: then its caller holds every argument until it returns."""
-        while hooks:
-            hooks.pop().remove()
-        log.warning(
-            "the budget (%s) is not in force: the compilers beside partition_fn keep all arguments of a "
-            "graph until it has run; take dtr_fx.boxed_compiler",
-            options.asked,
-        )
-
-    if options.limits:
-        hooks += [gm.register_forward_pre_hook(tell) for gm in pair]
-    return pair
-
-
-def _partition(
+def partition(
     options: Options,
     parameters: Sequence[bool] | None,
     joint: GraphModule,
@@ -140,7 +95,10 @@ def _partition(
             "a nested_compile_region saves values that no budget counts: take the decorator off, or "
             "leave the budget out"
         )
-    mark_hints(joint, options.policy, module_names())
+    if options.policy or says_something(joint):
+        from dtr_fx.passes.marking import mark_hints  # only here: most models are without hints
+
+        mark_hints(joint, options.policy, module_names())
     check_marks(joint)  # before PyTorch's partitioner meets what it cannot obey either
     hints = ((node, hint_of(node)) for node in joint.graph.nodes)
     is_hinted = any(hint is not None and (runs_again(node) or is_budget(hint)) for node, hint in hints)
@@ -164,8 +122,10 @@ def _compile_eagerly(
     parameters = [isinstance(value, torch.nn.Parameter) for value in inputs]
 
     def compile_inference(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        passes = TagOwnBackward(), MergeDuplicates(), AccumulateInPlace(), EarlyUpdates()
-        Pipeline(*passes, given=(VALUES,))(gm)
+        # Only here: graphs that train have no updates to bring forward.
+        from dtr_fx.passes.updates import prepare_inference
+
+        prepare_inference(gm)
         _rewrite(gm, options, record, saves_nothing=True)
         return boxed_compiler(gm, inputs)
 
@@ -173,7 +133,7 @@ def _compile_eagerly(
         fw_compiler=boxed_compiler,
         bw_compiler=_compile_backward,
         inference_compiler=compile_inference,
-        partition_fn=functools.partial(_partition, options, parameters, record=record),
+        partition_fn=functools.partial(partition, options, parameters, record=record),
         keep_inference_input_mutations=True,
     )
     with collector_paused():
@@ -228,52 +188,6 @@ _COMPILE = {
 }
 
 
-def plan_step(model: Callable[..., Any], inputs: Inputs, options: Options) -> list[Report]:
-    """A report for each graph of one step that is compiled and run; see ``explain``."""
-    reports: list[Report] = []
-    asked = {**vars(options), "executor": options.executor or "eager", "on_report": reports.append}
-    compiled = torch.compile(model, backend=functools.partial(dtr, options=asked))
-    try:
-        with (
-            traceable(model, inputs) as given,
-            _left_alone(model),
-            # Each plan is a compilation, and Dynamo runs what was compiled eight times uncompiled.
-            dynamo_config.patch(recompile_limit=sys.maxsize, accumulated_recompile_limit=sys.maxsize),
-        ):
-            loss = loss_of(call(compiled, given))
-            if loss is not None:
-                loss.backward()
-    finally:
-        # Here, too: plans that are only looked at must not count.
-        function = type(model).forward if isinstance(model, torch.nn.Module) else model
-        # Of a module of torch.nn Dynamo compiles a function that calls it.
-        around = getattr(getattr(compiled, "forward", None), "_torchdynamo_orig_callable", None)
-        for each in (function, *([around] if isinstance(around, FunctionType) else [])):
-            if hasattr(each, "__code__"):
-                reset_code(each.__code__)
-    return reports
-
-
-@contextlib.contextmanager
-def _left_alone(model: Callable[..., Any]) -> Iterator[None]:
-    """Gradients, buffers and random generators are put back as they were."""
-    module = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
-    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    try:
-        for parameter, _ in gradients:
-            parameter.grad = None  # a backward pass adds to the one that is there
-        # Named, devices raise no warning that they are many.
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            yield
-    finally:
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
-
-
 def boxed_compiler(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
     """A compiler for AOTAutograd: the graph, run as it is, frees each argument after its last use.
 
@@ -320,7 +234,8 @@ def _rewrite(
     if not any(node.op.startswith("call") for node in gm.graph.nodes):
         return
     original = copy_of(gm) if record is not None else gm
-    together, called = at_hand(), collectives(gm)
+    called = collectives(gm)
+    together = at_hand()
     if together is not None:
         together.see(gm)
         if options.budget.kind == "auto" and together.has_groups:

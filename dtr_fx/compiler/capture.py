@@ -26,13 +26,14 @@ from torch.nn.utils import get_total_norm
 
 from dtr_fx.compiler.dynamo import recurrence_as_in_eager
 from dtr_fx.compiler.memoryless import fake, has_no_memory
-from dtr_fx.compiler.provenance import tell_backward, told
+from dtr_fx.compiler.provenance import mark_backward, provenance_of
 from dtr_fx.errors import GraphError, OptionError
 from dtr_fx.passes.accumulate import AccumulateInPlace
 from dtr_fx.passes.contract import VALUES, Pipeline
-from dtr_fx.passes.hints import mark_hints
+from dtr_fx.passes.marking import mark_hints
 from dtr_fx.passes.marks import check_marks
-from dtr_fx.passes.propagate import Propagate, WithoutMemory, static_mode
+from dtr_fx.passes.modes import WithoutMemory, static_mode
+from dtr_fx.passes.propagate import Propagate
 from dtr_fx.passes.split import ExecutionOrder, MergeDuplicates
 from dtr_fx.passes.tensors import UPDATE, is_tangent, storage_keys
 from dtr_fx.torch_private import (
@@ -236,14 +237,18 @@ class _Capture:
         check_marks(gm)
         Pipeline(Propagate())(gm)
         gradients = sum(self._parameters[number].nbytes for number in joint.trained)
-        symbols = [number.node.expr for number in given[len(given) - len(numbers) :]]
+        holds = self._guards([number.node.expr for number in given[len(given) - len(numbers) :]])
+        return Captured(gm, tensors, self._results, new_state, gradients, joint.writes_batch, holds)
+
+    def _guards(self, symbols: Sequence[sympy.Symbol]) -> Callable[[Sequence[float]], bool]:
+        """True of values of the symbols for which the trace holds."""
         guards = [guard.expr for guard in self._shapes.guards]
 
         def holds(values: Sequence[float]) -> bool:
             known = {symbol: sympy.Float(value) for symbol, value in zip(symbols, values)}
             return all(guard.xreplace(known) == sympy.true for guard in guards)
 
-        return Captured(gm, tensors, self._results, new_state, gradients, joint.writes_batch, holds)
+        return holds
 
     @property
     def _shapes(self) -> ShapeEnv:
@@ -281,7 +286,7 @@ class _Capture:
             stack.enter_context(checkpoints_left_out())
             stack.enter_context(recurrence_as_in_eager())
             gm = aot_export_joint(stack, Passes(), tuple(fakes)).graph_module
-        tell_backward(gm)
+        mark_backward(gm)
         Pipeline(ExecutionOrder(), MergeDuplicates(), AccumulateInPlace(), given=(VALUES,))(gm)
         return _Joint(gm, len(names), self._parameters)
 
@@ -290,7 +295,7 @@ class _Capture:
         batch_leaves = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
         args, kwargs = pytree.tree_unflatten(batch_leaves, self._nesting)
         after = dict(state)
-        with told(self._model.model):
+        with provenance_of(self._model.model):
             output = torch.func.functional_call(self._model, after, args, kwargs)
         for name, value in after.items():
             if value is not state[name]:  # the forward pass has put another tensor there
@@ -318,40 +323,54 @@ class _Capture:
         gradients: Mapping[int, Tensor],
     ) -> dict[tuple[int, str], Tensor]:
         """Clip gradients and let the optimizer take its step; entries of its state that it makes anew."""
-        count = len(tensors.parameters)
+        count, start = len(tensors.parameters), len(tensors.parameters) + len(tensors.buffers)
         parameters = inputs[:count]
-        own = self._parameters
-        at = {id(parameter): number for number, parameter in enumerate(own)}
-        states = inputs[count + len(tensors.buffers) :][: len(tensors.state)]
-        settings = inputs[count + len(tensors.buffers) + len(tensors.state) :]
+        states, settings = inputs[start:][: len(tensors.state)], inputs[start + len(tensors.state) :]
         for number, gradient in _clipped(gradients, self._max_norm).items():
             parameters[number].grad = gradient
+        traced = {id(own): parameter for own, parameter in zip(self._parameters, parameters)}
+        state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
+        for parameter, entries in self._optimizer.state.items():
+            state[traced[id(parameter)]].update(entries)
+        for (number, name), value in zip(tensors.state, states):
+            state[parameters[number]][name] = value
+        before = {parameter: dict(entries) for parameter, entries in state.items()}
+        stand_in = object.__new__(type(self._optimizer))
+        groups = self._groups(tensors, numbers, settings, traced)
+        stand_in.__dict__.update(self._optimizer.__dict__, param_groups=groups, state=state)
+        inspect.unwrap(type(self._optimizer).step)(stand_in)
+        return self._made([(before.get(each, {}), state.get(each, {})) for each in parameters])
+
+    def _groups(
+        self,
+        tensors: Tensors,
+        numbers: Sequence[Number],
+        settings: Sequence[Any],
+        traced: Mapping[int, Any],
+    ) -> list[dict[str, Any]]:
+        """The optimizer's groups, with what is ``traced`` in the place of parameters, by their ids."""
         groups = [dict(group) for group in self._optimizer.param_groups]
         for group in groups:
-            group["params"] = [parameters[at[id(parameter)]] for parameter in group["params"]]
+            group["params"] = [traced[id(parameter)] for parameter in group["params"]]
             # One parameter after the other, so that each can be updated when its gradient is there.
             group.update({name: False for name in ("foreach", "fused") if name in group})
         for (number, name), value in zip(tensors.settings, settings):
             groups[number][name] = value
         for setting, value in zip(numbers, settings[len(tensors.settings) :]):
             _set(groups[setting.group], setting, value)
-        state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
-        kept = self._optimizer.state
-        for parameter, entries in kept.items():
-            state[parameters[at[id(parameter)]]].update(entries)
-        before = {}
-        for (number, name), value in zip(tensors.state, states):
-            before[number, name] = state[parameters[number]][name] = value
-        stand_in = object.__new__(type(self._optimizer))
-        stand_in.__dict__.update(self._optimizer.__dict__, param_groups=groups, state=state)
-        inspect.unwrap(type(self._optimizer).step)(stand_in)
+        return groups
+
+    def _made(
+        self, states: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]
+    ) -> dict[tuple[int, str], Tensor]:
+        """The tensors that are new in each parameter's state; GraphError where a step counts in Python."""
         made = {}
-        for number, parameter in enumerate(parameters):
-            for name, value in state.get(parameter, {}).items():
-                old = before.get((number, name))
-                if isinstance(value, Tensor) and value is not old:
-                    made[number, name] = value
-                elif not isinstance(value, Tensor) and kept[own[number]].get(name) != value:
+        for number, (before, after) in enumerate(states):
+            for name, value in after.items():
+                if isinstance(value, Tensor):
+                    if value is not before.get(name):
+                        made[number, name] = value
+                elif before.get(name) != value:
                     raise GraphError(
                         f"{type(self._optimizer).__name__} counts in Python ({name}), which one graph for "
                         "all steps cannot: take an optimizer that keeps its state in tensors"

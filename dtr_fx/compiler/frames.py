@@ -77,17 +77,17 @@ def watch_frames(dtr: Callable[..., Any]) -> None:
                 converted = with_room(convert, self, frame, *args, **kwargs)
         except Unsupported as error:
             if not read(self, "_one_graph"):  # else the user gets the error
-                _tell(backend, options, frame.f_code.co_name, str(error), read(error, "real_stack"))
+                _warn_or_raise(backend, options, frame.f_code.co_name, str(error), read(error, "real_stack"))
             raise
         for broken in graph_break_reasons[earlier:]:
             stack = broken.user_stack
             if "torch.compiler.disable" in broken.reason:
-                _tell(backend, options, "the call", broken.reason, stack)
+                _warn_or_raise(backend, options, "the call", broken.reason, stack)
             elif (at := _called_in_torch(stack, frame)) is not None:
                 name = f"the call of {Path(stack[at].filename).relative_to(_TORCH.parent)}"
-                _tell(backend, options, name, broken.reason, stack[:at])
+                _warn_or_raise(backend, options, name, broken.reason, stack[:at])
             elif operator := next(filter(None, (each.match(broken.reason) for each in _OPERATORS)), None):
-                _tell(backend, options, f"the operator {operator['name']}", broken.reason, stack)
+                _warn_or_raise(backend, options, f"the operator {operator['name']}", broken.reason, stack)
         return converted
 
     ConvertFrameAssert.__call__ = watched
@@ -132,7 +132,7 @@ def _options(backend: Any, dtr: Callable[..., Any]) -> Options | None:
     return options if options.limits else None
 
 
-def _tell(backend: Any, options: Options, name: str, reason: str, stack: Iterable[Any]) -> None:
+def _warn_or_raise(backend: Any, options: Options, name: str, reason: str, stack: Iterable[Any]) -> None:
     lines = [line for line in stack if _TORCH not in Path(line.filename).parents]
     where = f" ({lines[-1].filename}:{lines[-1].lineno})" if lines else ""
     error = UncompiledError(options.asked, f"{name}{where}", reason.strip().partition("\n")[0])

@@ -20,7 +20,7 @@ from dtr_fx.compiler.retrace import Retracer
 from dtr_fx.costs.devices import Device
 from dtr_fx.errors import GraphError
 from dtr_fx.passes.accumulate import AccumulateInPlace
-from dtr_fx.passes.hints import mark_hints
+from dtr_fx.passes.marking import mark_hints
 from dtr_fx.passes.split import prepare
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import copy_of
@@ -71,12 +71,12 @@ def trace(
             raise
         methods = {method for method in vars(logging.Logger).values() if callable(method)}
         joint = _trace(model, inputs, decompositions, card, ignored=methods)
-        _tell(str(error))
+        _warn(str(error))
         return joint
 
 
 @functools.cache
-def _tell(why: str) -> None:
+def _warn(why: str) -> None:
     """Once for each line of the user's."""
     log.warning("in training %s: plans may differ from those here, for one graph", why)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dtr_fx.passes.propagate import WithoutMemory
+from dtr_fx.passes.modes import WithoutMemory
 from dtr_fx.torch_private import FakeTensor, FakeTensorMode, pytree
 
 

@@ -24,7 +24,7 @@ _TORCH = torch.__path__[0]
 
 
 @contextmanager
-def told(model: nn.Module) -> Iterator[None]:
+def provenance_of(model: nn.Module) -> Iterator[None]:
     """Operators that are traced here are told the modules of ``model`` that run, and the line that calls."""
     paths = {id(module): path for path, module in model.named_modules()}
     stack = [("", type(model))]
@@ -39,14 +39,14 @@ def told(model: nn.Module) -> Iterator[None]:
     after = register_module_forward_hook(leave, always_call=True)
     caller = sys._getframe(2).f_code  # whose own lines are not the user's
     try:
-        with preserve_node_meta(), _Told(stack, caller):  # whose end is also that of what is told
+        with preserve_node_meta(), _Provenance(stack, caller):  # whose end is also that of what is told
             yield
     finally:
         before.remove()
         after.remove()
 
 
-class _Told(TorchFunctionMode):
+class _Provenance(TorchFunctionMode):
     """Writes into the meta data of the trace before each operator of PyTorch."""
 
     def __init__(self, stack: Sequence[tuple[str, type]], caller: CodeType) -> None:
@@ -75,7 +75,7 @@ class _Told(TorchFunctionMode):
         return ""
 
 
-def tell_backward(gm: GraphModule) -> None:
+def mark_backward(gm: GraphModule) -> None:
     """Tell the operators of the backward pass what their forward operators know."""
     forward = {
         node.meta["seq_nr"]: node

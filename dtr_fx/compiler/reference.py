@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -12,16 +12,29 @@ from functorch.compile import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
 from dtr_fx.costs.workspaces import memory_timeline
-from dtr_fx.passes.propagate import fake_mode_of
-from dtr_fx.planning.judge import join
+from dtr_fx.passes.modes import fake_mode_of
 from dtr_fx.planning.options import Budget, Options
-from dtr_fx.planning.planning import Planning, copy_of
+from dtr_fx.planning.planning import Carried, Planning, copy_of
 from dtr_fx.torch_private import functorch_config
 
 Pair: TypeAlias = "tuple[GraphModule, GraphModule]"
 
 # Each patch that is made leaves something in its thread (a ``ContextVar``, torch 2.13): made once.
 _AS_BY_DEFAULT = functorch_config.patch(activation_memory_budget=1.0)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A graph as AOTAutograd traced it, and what it was rewritten by.
+
+    Without options the budget is the peak of ``reference``, PyTorch's own forward and backward in one graph.
+    One without a backward pass ``saves_nothing``.
+    """
+
+    graph: GraphModule
+    reference: GraphModule | None
+    carried: Carried
+    saves_nothing: bool
 
 
 def pytorch_pair(joint: GraphModule, inputs: Sequence[object], facts: Mapping[str, Any]) -> Pair:
@@ -34,6 +47,8 @@ def pytorch_pair(joint: GraphModule, inputs: Sequence[object], facts: Mapping[st
 
 def pytorch_step(joint: GraphModule, inputs: Sequence[object], facts: Mapping[str, Any]) -> GraphModule:
     """These graphs as the one graph that runs them."""
+    from dtr_fx.passes.join import join  # only here: under a budget nothing is joined
+
     return join(*pytorch_pair(joint, inputs, facts))
 
 

@@ -33,14 +33,8 @@ from dtr_fx.compiler.dynamo import (
     without_numbers,
 )
 from dtr_fx.compiler.publish import publish
-from dtr_fx.compiler.symbolic import (
-    SymbolicInputs,
-    SymbolicStep,
-    Trace,
-    plan_for,
-    planned_anew,
-    step_for,
-)
+from dtr_fx.compiler.reference import Trace
+from dtr_fx.compiler.symbolic import SymbolicInputs, SymbolicStep, plan_for, planned_anew, step_for
 from dtr_fx.compiler.traced import traces_kept
 from dtr_fx.errors import (
     DTRError,
@@ -52,7 +46,7 @@ from dtr_fx.errors import (
     did_you_mean,
 )
 from dtr_fx.inspect.views import Report
-from dtr_fx.passes.propagate import fake_mode_of_values, static_mode
+from dtr_fx.passes.modes import fake_mode_of_values, static_mode
 from dtr_fx.planning.options import Budget, Options, Others
 from dtr_fx.planning.reporting import source_line
 from dtr_fx.report import Relied

@@ -11,7 +11,7 @@ from torch import SymInt, Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from dtr_fx.compiler.reference import budget_of
+from dtr_fx.compiler.reference import Trace, budget_of
 from dtr_fx.compiler.traced import Traced
 from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.inspect.views import Report
@@ -19,7 +19,7 @@ from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.sizes import give_sizes
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Carried, copy_of
-from dtr_fx.planning.transform import rewrite_alike, rewrite_for_all, write_alike
+from dtr_fx.planning.rewrite import rewrite_alike, rewrite_for_all, write_alike
 from dtr_fx.torch_private import ConstantSource, FakeTensorMode, base_of
 
 
@@ -84,20 +84,6 @@ def _sizes(value: Any) -> Sequence[int | SymInt]:
         own = (*value.shape, *value.stride(), value.storage_offset())
         return own if base_of(value) is None else (*own, *_sizes(base_of(value)))
     return (value,) if isinstance(value, (int, SymInt)) else ()
-
-
-@dataclass(frozen=True)
-class Trace:
-    """A graph as AOTAutograd traced it, and what it was rewritten by.
-
-    Without options the budget is the peak of ``reference``, PyTorch's own forward and backward in one graph.
-    One without a backward pass ``saves_nothing``.
-    """
-
-    graph: GraphModule
-    reference: GraphModule | None
-    carried: Carried
-    saves_nothing: bool
 
 
 @dataclass(frozen=True)

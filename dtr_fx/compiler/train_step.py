@@ -27,7 +27,7 @@ from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.updates import EarlyUpdates
 from dtr_fx.planning.options import Options, parse_budget
 from dtr_fx.planning.planning import copy_of
-from dtr_fx.planning.transform import rewrite
+from dtr_fx.planning.rewrite import rewrite
 from dtr_fx.torch_private import OptimizedModule, pytree, read
 from dtr_fx.units import format_bytes
 
@@ -169,19 +169,6 @@ class TrainStep:
 
     def _key(self, leaves: Sequence[Any], nesting: Any) -> Hashable:
         """All that decides which operators a step has, and of what sizes."""
-        optimizer = self._optimizer
-        numbers = {(number.group, number.name, number.position) for number in numbers_of(optimizer)}
-        parameters = list(self._model.parameters())
-        number_of = {id(parameter): at for at, parameter in enumerate(parameters)}
-        settings = tuple(
-            (name, tuple(None if isinstance(one, (float, Tensor)) else repr(one) for one in several))
-            if name != "params"
-            else tuple(number_of.get(id(parameter)) for parameter in value)
-            for group in optimizer.param_groups
-            for name, value in group.items()
-            for several in [value if isinstance(value, tuple) else (value,)]
-        )
-        state = tuple(tuple(optimizer.state.get(one, ())) for one in parameters)
         loss = self._model.loss
         own = vars(getattr(loss, "__self__", loss)).items() if hasattr(loss, "__dict__") else ()
         of_loss = tuple((name, _identity(value)) for name, value in own)
@@ -190,23 +177,27 @@ class TrainStep:
             (type(module), *[(name, _identity(value)) for name, value in vars(module).items() if value != {}])
             for module in self._model.modules()
         )
-        tensors = tuple(
-            (one.shape, one.stride(), one.dtype, one.device, one.requires_grad)
-            for one in (*parameters, *self._model.buffers())
-        )
-        devices = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
-        autocast = tuple(
-            (device, torch.get_autocast_dtype(device))
-            for device in sorted(devices)
-            if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-        )
-        layouts = tuple(
-            (leaf.shape, leaf.stride(), leaf.dtype, leaf.device)
-            if isinstance(leaf, Tensor)
-            else (type(leaf), leaf)
-            for leaf in leaves
-        )
-        return layouts, nesting, frozenset(numbers), settings, state, of_loss, modules, tensors, autocast
+        tensors = (*self._model.parameters(), *self._model.buffers())
+        layouts = tuple((*_layout(one), one.requires_grad) for one in tensors)
+        given = tuple(_layout(leaf) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves)
+        return given, nesting, self._optimizer_key(), of_loss, modules, layouts, _autocast(leaves)
+
+    def _optimizer_key(self) -> Hashable:
+        """The optimizer's numbers by name, its other settings, and what it keeps of each parameter."""
+        optimizer, parameters = self._optimizer, list(self._model.parameters())
+        number_of = {id(parameter): at for at, parameter in enumerate(parameters)}
+
+        def setting(name: str, value: Any) -> Hashable:
+            if name == "params":
+                return tuple(number_of.get(id(parameter)) for parameter in value)
+            several = value if isinstance(value, tuple) else (value,)
+            return name, tuple(None if isinstance(one, (float, Tensor)) else repr(one) for one in several)
+
+        groups = optimizer.param_groups
+        settings = tuple(setting(name, value) for group in groups for name, value in group.items())
+        numbers = {(number.group, number.name, number.position) for number in numbers_of(optimizer)}
+        state = tuple(tuple(optimizer.state.get(one, ())) for one in parameters)
+        return frozenset(numbers), settings, state
 
     def graph(self, *args: Any, **kwargs: Any) -> GraphModule:
         """The step on such a batch as one graph, without a plan: for ``transform``, ``sweep`` and their kin.
@@ -287,7 +278,7 @@ class TrainStep:
         raise failure
 
     def _circumstances(self, captured: Captured, parts: int) -> str:
-        """What is particular about the step."""
+        """Words on how the step is traced, for the report."""
         found = ["whole step"]
         if parts > 1:
             found.append(f"in {parts} parts")
@@ -340,6 +331,21 @@ class _Step:
         for (at, name), value in zip(self.new_state, found[len(results) :]):
             optimizer.state[parameters[at]][name] = value
         return self._results.of(results)
+
+
+def _layout(tensor: Tensor) -> tuple[Hashable, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _autocast(leaves: Sequence[Any]) -> Hashable:
+    """The types that autocast has on the devices of a batch."""
+    devices = sorted({leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)})
+    available = filter(torch.amp.is_autocast_available, devices)
+    return tuple(
+        (device, torch.get_autocast_dtype(device))
+        for device in available
+        if torch.is_autocast_enabled(device)
+    )
 
 
 def _identity(value: Any) -> Hashable:

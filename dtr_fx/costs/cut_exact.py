@@ -1,4 +1,4 @@
-"""Whether an operator that runs slice by slice gives the same bits, measured on this machine.
+"""Tests on this machine that an operator gives the same bits slice by slice.
 
 What was found with MKL and oneDNN on an AVX-512 CPU, on one thread and on two.  A product cut by rows keeps
 its bits where every slice has 4 rows (two threads: 8) in float32, or a multiple of 4 in float64; how many

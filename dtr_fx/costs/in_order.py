@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 
 from dtr_fx.costs.isolated import CannotRunAlone, Maker, may_run, outside_of_tracing
 from dtr_fx.costs.measure import free_memory
-from dtr_fx.passes.propagate import largest_to_run
+from dtr_fx.passes.modes import largest_to_run
 from dtr_fx.passes.tensors import held_by
 
 _CPU = torch.device("cpu")

@@ -19,9 +19,9 @@ from torch.fx import Node
 from dtr_fx.costs.measure import free_memory
 from dtr_fx.passes import rng
 from dtr_fx.passes.effects import may_run_twice
-from dtr_fx.passes.propagate import largest_to_run
+from dtr_fx.passes.modes import largest_to_run
 from dtr_fx.passes.subgraphs import is_higher_order
-from dtr_fx.passes.tensors import called_module, held_by, hint, tensors_of
+from dtr_fx.passes.tensors import called_module, sizes_of, tensors_of
 from dtr_fx.torch_private import (
     OpOverload,
     disable_current_modes,
@@ -82,10 +82,10 @@ class Maker:
             made = torch.rand(elements, generator=self._generators[device], device=device).to(dtype)
         else:
             made = torch.full((elements,), int(dtype == torch.bool), dtype=dtype, device=device)
-        return made.as_strided(*sizes(like))
+        return made.as_strided(*sizes_of(like))
 
     def _leaf(self, value: Any) -> Any:
-        return self.tensor(value) if isinstance(value, Tensor) else known(value)
+        return self.tensor(value) if isinstance(value, Tensor) else value_of(value)
 
 
 def _bytes_to_run(node: Node) -> int:
@@ -124,26 +124,15 @@ def on_made_up(node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str,
     return lambda: target(*args, **kwargs)
 
 
-def fresh_storages(node: Node) -> dict[int, int]:
-    """The storages that a node's operator makes, with their bytes; a view makes none."""
-    old = {held.storage for used in node.all_input_nodes for held in held_by(used)}
-    return {held.storage: held.nbytes for held in held_by(node) if held.storage not in old}
-
-
-def known(value: Any) -> Any:
+def value_of(value: Any) -> Any:
     """A symbol's value in the trace at hand, None for what only the data says; anything else as it is."""
     symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
     return value.node.hint if isinstance(value, symbols) else value
 
 
-def sizes(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides in the trace at hand, in elements."""
-    return tuple(map(hint, tensor.shape)), tuple(map(hint, tensor.stride()))
-
-
 def _extent(tensor: Tensor) -> int:
     """Elements from the tensor's first to its last, gaps included."""
-    shape, stride = sizes(tensor)
+    shape, stride = sizes_of(tensor)
     return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride))
 
 
@@ -189,7 +178,7 @@ def signature(node: Node, described: dict[Node, str]) -> str:
             return f"{describe(value.start)}:{describe(value.stop)}:{describe(value.step)}"
         if isinstance(value, Tensor):
             return _layout(value)
-        value = known(value)
+        value = value_of(value)
         if not isinstance(value, _PLAIN):
             raise CannotRunAlone(f"a {type(value).__name__} among its arguments or results")
         return repr(value)
@@ -241,5 +230,5 @@ def _describe_module(module: nn.Module) -> str:
 def _layout(tensor: Tensor) -> str:
     if tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor):
         raise CannotRunAlone(f"a {type(tensor).__name__} of layout {tensor.layout}")
-    shape, stride = sizes(tensor)
+    shape, stride = sizes_of(tensor)
     return f"{tensor.device.type} {str(tensor.dtype).removeprefix('torch.')}{shape}@{stride}"

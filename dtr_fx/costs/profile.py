@@ -23,10 +23,10 @@ from torch.fx import Graph, Node
 
 from dtr_fx.costs.files import cache_folder, replace_file
 from dtr_fx.costs.in_order import seconds_in_order
-from dtr_fx.costs.isolated import CannotRunAlone, fresh_storages, outside_of_tracing, prepared, signature
+from dtr_fx.costs.isolated import CannotRunAlone, outside_of_tracing, prepared, signature
 from dtr_fx.errors import OptionError
 from dtr_fx.passes.effects import may_run_twice
-from dtr_fx.passes.tensors import is_selection
+from dtr_fx.passes.tensors import fresh_storages, is_selection
 
 log = logging.getLogger(__name__)
 

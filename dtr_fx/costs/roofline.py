@@ -16,9 +16,7 @@ from torch.utils.flop_counter import flop_registry
 
 from dtr_fx.costs.devices import Device, device_figures
 from dtr_fx.costs.files import cache_folder
-from dtr_fx.costs.in_order import is_quick
 from dtr_fx.costs.measure import are_several
-from dtr_fx.costs.profile import Profile
 from dtr_fx.errors import OptionError, ask
 from dtr_fx.passes import subgraphs
 from dtr_fx.passes.slices import Sliced
@@ -89,18 +87,26 @@ def resolve(
 
         return look_up
     estimate = roofline(device)
-    if costs == "auto":
-        is_kept = cache_folder(cache) is not None
-        is_timed = graph is not None and is_kept and not are_several() and is_quick(graph, estimate)
-        return Profile(device, estimate, cache) if is_timed else estimate
-    if costs == "roofline":
+    if costs == "roofline" or (costs == "auto" and not _is_timed(graph, estimate, cache)):
         return estimate
-    if costs == "profile":
+    if costs in ("auto", "profile"):
+        # Only here: the roofline runs no operator.
+        from dtr_fx.costs.profile import Profile
+
         return Profile(device, estimate, cache)
     raise OptionError(
-        f"costs={costs!r} is unknown: write 'auto', 'roofline', 'profile', a function of a node that returns "
-        "seconds, or a mapping from node names or targets to seconds"
+        f"costs={costs!r} is unknown: write 'roofline', 'profile', 'auto', a function of a node that "
+        "returns seconds, or a mapping from node names or targets to seconds"
     )
+
+
+def _is_timed(graph: Graph | None, estimate: Cost, cache: str | bool | None) -> bool:
+    """True if the graph's operators are to be timed unless the user says otherwise."""
+    if graph is None or cache_folder(cache) is None or are_several():
+        return False
+    from dtr_fx.costs.in_order import is_quick
+
+    return is_quick(graph, estimate)
 
 
 def _seconds(told: object, by: object, node: Node) -> float:

@@ -1,49 +1,30 @@
 """Bytes that an operator allocates for itself while it runs, and frees before it returns.
 
 A rule says how many: mostly none, else a formula read off the kernel (checked on torch 2.13, CPU).  What no
-rule covers is run once, alone, on inputs of the same shapes, strides and types; of models without memory not
-what is large, which then counts as none.
+rule covers is measured, see ``measured_workspaces``.
 """
 
 from __future__ import annotations
 
-import functools
-import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from dtr_fx.costs.isolated import (
-    CannotRunAlone,
-    fresh_storages,
-    is_too_large,
-    known,
-    on_made_up,
-    outside_of_tracing,
-    signature,
-    sizes,
-)
-from dtr_fx.costs.measure import cpu_peaks
-from dtr_fx.passes.effects import may_run_twice
 from dtr_fx.passes.liveness import liveness
 from dtr_fx.passes.slices import Sliced
 from dtr_fx.passes.subgraphs import graphs_of, is_higher_order
-from dtr_fx.passes.tensors import graph_device, held_by, hint, nbytes_of, tensors_of
+from dtr_fx.passes.tensors import fresh_storages, graph_device, held_by, hint, nbytes_of, sizes_of, tensors_of
 from dtr_fx.report import Point
-from dtr_fx.torch_private import OpOverload, any_profiler_runs, compile_lock, schema_of
+from dtr_fx.torch_private import OpOverload, schema_of
 
-log = logging.getLogger(__name__)
 aten = torch.ops.aten
 
 # A Python number among the arguments becomes a 0-dimensional tensor or two for the kernel's sake.
 SCALARS = 24
-
-_measured: dict[Any, int] = {}
-_MOST_MEASURED = 4096  # after which all are forgotten and measured again
 
 
 def memory_timeline(gm: GraphModule) -> list[Point]:
@@ -54,25 +35,15 @@ def memory_timeline(gm: GraphModule) -> list[Point]:
 
 def workspaces(nodes: Iterable[Node]) -> dict[Node, int]:
     """Hidden temporary bytes of each operator, those of other devices than the CPU taken as none."""
-    known = {node: _inside(node) if is_higher_order(node) else _known(node) for node in nodes}
-    large = [node for node, nbytes in known.items() if nbytes is None and is_too_large(node)]
-    if large:
-        _tell_of(", ".join(sorted({str(node.target) for node in large})))
-        known.update(dict.fromkeys(large, 0))
-    unknown = [node for node, nbytes in known.items() if nbytes is None]
-    with compile_lock:  # one thread measures
-        # No profiler can measure beside a running one: as much again as the outputs.
-        found = {node: _fresh_bytes(node) for node in unknown} if any_profiler_runs() else _measure(unknown)
-    return {node: found[node] if nbytes is None else nbytes for node, nbytes in known.items()}
+    by_rule = {node: _inside(node) if is_higher_order(node) else _by_rule(node) for node in nodes}
+    unknown = [node for node, nbytes in by_rule.items() if nbytes is None]
+    measured: dict[Node, int] = {}
+    if unknown:
+        # Only here: most graphs have rules for all that they call.
+        from dtr_fx.costs.measured_workspaces import measured_workspaces
 
-
-@functools.cache  # once is enough
-def _tell_of(operators: str) -> None:
-    log.warning(
-        "what these operators take for themselves is not counted: %s; the model has no memory, and they are "
-        "too large to be run for a figure",
-        operators,
-    )
+        measured = measured_workspaces(unknown)
+    return {node: measured[node] if nbytes is None else nbytes for node, nbytes in by_rule.items()}
 
 
 def _inside(node: Node) -> int:
@@ -91,53 +62,19 @@ def above_inputs(gm: GraphModule) -> int:
     return max((point.live for point in memory_timeline(gm)), default=given) - given
 
 
-def _measure(nodes: Sequence[Node]) -> dict[Node, int]:
-    """From the cache, filled for all of ``nodes`` under one profile: much cheaper than one by one."""
-    keys = {node: _key(node) for node in nodes}
-    if len(_measured) > _MOST_MEASURED:
-        _measured.clear()
-    cases = {key: node for node, key in keys.items() if key not in _measured}
-    failed: dict[Any, Exception] = {}
-    if cases:
-        with outside_of_tracing(torch.device("cpu")):
-            peaks = cpu_peaks(_prepared(*case, failed) for case in cases.items())
-        for (key, node), peak in zip(cases.items(), peaks):
-            # Where made-up inputs do not do, as much again as the outputs: a grad or a contiguous copy.
-            fresh = _fresh_bytes(node)
-            _measured[key] = fresh if key in failed else max(0, peak - fresh)
-            if key in failed:
-                log.debug("workspace of %s could not be measured: %s", node.target, failed[key])
-    return {node: _measured[key] for node, key in keys.items()}
-
-
-def _known(node: Node) -> int | None:
+def _by_rule(node: Node) -> int | None:
+    """None where no rule covers the operator."""
     target = node.target
     held = held_by(node) or [held for used in node.all_input_nodes for held in held_by(used)]
     if held and held[0].device != "cpu":
         return 0
+    is_made = bool(fresh_storages(node))
     if not isinstance(target, OpOverload) or target.namespace != "aten":
-        return _measured.get(_key(node)) if _is_run(node) else 0
-    if not fresh_storages(node):
+        return None if is_made else 0
+    if not is_made:
         return SCALARS if schema_of(target).is_mutable else 0
     rule = _RULES.get(target.overloadpacket)
-    answer = None if rule is None else rule(node)
-    return _measured.get(_key(node)) if answer is None else answer
-
-
-def _is_run(node: Node) -> bool:
-    """True for functions, modules and custom operators that may run for the sake of a figure.
-
-    Not for a collective, or what else does more than compute, nor for what Inductor makes a kernel of.
-    """
-    is_kernel = isinstance(getattr(node.target, "graph", None), torch.fx.Graph)
-    if is_kernel or getattr(node.target, "namespace", "") in ("prims", "inductor"):
-        return False
-    if not fresh_storages(node) or not may_run_twice(node):
-        return False
-    try:
-        return bool(isinstance(node.target, OpOverload) or signature(node, {}))
-    except CannotRunAlone:
-        return False
+    return None if rule is None else rule(node)
 
 
 def _inputs(node: Node) -> list[Tensor]:
@@ -216,7 +153,7 @@ def _matmul(node: Node) -> int | None:
 def _blas_reads(tensor: Tensor) -> bool:
     if tensor.dim() < 2:
         return True
-    shape, stride = sizes(tensor)
+    shape, stride = sizes_of(tensor)
     (rows, columns), (down, across) = shape[-2:], stride[-2:]
     return (
         (across == 1 and down >= max(1, columns))
@@ -229,7 +166,7 @@ def _copy(node: Node) -> int | None:
     """A transposed matrix is copied by way of a 60×60 tile."""
     sources, [copy] = _inputs(node), tensors_of(node.meta.get("val"))
     tiled = copy.dim() == 2 and hint(copy.numel()) >= 3600 and copy.dtype == sources[0].dtype
-    transposed = _layout(sources[0])[2] != _layout(copy)[2]
+    transposed = sizes_of(sources[0])[1] != sizes_of(copy)[1]
     return SCALARS + (3600 * copy.element_size() if tiled and transposed else 0)
 
 
@@ -297,46 +234,3 @@ _OPERATORS: dict[_Rule, str] = {
     _opaque: "mkldnn_rnn_layer_backward",
 }
 _RULES = {getattr(aten, name): rule for rule, names in _OPERATORS.items() for name in names.split()}
-
-
-def _key(node: Node) -> Any:
-    """All that decides the workspace: operator, layout of the operands, other arguments, threads."""
-    if not isinstance(node.target, OpOverload):
-        return signature(node, {}), torch.get_num_threads()
-    numbers = {source: number for number, source in enumerate(node.all_input_nodes)}
-
-    def describe(value: Any) -> Any:
-        if isinstance(value, Node):
-            given = value.meta.get("val")
-            number = None if isinstance(given, Tensor) else known(given)
-            return numbers[value], tuple(map(_layout, tensors_of(given))), number
-        if isinstance(value, (list, tuple)):
-            return tuple(map(describe, value))
-        return repr(value)
-
-    kwargs = tuple((name, describe(value)) for name, value in sorted(node.kwargs.items()))
-    return node.target, describe(node.args), kwargs, torch.get_num_threads()
-
-
-def _layout(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, *sizes(tensor)
-
-
-def _prepared(key: Any, node: Node, failed: dict[Any, Exception]) -> Callable[[], None]:
-    """A node's operator on made-up inputs; an error of its goes into ``failed``."""
-
-    def failing(error: Exception) -> None:
-        failed[key] = error
-
-    try:
-        call = on_made_up(node, node.target, node.args, dict(node.kwargs))
-    except Exception as error:
-        return functools.partial(failing, error)
-
-    def run() -> None:
-        try:
-            call()
-        except Exception as error:
-            failing(error)
-
-    return run

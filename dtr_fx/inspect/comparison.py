@@ -15,7 +15,8 @@ from typing import Any
 
 from dtr_fx.inspect.html import Choice, asset, render, row
 from dtr_fx.inspect.text import BLOCKS, BOLD, DIM, YELLOW, Ink
-from dtr_fx.report import Curve, CurvePoint, Report
+from dtr_fx.report import Report
+from dtr_fx.report.curve import Curve, CurvePoint
 from dtr_fx.units import format_bytes, format_percent, format_seconds
 
 NAMES = {

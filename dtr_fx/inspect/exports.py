@@ -221,7 +221,7 @@ def _frames(name: str, source: str) -> list[dict[str, Any]]:
 
 
 def _trace(report: Report, allocator: CachingAllocator) -> Iterator[dict[str, Any]]:
-    """What is reserved, allocated and freed, in order."""
+    """The requests of a step to the allocator, in order."""
     made, freed = defaultdict(list), defaultdict(list)
     for piece in _pieces(report):
         if piece.nbytes:

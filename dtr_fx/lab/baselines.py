@@ -21,12 +21,12 @@ from dtr_fx.compiler.joint import Joint as Joint
 from dtr_fx.compiler.joint import trace as trace
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.drops import LowerDrops
-from dtr_fx.passes.propagate import fake_mode_of
+from dtr_fx.passes.modes import fake_mode_of
 from dtr_fx.passes.split import has_effects, split
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Planning, copy_of
+from dtr_fx.planning.rewrite import rewrite
 from dtr_fx.planning.step import Inputs
-from dtr_fx.planning.transform import rewrite
 from dtr_fx.runtime import Program
 from dtr_fx.runtime.program import Keep
 from dtr_fx.search import execute_order, rerun

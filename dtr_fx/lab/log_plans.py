@@ -12,8 +12,9 @@ from dtr_fx.errors import InfeasibleBudgetError, OptionError
 from dtr_fx.inspect.views import Report
 from dtr_fx.planning.options import Options, resolve_budget
 from dtr_fx.planning.planner import Infeasible, Planner
-from dtr_fx.planning.reporting import choices, make_report, storage_stats
-from dtr_fx.report import KINDS, Event, Point, StorageStats
+from dtr_fx.planning.reporting import make_report, storage_stats
+from dtr_fx.planning.watched import choices_of
+from dtr_fx.report import KINDS, Choice, Event, Point, StorageStats
 from dtr_fx.runtime import Plan, Program, Step, resolve
 from dtr_fx.runtime import steps as kinds
 from dtr_fx.runtime.caching_allocator import Block, CachingAllocator
@@ -46,7 +47,7 @@ class LogPlanning:
         as_it_is = run_policy(program, math.inf, Policy(resolve(self._options.heuristic))).plan
         plan = None if budget >= program.peak else self._plan(budget)
         found = _Steps(program, plan or as_it_is)
-        report = make_report(
+        return make_report(
             need=self.planner.need,
             plan=plan,
             budget=budget,
@@ -58,14 +59,18 @@ class LogPlanning:
             after=found.points,
             events=found.events,
             storages=found.storages(),
+            model=program.name,
+            options=self._options.others,
+            reserved_peak=found.allocator.reserved,
+            choices=self._choices(plan, found),
         )
-        reserved = found.allocator.reserved
-        report = replace(report, model=program.name, options=self._options.others, reserved_peak=reserved)
-        if self._options.watch is None or plan is None:
-            return report
-        origins = dict(enumerate(found.origins))
-        watched = choices(self.planner, plan, self._options.watch, found.names, origins, report.events)
-        return replace(report, choices=watched)
+
+    def _choices(self, plan: Plan | None, found: _Steps) -> tuple[Choice, ...]:
+        """Those that concern the value of the option ``watch``."""
+        value, origins = self._options.watch, dict(enumerate(found.origins))
+        if value is None or plan is None:
+            return ()
+        return choices_of(self.planner, plan, value, found.names, origins, found.events)
 
     def _plan(self, budget: int) -> Plan:
         try:

@@ -165,7 +165,7 @@ _cost = attrgetter("cost")
 
 @dataclass(slots=True)
 class _Region:
-    """What is evicted from a storage up, or down, and its cost; ``edge`` are the resident ones behind."""
+    """The evicted storages from one up, or down, and their cost; ``edge`` are the resident ones behind."""
 
     evicted: set[Storage]
     edge: set[Storage]

@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from dtr_fx.compiler.backend import dtr, plan_step
+from dtr_fx.compiler.backend import dtr
+from dtr_fx.compiler.explain import plan_step
 from dtr_fx.costs.measure import measure_peak
 from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.inspect.views import Report

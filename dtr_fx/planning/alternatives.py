@@ -51,13 +51,15 @@ class Alternatives:
         return self._choose(lambda each: each.plan_at(budget), budget, self.whole.planner.need.nbytes)
 
     def least_memory(self) -> Chosen:
-        """The same for the smallest budget that is found; see ``Planning.least_memory``."""
+        """The same for the smallest budget that is found; see ``planning.overhead``."""
+        from dtr_fx.planning.overhead import least_memory
+
         most, planning = self.whole.options.max_overhead, self.whole
         if self.least is not None and (most is None or self.least.overhead(None) <= most):
             planning = self.least
             if most is not None and self.whole.passes_within(most) <= self.least.passes_within(most):
                 planning = self.whole
-        found = planning, *planning.least_memory()
+        found = planning, *least_memory(planning)
         is_sure = found[1] < min(self.whole.planner.need.nbytes, _ROOMY * planning.planner.need.nbytes)
         return found if planning is self.whole or is_sure or most is not None else self.plan_at(found[1])
 
@@ -122,4 +124,4 @@ def in_slices(planning: Planning, target: float = 0) -> Planning | None:
     from dtr_fx.planning.slices import in_slices
 
     # What runs in slices belongs to no part of the model.
-    return None if planning.planner.parts.parts else in_slices(planning, target)
+    return None if planning.planner.has_parts else in_slices(planning, target)

@@ -14,8 +14,9 @@ from dtr_fx.inspect.views import Report
 from dtr_fx.planning.alternatives import Alternatives, Chosen
 from dtr_fx.planning.options import PERCENTS, Options, parse_budget
 from dtr_fx.planning.planning import Planning, copy_of
-from dtr_fx.planning.transform import Laps, carry_out, readable_copy, without_guards
-from dtr_fx.report import Curve, CurvePoint
+from dtr_fx.planning.rewrite import Laps, carry_out, without_guards
+from dtr_fx.planning.transform import readable_copy
+from dtr_fx.report.curve import Curve, CurvePoint
 from dtr_fx.runtime import Plan, collector_paused
 from dtr_fx.search import execute_order
 

@@ -23,7 +23,8 @@ from dtr_fx.passes.storages import GraphProgram, NodeCall
 from dtr_fx.passes.tensors import is_selection
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Planning
-from dtr_fx.planning.transform import Laps, carry_out, readable_copy
+from dtr_fx.planning.rewrite import Laps, carry_out
+from dtr_fx.planning.transform import readable_copy
 from dtr_fx.runtime import Heuristic, OutOfBudget, Plan, Runtime
 from dtr_fx.runtime.driver import drive
 from dtr_fx.runtime.graph import Operator

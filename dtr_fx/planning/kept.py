@@ -52,7 +52,7 @@ class KeptPlans:
             replace_file(file, gzip.compress(text.encode(), compresslevel=1, mtime=0))
             _forget_some(file.parent)
         except OSError as error:
-            _tell(f"plans cannot be kept in {file.parent}: {error.strerror}")
+            _warn(f"plans cannot be kept in {file.parent}: {error.strerror}")
 
 
 def _read(file: Path) -> Plan | None:
@@ -76,7 +76,7 @@ def _forget_some(folder: Path) -> None:
 
 
 @functools.cache
-def _tell(warning: str) -> None:
+def _warn(warning: str) -> None:
     log.warning("%s; set DTR_CACHE to a folder that can be written, or to off", warning)
 
 
@@ -85,5 +85,5 @@ def _sources() -> str:
     """The code that makes plans, as a number: another version of it may make others."""
     folders = [Path(str(package.__file__)).parent for package in (runtime, search)]
     files = [file for folder in folders for file in sorted(folder.glob("*.py"))]
-    files.append(Path(__file__).with_name("planner.py"))
+    files += [Path(__file__).with_name(name) for name in ("planner.py", "marked.py", "parts.py")]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -171,17 +171,19 @@ def _parse_overhead(value: object) -> float | None:
 
 
 def _parse_offload(given: object) -> Tier | None:
+    if given is None:
+        return None
     # Only here: an option that few give.
-    from dtr_fx.tiers.tier import Tier
+    from dtr_fx.tiers.forms import parse_tier
 
-    return Tier.parse(given)
+    return parse_tier(given)
 
 
 def _parse_policy(given: object) -> tuple[Hint, ...]:
     if not given:
         return ()
     # Hints are marks of torch's, which options without them need not wait for.
-    from dtr_fx.passes.hints import parse_policy
+    from dtr_fx.passes.policy import parse_policy
 
     return parse_policy(given)
 

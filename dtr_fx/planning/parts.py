@@ -32,7 +32,7 @@ class Part:
         """The program in which only the part takes memory, and only it runs again."""
         results = {program.storages[tensor] for kept in program.kept_after.values() for tensor in kept}
 
-        def alone(number: int, call: Call) -> Call:
+        def of_part(number: int, call: Call) -> Call:
             outputs = tuple(
                 output
                 if number in self.calls and program.storages[output.tensor] not in results
@@ -43,12 +43,12 @@ class Part:
             call = call._replace(outputs=outputs, recomputable=again, may_defer=False)
             return call._replace(workspace=0, replay_workspace=0)
 
-        alone_program = program.with_calls(alone)
+        part_program = program.with_calls(of_part)
         steps = (
             step._replace(size=0) if isinstance(step, Constant) else step
-            for step in alone_program.instructions
+            for step in part_program.instructions
         )
-        return replace(alone_program, instructions=tuple(steps))
+        return replace(part_program, instructions=tuple(steps))
 
 
 @dataclass(frozen=True)

@@ -7,39 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from torch.utils.checkpoint import CheckpointPolicy
-
 from dtr_fx import search
 from dtr_fx.costs.files import cache_folder
-from dtr_fx.errors import InfeasiblePartError
 from dtr_fx.planning.kept import KeptPlans
 from dtr_fx.planning.options import Options
-from dtr_fx.planning.parts import Part, Parts, merged
+from dtr_fx.report import HintStats
 from dtr_fx.runtime import Plan, Program, RunFailed, resolve
 from dtr_fx.runtime.caching_allocator import CachingAllocator
-from dtr_fx.runtime.steps import RECOMPUTE
-from dtr_fx.search import (
-    Policy,
-    execute_order,
-    limit_saved,
-    lower_bound,
-    paper,
-    portfolio,
-    rerun,
-    rerun_forward,
-    reserved_by,
-)
+from dtr_fx.search import Policy, execute_order, lower_bound, paper, portfolio, reserved_by
 
-# What the cost of a recompute is taken for where the user marked the operator.
-_WEIGHTS = {
-    CheckpointPolicy.PREFER_SAVE: 2.0,
-    CheckpointPolicy.PREFER_RECOMPUTE: 0.5,
-    CheckpointPolicy.MUST_RECOMPUTE: 0.01,
-}
 # How many budgets of allocated bytes are tried for one of reserved bytes.
 _TRIES = 8
 
@@ -55,21 +35,13 @@ class Infeasible(Exception):
 class Planner:
     """Plans for one program by the heuristic, the planner and the effort of the options, for any budget.
 
-    A program with a tier may be planned with transfers.  ``need`` is what no plan can do without, ``marks``
-    is what the user said of operators, by their numbers, and ``parts`` have budgets of their own.
+    A program with a tier may be planned with transfers.  ``need`` is what no plan can do without.  For
+    programs of which the user has marked operators see ``MarkedPlanner``; ``told`` is what was said of them.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        options: Options,
-        marks: Mapping[int, CheckpointPolicy] | None = None,
-        parts: Sequence[Part] = (),
-    ) -> None:
+    def __init__(self, program: Program, options: Options, told: Sequence[object] = ()) -> None:
         self.program = program
-        self._given = options, marks, parts
-        self.parts = Parts(program, tuple(parts))
-        self._marks = marks or {}
+        self._options = options
         self.need = lower_bound(program)
         self._least: dict[int, float] = {}
         self._seconds = options.plan_seconds
@@ -80,9 +52,7 @@ class Planner:
         # Of a function of the user's nothing tells what it does.
         is_known = isinstance(options.heuristic, str)
         folder = cache_folder(options.cache) if is_known else None
-        made_by = options.planner, options.heuristic, options.plan_seconds, sorted(self._marks.items())
-        told = [(each.limit, sorted(each.calls)) for each in self.parts.parts]
-        self._kept = KeptPlans(folder, *made_by, *([told] if told else []))
+        self._kept = KeptPlans(folder, options.planner, options.heuristic, options.plan_seconds, *told)
 
     def least(self, budget: int) -> float:
         """Seconds that the recomputes of no plan are below which moves nothing and fits the budget."""
@@ -119,7 +89,9 @@ class Planner:
     def reserved(self, plan: Plan) -> int:
         """The bytes that PyTorch's caching allocator reserves for a plan."""
         allocator = CachingAllocator.as_configured()
-        return reserved_by(self.program, plan.order, allocator, plan.moved)
+        # Up to when something is held that was copied out depends on the room.
+        within = plan.peak if plan.moved and not self._online else math.inf
+        return reserved_by(self.program, plan.order, allocator, plan.moved, within)
 
     def _plan(self, budget: int) -> Plan:
         """The same, by the bytes that are allocated."""
@@ -146,7 +118,7 @@ class Planner:
         repaired = self._repaired(free, budget, held + saved)
         if repaired is not None and repaired.extra <= free.extra:
             return free
-        limited = limit_saved(self.program, held + saved, budget)
+        limited = search.limit_saved(self.program, held + saved, budget)
         plan = _cheapest(filter(None, [repaired, self.search(budget, limited, lambda: repaired)]))
         while plan is None:
             saved = 2 * saved + 1
@@ -155,16 +127,20 @@ class Planner:
 
     @cached_property
     def _without_moves(self) -> Planner:
-        return Planner(replace(self.program, tier=None), *self._given)
+        return self._for(replace(self.program, tier=None))
+
+    def _for(self, program: Program) -> Planner:
+        """The same for another program of these calls."""
+        return Planner(program, self._options)
 
     def _repaired(self, free: Plan, budget: int, most: int) -> Plan | None:
         """A plan that was made without a limit between the passes, changed to keep it."""
-        limited = limit_saved(self.program, most, budget)
+        limited = search.limit_saved(self.program, most, budget)
         fitting = []
-        for order in (free.order, rerun_forward(self.program, free.order)):
+        for order in (free.order, search.rerun_forward(self.program, free.order)):
             with contextlib.suppress(RunFailed):
                 fitting.append(execute_order(limited, order, budget, free.moved))
-        return _cheapest(filter(self.parts.hold, fitting))
+        return _cheapest(filter(self.holds, fitting))
 
     @cached_property
     def smallest(self) -> Plan:
@@ -202,56 +178,10 @@ class Planner:
 
     def _may_move(self, program: Program) -> bool:
         """True if plans may have transfers: marks and budgets of parts know none."""
-        is_marked = bool(self._marks if self._online else self.must) or bool(self.parts.parts)
-        return program.tier is not None and not is_marked
+        return program.tier is not None and not self._may_not_move
 
     def _effort(self, program: Program) -> float:
         return search.default_effort(program) if self._seconds is None else self._seconds
-
-    @cached_property
-    def checkpointed(self) -> Plan | None:
-        """The plan that recomputes all that the user marked so, and what parts need; None without either."""
-        again = self._marked(CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
-        if not again and not self._plans_of_parts:
-            return None
-        as_it_is = range(sum(1 for _ in self.program.calls()))
-        order = merged([as_it_is, *(plan.order for plan in self._plans_of_parts)])
-        plan = execute_order(self.program, rerun(self.program, order, again) if again else order)
-        for part, taken in self.parts.above(plan):
-            raise InfeasiblePartError(part.pattern, part.limit, taken)
-        return replace(plan, decided_by="checkpoint")
-
-    @cached_property
-    def _plans_of_parts(self) -> list[Plan]:
-        """A plan for each part that takes more than its budget if nothing runs again."""
-        if not self.parts.parts:
-            return []
-        as_it_is = execute_order(self.program, range(sum(1 for _ in self.program.calls())))
-        return [self._plan_of_part(part) for part, _ in self.parts.above(as_it_is)]
-
-    def _plan_of_part(self, part: Part) -> Plan:
-        """The plan in which nothing but the part takes memory."""
-        program = part.of(replace(self.program, tier=None))
-        bound = lower_bound(program).nbytes
-        plan = None
-        if part.limit >= bound:
-            with contextlib.suppress(search.Infeasible):
-                plan = search.search(program, part.limit, Policy(self._policy.heuristic), self._seconds)
-        if plan is None:
-            plan = search.smallest(program, bound, self._seconds)
-        if plan.peak > part.limit:
-            raise InfeasiblePartError(part.pattern, part.limit, plan.peak)
-        return plan
-
-    @cached_property
-    def must(self) -> set[int]:
-        """The operators that every plan runs again, for the user's marks or for a part's budget."""
-        marked = self._marked(CheckpointPolicy.MUST_RECOMPUTE)
-        steps = (step for plan in self._plans_of_parts for step in plan.steps)
-        return marked | {step.op for step in steps if step.kind == RECOMPUTE}
-
-    def _marked(self, *policies: CheckpointPolicy) -> set[int]:
-        return {number for number, policy in self._marks.items() if policy in policies}
 
     def one_pass(self, budget: int, program: Program, most: float = math.inf) -> Plan | None:
         """The heuristic's plan, if it fits and recomputes no more than this share of the program."""
@@ -281,28 +211,40 @@ class Planner:
             return None
         return self._obeying(plan, computed, budget)
 
+    @property
+    def checkpointed(self) -> Plan | None:
+        """The plan that recomputes all that the user marked so, and what parts need; None without either."""
+        return None
+
+    @property
+    def must(self) -> Collection[int]:
+        """The operators that every plan runs again, for the user's marks or for a part's budget."""
+        return ()
+
+    @property
+    def has_parts(self) -> bool:
+        """True if parts of the program have budgets of their own."""
+        return False
+
+    def holds(self, plan: Plan) -> bool:
+        """True if a plan keeps the budgets of all parts."""
+        return True
+
+    def check(self, hints: Sequence[HintStats]) -> None:
+        """Raise VerificationError where a part takes more than its budget in a graph that was rewritten."""
+
+    @property
+    def _may_not_move(self) -> bool:
+        """True where what the user marked rules transfers out."""
+        return False
+
     def _weighed(self, program: Program) -> Program:
         """The program with what the user prefers in its costs."""
-        weights = {number: _WEIGHTS[policy] for number, policy in self._marks.items() if policy in _WEIGHTS}
-        weights |= dict.fromkeys(self.must, _WEIGHTS[CheckpointPolicy.MUST_RECOMPUTE])
-        if not weights:
-            return program
-        return program.with_calls(
-            lambda number, call: call._replace(cost=call.cost * weights.get(number, 1.0))
-        )
+        return program
 
     def _obeying(self, plan: Plan, program: Program, budget: float) -> Plan | None:
         """The plan with its true cost, and with what must be recomputed; None if that does not fit."""
-        if not self._marks and not self.parts.parts:
-            return plan
-        order = rerun(program, plan.order, self.must) if self.must else plan.order
-        try:
-            obeying = execute_order(program, order, budget)
-        except RunFailed:
-            return None
-        if not self.parts.hold(obeying):
-            return None
-        return replace(obeying, decided_by=plan.decided_by, refused=plan.refused)
+        return plan
 
 
 def _cheapest(plans: Iterable[Plan]) -> Plan | None:

@@ -3,43 +3,37 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
+from dtr_fx import search
 from dtr_fx.costs import roofline as cost_model
-from dtr_fx.costs.profile import Profile
 from dtr_fx.costs.workspaces import workspaces
 from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.passes import storages
-from dtr_fx.passes.hints import Hint, hint_of, is_budget, part_budget
-from dtr_fx.passes.liveness import allocations, points_of, reserve
+from dtr_fx.passes.hints import hint_of, is_budget
+from dtr_fx.passes.liveness import with_reserved
 from dtr_fx.passes.roles import KEEP
 from dtr_fx.passes.slices import Sliced
 from dtr_fx.passes.tensors import graph_device, is_view
 from dtr_fx.planning.options import Budget, Options, resolve_budget
-from dtr_fx.planning.parts import Part, most_held
 from dtr_fx.planning.planner import Infeasible, Planner
 from dtr_fx.planning.reporting import source_line
-from dtr_fx.runtime import Plan, RunFailed
-from dtr_fx.runtime.caching_allocator import CachingAllocator
+from dtr_fx.runtime import Plan, Program, RunFailed
 from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
-from dtr_fx.search import NOTHING, Moved, execute_order, limit_saved
+from dtr_fx.search import NOTHING, Moved, execute_order
+from dtr_fx.tiers.tier import Tier
 
-# How closely the least memory for an overhead is looked for, as a share of the graph's own peak, and with how
-# many searches; overheads above this are looked for from the smallest budget.
-_TOLERANCE, _SEARCHES, _DEAR = 0.01, 3, 0.4
-# What a search usually recomputes of what a pass does; what counts, in terms of the limit, without a plan;
-# the power of e by which overheads grow from the graph's own peak down to nothing.
-_OF_A_PASS, _UNKNOWN, _STEEP = 0.88, 1.3, 4.0
+# How closely a budget for an overhead is looked for, as a share of the graph's own peak.
+_TOLERANCE = 0.01
 # With so many forward passes more, eight states are enough for a chain of 1,287 operators (Revolve).
 _SANE = 5
 # A plan is carried over to other sizes if it uses so much of the memory beside constants, or adds so little.
@@ -52,16 +46,6 @@ class Carried(NamedTuple):
     structure: Hashable
     order: Sequence[int] | None
     moved: Moved = NOTHING
-
-
-def _cost_of(gm: GraphModule, options: Options, device: torch.device) -> cost_model.Cost:
-    """The options' costs of the graph's nodes."""
-    if options.executor != "inductor" or not isinstance(options.costs, str):
-        return cost_model.resolve(options.costs, device, gm.graph, options.cache)
-    # Only here: Inductor takes seconds to import.
-    from dtr_fx.costs.kernels import of_kernels
-
-    return of_kernels(cost_model.resolve(options.costs, device, cache=options.cache), device)
 
 
 class Planning:
@@ -87,75 +71,51 @@ class Planning:
         if not calls:
             raise GraphError("the graph has no operators: there is nothing to plan")
         device = graph_device(gm)
-        self._cost = cost = cost or _cost_of(gm, options, device)
         as_it_is = workspaces(calls)
-        extra = gm.meta.get("dtr_extra_workspace", {})
-        workspace = {
-            node: own + (0 if is_view(node) else extra.get(node.name, 0) + extra.get("", 0))
-            for node, own in as_it_is.items()
-        }
+        workspace = _under_plan(as_it_is, gm.meta.get("dtr_extra_workspace", {}))
         self.gm = gm
+        self._cost = cost or _costs(gm, options, device)
         self._original: Planning | None = None
         self.options = options
         self._trusts_caller = trusts_caller
-        replays_randomness = options.executor != "inductor"
         self.graph = storages.analyze(
             gm,
             device,
-            cost,
+            self._cost,
             workspace,
-            replays_randomness=replays_randomness,
+            replays_randomness=options.executor != "inductor",
             trusts_caller=trusts_caller,
             moves=options.offload is not None,
         )
-        self.workspace_of = {node.name: nbytes for node, nbytes in workspace.items()}
-        asked_for = list(allocations(gm, {node.name: nbytes for node, nbytes in as_it_is.items()}, device))
-        self.before = points_of(asked_for)
-        allocator = CachingAllocator.as_configured()
-        reserve(asked_for, allocator)
-        self._reserved_as_it_is = allocator.reserved
-        marks = {number: call.mark for number, call in enumerate(self.graph.calls) if call.mark is not None}
-        program = self.graph.program
-        self.offload = ""
-        if options.offload is not None:
-            # Only here: its threads and files need not be known where nothing is moved.
-            from dtr_fx.costs.bandwidth import measured_bandwidth
-            from dtr_fx.tiers.pinned import check_device
-
-            check_device(options.offload, device)
-            speed = options.offload.speed or measured_bandwidth(options.offload, device)
-            self.offload = f"{options.offload}: {speed}"
-            program = replace(program, tier=replace(options.offload, speed=speed))
-        self.planner = Planner(program, options, marks, self._parts())
-        marked = self.planner.checkpointed
+        self.workspace_of = _by_name(workspace)
+        self.before, self._reserved_as_it_is = with_reserved(gm, _by_name(as_it_is), device)
+        tier = None if options.offload is None else _usable(options.offload, device)
+        self.offload = "" if tier is None else f"{tier}: {tier.speed}"
+        program = self.graph.program if tier is None else replace(self.graph.program, tier=tier)
+        self.planner = self._planner(program)
         self._peak_unmarked = max(point.live for point in self.before)
         self.base_cost = self.graph.base_cost
         self.step_before = self.step_seconds(gm, self.base_cost)
         self.baseline_peak = self._peak_unmarked
         self.whole = self._reserved_as_it_is if self.counts_reserved else self.baseline_peak
         self.saved = 0 if self.graph.boundary is None else self.graph.saved_bytes
+        marked = self.planner.checkpointed
         if marked is not None and (self.planner.must or marked.peak < self.baseline_peak):
             self.baseline_peak = marked.peak
             self.whole = self.planner.reserved(marked) if self.counts_reserved else marked.peak
             start = next(step for step in marked.steps if step.op == self.graph.boundary)
             self.saved = start.live - self.graph.held_between_passes
 
-    def _parts(self) -> list[Part]:
-        """The operators with a budget of their own."""
-        calls: defaultdict[Hint, list[int]] = defaultdict(list)
-        for number, call in enumerate(self.graph.calls):
-            hint = hint_of(call.node)
-            if call.role == COMPUTE and hint is not None and is_budget(hint):
-                calls[hint].append(number)
-        program = self.graph.program
-        as_it_is = execute_order(program, range(len(self.graph.calls))) if calls else None
-        found = []
-        for hint, numbers in calls.items():
-            part = Part(hint[0], frozenset(numbers), 0)
-            assert as_it_is is not None
-            limit = part_budget(hint, most_held(part.of(program), as_it_is))
-            found.append(replace(part, limit=limit))
-        return found
+    def _planner(self, program: Program) -> Planner:
+        """The planner for the graph; one that obeys what the user has marked, if anything."""
+        calls = self.graph.calls
+        marks = {number: call.mark for number, call in enumerate(calls) if call.mark is not None}
+        hints = (hint_of(call.node) for call in calls if call.role == COMPUTE)
+        if not marks and not any(hint is not None and is_budget(hint) for hint in hints):
+            return Planner(program, self.options)
+        from dtr_fx.planning.marked import MarkedPlanner, parts_of
+
+        return MarkedPlanner(program, self.options, marks, parts_of(self.graph))
 
     def of_variant(self, gm: GraphModule) -> Planning:
         """The analysis of a graph that computes the same; shares are of this one's peak and seconds."""
@@ -170,13 +130,15 @@ class Planning:
     @property
     def costs(self) -> str:
         """By what operators have their seconds: ``"profile"``, ``"roofline"`` or ``"given"``."""
-        if isinstance(self._cost, Profile):
-            return "profile"
-        return "roofline" if self.options.costs in ("auto", "roofline") else "given"
+        asked = self.options.costs
+        if not isinstance(asked, str):
+            return "given"
+        return asked if asked != "auto" else "profile" if hasattr(self._cost, "step") else "roofline"
 
     def step_seconds(self, gm: GraphModule, cost: float) -> float | None:
         """Seconds that a step of such a graph takes here, whose operators cost so much; None by estimates."""
-        return self._cost.step(gm.graph, cost) if isinstance(self._cost, Profile) else None
+        step = getattr(self._cost, "step", None)  # of a profile, which is imported only where it is asked for
+        return None if step is None else step(gm.graph, cost)
 
     @cached_property
     def budget(self) -> int:
@@ -238,19 +200,17 @@ class Planning:
         programs = [self.planner.program]
         if self._saved is not None:
             most = graph.held_between_passes + self._saved
-            programs.insert(0, limit_saved(self.planner.program, most, budget))
+            programs.insert(0, search.limit_saved(self.planner.program, most, budget))
         try:
             plans = [execute_order(program, order, budget, moved) for program in programs]
         except RunFailed:
             return None
-        is_obeyed = all(plan.order == order for plan in plans) and self.planner.parts.hold(plans[-1])
+        is_obeyed = all(plan.order == order for plan in plans) and self.planner.holds(plans[-1])
         is_obeyed = is_obeyed and self.taken(plans[-1]) <= budget
         return plans[-1] if is_obeyed else None
 
     def plan(self, *, saves_nothing: bool) -> tuple[int, Plan | None]:
         """The budget in bytes, and the plan for it; None for the graph as it is.  See ``rewrite``."""
-        if self.options.max_overhead is not None:
-            return self.least_memory()
         graph, budget, marked, saved = self.graph, self.limit, self.planner.checkpointed, self._saved
         if marked is not None and not self.options.limits and self.taken(marked) <= budget:
             return budget, marked
@@ -278,60 +238,6 @@ class Planning:
             return budget, self.planner.plan(budget)
         except Infeasible as infeasible:
             raise self.error(budget, infeasible.smallest) from None
-
-    def least_memory(self) -> tuple[int, Plan | None]:
-        """The smallest budget that is found for the options' overhead, in bytes, and the plan for it.
-
-        The plan is None for the graph as it is.  See ``Planner.plan``, which has the same plan.  What the
-        user's checkpoints recompute is within any overhead.
-        """
-        budget, plan = self._least_memory()
-        marked = self.planner.checkpointed
-        if marked is not None and marked.peak < (self._peak_unmarked if plan is None else plan.peak):
-            return marked.peak, marked
-        return budget, plan
-
-    def _least_memory(self) -> tuple[int, Plan | None]:
-        limit, planner, whole = self.options.max_overhead, self.planner, self.baseline_peak
-        limit = math.inf if limit is None else limit
-        if limit > _DEAR and self.overhead(planner.smallest) <= limit:
-            budget = planner.smallest.peak
-        else:
-            budget = self.passes_within(limit)
-        if 0 < limit <= _DEAR:
-            return self._searched(limit, budget)
-        plan = planner.plan(budget) if budget < whole else None
-        return (whole, None) if plan is None or self.overhead(plan) > limit else (budget, plan)
-
-    def passes_within(self, limit: float) -> int:
-        """The smallest budget at which one pass keeps an overhead."""
-        low, high = self.planner.need.nbytes - 1, self.baseline_peak
-        while high - low > max(1, _TOLERANCE * self.baseline_peak):
-            middle = (low + high) // 2
-            plan = self.planner.one_pass(middle, self.graph.program, limit)
-            if plan is None or self.overhead(plan) > limit:
-                low = middle
-            else:
-                high = middle
-        return high
-
-    def _searched(self, limit: float, passed: int) -> tuple[int, Plan | None]:
-        """The smallest budget of some searches: each is at the budget where the one before sees the limit."""
-        best: tuple[int, Plan | None] = (self.baseline_peak, None)
-        low, high, budget, overhead = self.planner.need.nbytes - 1, passed, passed, _OF_A_PASS * limit
-        for left in reversed(range(_SEARCHES)):
-            budget += int(math.log(max(0.1, overhead / limit)) / _STEEP * self.baseline_peak)
-            if not low < budget < high:
-                budget = (low + high) // 2
-            if not left and best[1] is None:
-                budget = passed
-            plan = self.planner.search(budget, self.planner.program, lambda: None)
-            overhead = _UNKNOWN * limit if plan is None else self.overhead(plan)
-            if overhead > limit:
-                low = budget
-            else:
-                best, high = (budget, plan), budget
-        return best
 
     def peak(self, plan: Plan | None) -> int:
         """Bytes of a plan, or of the graph as it is."""
@@ -363,6 +269,18 @@ class Planning:
             return None
         return self.planner.least(max(budget, plan.peak)) / self.base_cost
 
+    def passes_within(self, limit: float) -> int:
+        """The smallest budget at which one pass keeps an overhead."""
+        low, high = self.planner.need.nbytes - 1, self.baseline_peak
+        while high - low > max(1, _TOLERANCE * self.baseline_peak):
+            middle = (low + high) // 2
+            plan = self.planner.one_pass(middle, self.graph.program, limit)
+            if plan is None or self.overhead(plan) > limit:
+                low = middle
+            else:
+                high = middle
+        return high
+
     def sane_from(self, plan: Plan | None) -> int | None:
         """Of a plan that computes more than five forward passes again, a budget from which none does."""
         forward = sum(call.cost for call in self.graph.calls[: self.graph.boundary])
@@ -371,7 +289,7 @@ class Planning:
         return (self._original or self).passes_within(_SANE * forward / self.base_cost)
 
     def _sane_smallest(self, smallest: int) -> int | None:
-        """What is sane in place of the smallest budget that is found, if that is not."""
+        """A budget in place of the smallest that is found, where that is out of all proportion."""
         if self.counts_reserved or smallest != self.planner.smallest.peak:
             return None
         return self.sane_from(self.planner.smallest)
@@ -409,6 +327,38 @@ class Planning:
             offloaded=self._offloaded(budget),
             counted=self.options.count,
         )
+
+
+def _costs(gm: GraphModule, options: Options, device: torch.device) -> cost_model.Cost:
+    """Seconds of the graph's operators; under Inductor, of the kernels that it makes of them."""
+    if options.executor != "inductor" or not isinstance(options.costs, str):
+        return cost_model.resolve(options.costs, device, gm.graph, options.cache)
+    # Only here: Inductor takes seconds to import.
+    from dtr_fx.costs.kernels import of_kernels
+
+    return of_kernels(cost_model.resolve(options.costs, device, cache=options.cache), device)
+
+
+def _under_plan(as_it_is: Mapping[Node, int], extra: Mapping[str, int]) -> dict[Node, int]:
+    """The workspaces with what an executor takes besides, in bytes by name, or for every operator."""
+    return {
+        node: own + (0 if is_view(node) else extra.get(node.name, 0) + extra.get("", 0))
+        for node, own in as_it_is.items()
+    }
+
+
+def _by_name(workspace: Mapping[Node, int]) -> dict[str, int]:
+    return {node.name: nbytes for node, nbytes in workspace.items()}
+
+
+def _usable(tier: Tier, device: torch.device) -> Tier:
+    """The tier with its speed, which is measured where it is not given; OptionError if it has no use here."""
+    # Only here: its threads and files need not be known where nothing is moved.
+    from dtr_fx.costs.bandwidth import measured_bandwidth
+    from dtr_fx.tiers.pinned import check_device
+
+    check_device(tier, device)
+    return replace(tier, speed=tier.speed or measured_bandwidth(tier, device))
 
 
 def copy_of(gm: GraphModule) -> GraphModule:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule, Node
@@ -20,11 +19,10 @@ from dtr_fx.passes.roles import KEEP, SAVE_RNG, facts, is_over, origin_name, rol
 from dtr_fx.passes.slices import Sliced
 from dtr_fx.passes.storages import GraphProgram
 from dtr_fx.passes.tensors import is_selection, is_update
-from dtr_fx.planning.planner import Planner
-from dtr_fx.report import Choice, Event, HintStats, Point, SliceStats, StorageStats
+from dtr_fx.report import Event, HintStats, Point, SliceStats, StorageStats
 from dtr_fx.runtime import Plan
 from dtr_fx.runtime.steps import BANISH, COMPUTE, DROP, OFFLOAD, RECOMPUTE, RELOAD, WAIT
-from dtr_fx.search import Need, Scored, scores_of
+from dtr_fx.search import Need
 from dtr_fx.torch_private import OpOverload
 
 _TRANSFERS = (OFFLOAD, RELOAD, WAIT)
@@ -45,8 +43,12 @@ def make_report(
     after: Sequence[Point],
     events: Sequence[Event],
     storages: tuple[StorageStats, ...],
+    **more: Any,
 ) -> Report:
-    """The report on a plan, of a graph or of an operator log; None leaves the program as it is."""
+    """The report on a plan, of a graph or of an operator log; None leaves the program as it is.
+
+    ``more`` are fields of the report that not every plan has.
+    """
     return Report(
         budget=budget,
         baseline_peak=max(point.live for point in before),
@@ -61,10 +63,10 @@ def make_report(
         before=tuple(before),
         after=tuple(after),
         storages=storages,
-        seconds={},
         asked=asked,
         refused=0 if plan is None else plan.refused,
         torch=str(torch.__version__),
+        **{"seconds": {}, **more},
     )
 
 
@@ -84,67 +86,84 @@ def _last_frame(stack_trace: str) -> str:
 
 def events_of(gm: GraphModule, program: GraphProgram, after: Sequence[Point]) -> tuple[Event, ...]:
     """The steps of a rewritten graph, with the memory timeline that it has ``after`` rewriting."""
-    step_of = {(step.role, step.node.name): step for step in program.calls}
-    nodes = {node.name: node for node in gm.graph.nodes}
-    position_of = {value: position for position, value in enumerate(_storages(program))}
-    value_of = {node.name: tree for node, tree in program.values_of.items() if isinstance(tree, int)}
-    names = names_of(program)
-    live_at = {point.name: point.live for point in after}
-    live = program.constant_bytes
+    found = _Events(gm, program, after)
+    idle = ("placeholder", "get_attr", "output")
+    nodes = (node for node in gm.graph.nodes if node.op not in idle)
+    return tuple([found.of(node) for node in nodes if not (is_selection(node) or is_over(node))])
 
-    @functools.cache
-    def source(node: Node) -> tuple[str, list[int]]:
-        """The operator or input that a node comes from, and the positions of the storages that it holds."""
-        key = role(node), origin_name(node)
-        is_saved = key[0] in _SAVES and key in step_of
-        held = step_of[key].outputs if is_saved else program.values_in(nodes.get(key[1], node))
-        return _maker(node).name, [position_of[program.storage(value)] for value in held]
 
-    events = []
-    for node in gm.graph.nodes:
-        if node.op in ("placeholder", "get_attr", "output") or is_selection(node) or is_over(node):
-            continue
+class _Events:
+    """The events of a graph's nodes, asked for in the order in which they run."""
+
+    def __init__(self, gm: GraphModule, program: GraphProgram, after: Sequence[Point]) -> None:
+        self._program = program
+        self._call_of = {(call.role, call.node.name): call for call in program.calls}
+        self._nodes = {node.name: node for node in gm.graph.nodes}
+        self._position_of = {value: position for position, value in enumerate(_storages(program))}
+        trees = program.values_of.items()
+        self._value_of = {node.name: tree for node, tree in trees if isinstance(tree, int)}
+        self._names = names_of(program)
+        self._live_at = {point.name: point.live for point in after}
+        self._live = program.constant_bytes
+        self._sources: dict[Node, tuple[str, list[int]]] = {}
+
+    def of(self, node: Node) -> Event:
         known = facts(node)
         kind, origin = known["role"], known["origin"]
-        is_save, is_drop, is_transfer = kind in _SAVES, kind == DROP, kind in _TRANSFERS
-        live = live_at.get(node.name, live)
-        step = step_of.get((kind if is_save else COMPUTE, origin))
-        is_of_one = is_drop or is_transfer
-        values = [value_of[origin]] if is_of_one else step.outputs if step is not None else ()
-        nbytes = sum([program.values[value].nbytes for value in values])
-        maker = _maker(nodes.get(origin, node))
-        called = node if is_save else maker
-        if is_drop:
-            live -= nbytes
-        tag = "optimizer" if is_update(node) else str(node.meta.get("partitioner_tag", ""))
-        read = [source(used) for used in (() if kind == RELOAD else node.all_input_nodes)]
-        seconds = known.get("seconds", 0.0)
-        events.append(
-            Event(
-                kind=kind if kind in _KINDS else COMPUTE,
-                name=node.name,
-                # A save is no node of the original graph.
-                origin=names[values[0]] if is_of_one else node.name if is_save else origin,
-                phase=tag.removeprefix("is_").removeprefix("must_be_in_"),
-                nbytes=nbytes,
-                cost=step.cost if step is not None and not is_of_one else seconds if kind == WAIT else 0.0,
-                live=live,
-                reason=known.get("reason", ""),
-                score=known.get("score"),
-                again=known.get("again"),
-                away=known.get("away"),
-                transfer=0.0 if kind == WAIT else seconds,
-                source=source_line(node) or source_line(maker),
-                storages=()
-                if kind in (OFFLOAD, WAIT)
-                else tuple([position_of[value] for value in values if value in position_of]),
-                uses=tuple(dict.fromkeys([at for _, positions in read for at in positions])),
-                reads=tuple(dict.fromkeys([name for name, _ in read])),
-                target=_operator_name(called),
-                module=_module_path(called),
-            )
+        maker = called = _maker(self._nodes.get(origin, node))
+        seconds = known.get("seconds", 0.0)  # of a transfer, or of waiting for one
+        values: Sequence[int] = ()
+        cost = seconds if kind == WAIT else 0.0
+        if kind == DROP or kind in _TRANSFERS:
+            values = [self._value_of[origin]]
+            origin = self._names[values[0]]
+        else:
+            is_save = kind in _SAVES
+            call = self._call_of.get((kind if is_save else COMPUTE, origin))
+            if call is not None:
+                values, cost = call.outputs, call.cost
+            if is_save:  # it is no node of the original graph
+                origin, called = node.name, node
+        nbytes = sum([self._program.values[value].nbytes for value in values])
+        self._live = self._live_at.get(node.name, self._live) - (nbytes if kind == DROP else 0)
+        read = [] if kind == RELOAD else [self._source(used) for used in node.all_input_nodes]
+        touched = () if kind in (OFFLOAD, WAIT) else values
+        return Event(
+            kind=kind if kind in _KINDS else COMPUTE,
+            name=node.name,
+            origin=origin,
+            phase=_phase(node),
+            nbytes=nbytes,
+            cost=cost,
+            live=self._live,
+            reason=known.get("reason", ""),
+            score=known.get("score"),
+            again=known.get("again"),
+            away=known.get("away"),
+            transfer=0.0 if kind == WAIT else seconds,
+            source=source_line(node) or source_line(maker),
+            storages=tuple([self._position_of[value] for value in touched if value in self._position_of]),
+            uses=tuple(dict.fromkeys([at for _, positions in read for at in positions])),
+            reads=tuple(dict.fromkeys([name for name, _ in read])),
+            target=_operator_name(called),
+            module=_module_path(called),
         )
-    return tuple(events)
+
+    def _source(self, node: Node) -> tuple[str, list[int]]:
+        """The operator or input that a node comes from, and the positions of the storages that it holds."""
+        if node not in self._sources:
+            key = role(node), origin_name(node)
+            is_saved = key[0] in _SAVES and key in self._call_of
+            program, whole = self._program, self._nodes.get(key[1], node)
+            held = self._call_of[key].outputs if is_saved else program.values_in(whole)
+            at = [self._position_of[program.storage(value)] for value in held]
+            self._sources[node] = _maker(node).name, at
+        return self._sources[node]
+
+
+def _phase(node: Node) -> str:
+    tag = "optimizer" if is_update(node) else str(node.meta.get("partitioner_tag", ""))
+    return tag.removeprefix("is_").removeprefix("must_be_in_")
 
 
 def _maker(node: Node) -> Node:
@@ -285,50 +304,3 @@ def _value_name(node: Node) -> str:
         return node.name
     whole, index, *_ = node.args
     return f"{_value_name(cast(Node, whole))}:{index}"
-
-
-def choices(
-    planner: Planner,
-    plan: Plan,
-    value: str,
-    names: Sequence[str],
-    origins: Mapping[int, str],
-    events: Sequence[Event],
-) -> tuple[Choice, ...]:
-    """The choices of a heuristic that concerned a value; a search makes none, an unknown value has none.
-
-    ``names`` are those of the program's tensors, ``events`` those of the plan's report.  ``origins`` are
-    those of the program's calls, by number: a call without one saves something for the call after it.
-    """
-    if value not in names:
-        return ()
-    found = scores_of(planner.program, plan, names.index(value), planner.policies)
-
-    def finite(score: float) -> float | None:
-        return score if math.isfinite(score) else None
-
-    events_at = _positions(plan, found, origins, events)
-    return tuple(
-        Choice(at, finite(one.score), one.rank, one.candidates, names[one.chosen], finite(one.chosen_score))
-        for one, at in zip(found, events_at)
-    )
-
-
-def _positions(
-    plan: Plan, found: Sequence[Scored], origins: Mapping[int, str], events: Sequence[Event]
-) -> Iterator[int]:
-    """The place among the report's events of the operator that each choice made room for."""
-    runs_of = defaultdict(list)
-    for position, event in enumerate(events):
-        if event.kind in (COMPUTE, RECOMPUTE):
-            runs_of[event.origin].append(position)
-    ran: Counter[int] = Counter()
-    done = 0
-    for choice in found:
-        ran.update(step.op for step in plan.steps[done : choice.step] if step.kind in (COMPUTE, RECOMPUTE))
-        done = choice.step
-        call = plan.steps[choice.step].op
-        before = ran[call]
-        while call not in origins:
-            call, before = call + 1, 0
-        yield runs_of[origins[call]][before]

@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 
 from dtr_fx.costs.cut_exact import is_exact, order_of
 from dtr_fx.costs.workspaces import above_inputs
+from dtr_fx.passes.accumulate import AccumulateInPlace, AccumulateOutOfPlace
 from dtr_fx.passes.cuts import Axis
 from dtr_fx.passes.loss_rows import rows_of_loss
 from dtr_fx.passes.regions import Region, find_regions, put_in_slices, sliced
@@ -55,6 +56,7 @@ def _next(planning: Planning, target: float) -> Planning | None:
     call = planning.graph.calls[planning.planner.need.call]
     gm, is_fused = copy_of(planning.gm), planning.options.executor == "inductor"
     [mode] = _modes(gm)
+    AccumulateOutOfPlace().call(gm)
     if is_fused:
         # Only here: Inductor takes seconds to import.
         from dtr_fx.passes.kernels import ContractKernels, ExpandKernels
@@ -80,6 +82,8 @@ def _next(planning: Planning, target: float) -> Planning | None:
     put_in_slices(gm, *best)
     if is_fused:
         ContractKernels().call(gm)
+    else:
+        AccumulateInPlace().call(gm)
     return planning.of_variant(gm)
 
 

@@ -9,17 +9,16 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from dtr_fx.errors import GraphError
 from dtr_fx.inspect.views import Report
-from dtr_fx.passes.contract import VALUES, Pipeline
 from dtr_fx.passes.drops import LowerDrops
-from dtr_fx.passes.hints import mark_hints
+from dtr_fx.passes.marking import mark_hints
 from dtr_fx.passes.marks import check_marks
 from dtr_fx.passes.roles import origin_name, role
-from dtr_fx.passes.split import MergeDuplicates, prepare
+from dtr_fx.passes.split import prepare
 from dtr_fx.passes.tensors import is_backward
-from dtr_fx.passes.updates import EarlyUpdates, TagOwnBackward
+from dtr_fx.passes.updates import prepare_inference
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import copy_of
-from dtr_fx.planning.transform import rewrite
+from dtr_fx.planning.rewrite import rewrite
 from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
 
 
@@ -41,7 +40,7 @@ def tag(joint: GraphModule, budget: float | int | str = 1.0, **options: Any) -> 
         prepare(planned, ())
     else:
         check_marks(planned)
-        Pipeline(TagOwnBackward(), MergeDuplicates(), EarlyUpdates(), given=(VALUES,))(planned)
+        prepare_inference(planned)
         if not any(map(is_backward, planned.graph.nodes)):
             raise GraphError(
                 "the graph has no backward pass to recompute in: tag takes AOTAutograd's joint graph, or one "

@@ -6,7 +6,6 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from dtr_fx.errors import OptionError
 from dtr_fx.units import (
     format_bytes,
     format_count,
@@ -330,7 +329,7 @@ class Report:
 
     @property
     def caution(self) -> str:
-        """What is to be said of a plan that costs out of all proportion, behind other words; else nothing."""
+        """Words, to stand behind others, on a plan that costs out of all proportion; else none."""
         if self.sane_from is None:
             return ""
         return f"; more than 5 forward passes again, at most 5 from {format_bytes(self.sane_from)} on"
@@ -392,39 +391,3 @@ def _bytes_in(asked: str) -> int | None:
 def _with_tuples(entry: dict[str, Any]) -> dict[str, Any]:
     """JSON knows lists only."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
-
-
-@dataclass(frozen=True)
-class CurvePoint:
-    """A plan: the budget it was made for and the peak that it reaches, in bytes, and its extra compute.
-
-    ``overhead`` is a share of the graph's own compute: 0.1 is 10% more.  ``least_overhead`` is that of
-    ``Report``.
-    """
-
-    budget: int
-    peak: int
-    overhead: float
-    least_overhead: float | None = None
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The plans of one graph, from the largest budget down; a larger one never costs more.
-
-    ``baseline_peak`` is the peak of the graph as it is, ``constants`` its inputs and parameters and
-    ``lower_bound`` what no plan can do without, all in bytes; ``base_cost`` are the seconds of the graph.
-    """
-
-    points: tuple[CurvePoint, ...]
-    baseline_peak: int
-    constants: int
-    lower_bound: int
-    base_cost: float
-
-    def within(self, max_overhead: float) -> CurvePoint:
-        """The point of the lowest peak whose overhead is not above ``max_overhead``, 0 or more."""
-        if not max_overhead >= 0:
-            raise OptionError(f"max_overhead={max_overhead!r}: write a share of the graph's own compute, 0.1")
-        points = (point for point in self.points if point.overhead <= max_overhead)
-        return min(points, key=lambda point: point.peak)

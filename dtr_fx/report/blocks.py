@@ -47,20 +47,24 @@ def blocks(report: Report) -> list[Block]:
         elif event.kind != "banish":
             for storage in event.uses:
                 newest[storage].readers.append(at)
-            for storage in event.storages:
-                is_again = event.kind in ("recompute", "reload")
-                is_spare = is_again and newest[storage].dropped_at is None
-                made = Block(storage, at, is_spare)
-                found.append(made)
-                if not is_spare:
-                    if is_again:
-                        newest[storage].again_at = at
-                    newest[storage] = made
+            found += [_made(storage, at, event.kind, newest) for storage in event.storages]
     for storage, block in newest.items():
         stats = report.storages[storage]
         given = block.made_at < 0 and stats.kind in _CONSTANT
         block.stays = stats.stays or given or stats.kind == "output"
     return sorted(found, key=lambda block: block.made_at)
+
+
+def _made(storage: int, at: int, kind: str, newest: dict[int, Block]) -> Block:
+    """The block that an event makes, which is the newest unless it is spare."""
+    if kind not in ("recompute", "reload"):
+        newest[storage] = Block(storage, at)
+        return newest[storage]
+    if newest[storage].dropped_at is None:
+        return Block(storage, at, spare=True)
+    newest[storage].again_at = at
+    newest[storage] = Block(storage, at)
+    return newest[storage]
 
 
 def _given(report: Report) -> Iterator[Block]:

@@ -12,10 +12,8 @@ it adds to costs and times, since units differ, and that it leaves storages belo
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from .caching_allocator import Block
 from .graph import Operator, Storage, Tensor
 from .memory import Memory
 
@@ -76,6 +74,8 @@ class Addressed(Memory):
 
     def _window(self, op: Operator) -> list[tuple[Storage, float]]:
         """The cheapest window for the largest thing that the operator allocates, if there is one."""
+        from .windows import cheapest_window  # only here: one heuristic evicts windows
+
         assert self.allocator is not None
         self._refresh()
         scores = self._pool.score(self._score, self.heuristic.time, self._now, self._locked)
@@ -101,42 +101,3 @@ def _largest(op: Operator) -> int:
     """The bytes of the largest thing that an operator allocates."""
     fresh = (tensor.storage for tensor in op.outputs if not tensor.storage.resident)
     return max([op.workspace, *(storage.size for storage in fresh)])
-
-
-def cheapest_window(
-    blocks: Iterable[Block], price: Callable[[Storage], float], span: int, nbytes: int
-) -> list[Storage]:
-    """The storages of the cheapest window of ``span`` bytes that frees ``nbytes``; none where there is none.
-
-    A window is made of blocks side by side that are free, at no price, or of storages that can be evicted,
-    whose price is finite.  It grows to the right until it is large enough, and shrinks from the left as long
-    as it still is: each block is looked at twice.
-    """
-    best: list[Storage] = []
-    lowest = math.inf
-    window: deque[tuple[Block, int, float]] = deque()
-    size = freed = 0
-    total = 0.0
-    for block in blocks:
-        nbytes_of, its_price = _worth(block, price)
-        if block.previous is None or its_price == math.inf:
-            window.clear()
-            size, freed, total = 0, 0, 0.0
-        if its_price == math.inf:
-            continue
-        window.append((block, nbytes_of, its_price))
-        size, freed, total = size + block.size, freed + nbytes_of, total + its_price
-        while window and size >= span and freed >= nbytes:
-            if total < lowest:
-                owners = (each.owner for each, _, _ in window)
-                best, lowest = [owner for owner in owners if isinstance(owner, Storage)], total
-            gone, nbytes_of, its_price = window.popleft()
-            size, freed, total = size - gone.size, freed - nbytes_of, total - its_price
-    return best
-
-
-def _worth(block: Block, price: Callable[[Storage], float]) -> tuple[int, float]:
-    """The bytes in use that the eviction of a block frees, and its price."""
-    if isinstance(block.owner, Storage):
-        return block.owner.size, price(block.owner)
-    return 0, 0.0 if block.is_free else math.inf

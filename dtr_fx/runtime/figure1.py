@@ -89,6 +89,7 @@ class Figure1(Moving):
 
     def allocate_buffer(self, op: Operator) -> None:
         """Evict until the operator's outputs fit (Fig. 1, AllocateBuffer)."""
+        self._make_way(op.allocates)
         while self.used + op.allocates > self.budget:
             choices = self._choose(op)
             if not choices:

@@ -67,6 +67,7 @@ class Memory(ABC):
         self._waiting: dict[Storage, list[Frame]] = {}
         self._locked: dict[Storage, None] = {}
         self._banishing: list[Storage] = []
+        self._leaving: list[Tensor] = []
 
     @property
     def recompute_cost(self) -> float:

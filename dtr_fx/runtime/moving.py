@@ -31,7 +31,7 @@ class Moving(Deallocating):
         """See ``figure1``."""
 
     def move_out(self, tensor: Tensor) -> None:
-        """Start to copy the tensor's storage out; from ``wait_out`` on it may be evicted."""
+        """Start to copy the tensor's storage out; see ``let_go``."""
         assert self.channels is not None
         assert self.tier is not None
         storage = tensor.storage
@@ -67,15 +67,26 @@ class Moving(Deallocating):
             if scores[first] < math.inf and self._has_room(self._pool.members[first]):
                 self.move_out(self._pool.members[first].root)
 
-    def wait_out(self, tensor: Tensor) -> None:
-        """Wait until the copy out has ended."""
+    def let_go(self, tensor: Tensor) -> None:
+        """Evict what is being copied out when that has ended, or sooner wait for it where room is needed."""
+        self._leaving.append(tensor)
+
+    def _make_way(self, nbytes: int) -> None:
+        """Evict what has been copied out and, until so many bytes fit, wait for what is next."""
+        self._leaving.sort(key=lambda tensor: tensor.storage.leaves or 0.0)
+        while self._leaving and (
+            (self._leaving[0].storage.leaves or 0.0) <= self.clock or self.used + nbytes > self.budget
+        ):
+            self._leave(self._leaving.pop(0))
+
+    def _leave(self, tensor: Tensor) -> None:
         storage = tensor.storage
-        assert storage.outside is not None
         self.wait_for(storage)
         if storage.pinned and storage.resident:  # for no other reason than that it cannot be recomputed
             storage.pinned = False
             self._pool.add(storage)
             self._neighborhood.entered(storage)
+        self.drop(tensor)
 
     def bring_back(self, tensor: Tensor) -> None:
         """Allocate the tensor's storage, evicting others if need be, and start to copy it back."""
@@ -83,6 +94,9 @@ class Moving(Deallocating):
         storage = tensor.storage
         assert storage.outside is not None
         assert storage.root.op is not None
+        if tensor in self._leaving:
+            self._leaving.remove(tensor)
+            self._leave(tensor)
         transfer = Operator(storage.root.op.id, (), 0.0, storage.size, recomputable=False)
         self.allocate_buffer(transfer)
         self._place([storage])

@@ -64,16 +64,20 @@ class Plan:
         return order
 
     @property
-    def moved(self) -> dict[int, bool]:
-        """The operators whose results are moved out; True where compute waits for that."""
-        moved = {step.op: False for step in self.steps if step.kind == OFFLOAD}
+    def moved(self) -> dict[int, int | None]:
+        """The operators whose results are moved out, and the one after which compute waits for that."""
+        moved: dict[int, int | None] = {step.op: None for step in self.steps if step.kind == OFFLOAD}
         leaving: set[int] = set()
+        done = 0
         for step in self.steps:
-            if step.kind == OFFLOAD:
+            if step.kind == COMPUTE:
+                done = step.op
+            elif step.kind == OFFLOAD:
                 leaving.add(step.storage)
             elif step.kind == WAIT and step.storage in leaving:
                 leaving.remove(step.storage)
-                moved[step.op] |= step.seconds > 0
+                if step.seconds > 0:
+                    moved[step.op] = done
         return moved
 
     @property

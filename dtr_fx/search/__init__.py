@@ -1,13 +1,19 @@
 """How a plan is found: one pass of the runtime, or many, steered.  Without torch."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .bound import Need, lower_bound
 from .execute import execute_order, reserved_by
 from .least import least_recomputed
 from .lifetimes import NOTHING, Lifetimes, Moved, Operators
-from .moves import smallest_with_moves, with_moves
-from .policies import Policy, Scored, paper, portfolio, run_policy, scores_of
+from .policies import Policy, paper, portfolio, run_policy
 from .search import Infeasible, default_effort, one_pass, search, smallest, smallest_by_passes
-from .starts import limit_saved, rerun, rerun_forward
+
+if TYPE_CHECKING:
+    from .moves import smallest_with_moves, with_moves
+    from .scores import Scored, scores_of
+    from .starts import limit_saved, rerun, rerun_forward
 
 __all__ = [
     "NOTHING",
@@ -37,3 +43,17 @@ __all__ = [
     "smallest_with_moves",
     "with_moves",
 ]
+
+# Imported when they are asked for: few graphs need them.
+_SELDOM = {
+    "moves": ("smallest_with_moves", "with_moves"),
+    "scores": ("Scored", "scores_of"),
+    "starts": ("limit_saved", "rerun", "rerun_forward"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _SELDOM.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -28,14 +28,16 @@ def lower_bound(program: Program) -> Need:
     17
     """
     bounds = Bounds(program)
-    need = max([Need(program.constants, 0), *bounds.alone], key=lambda need: need.nbytes)
-    for number in range(len(bounds.alone)):
+    need = max([Need(program.constants, 0), *bounds.while_running], key=lambda need: need.nbytes)
+    for number in range(len(bounds.while_running)):
         need = bounds.joint(number, need)
-    return max(need, Need(bounds.at_the_end, len(bounds.alone) - 1), key=lambda need: need.nbytes)
+    return max(need, Need(bounds.at_the_end, len(bounds.while_running) - 1), key=lambda need: need.nbytes)
 
 
 class Bounds:
-    """A call runs with the constants, the results kept by then, and its own inputs and outputs: ``alone``.
+    """The bytes that no plan can do without.
+
+    ``while_running``: a call runs with the constants, the results kept by then, its inputs and outputs.
 
     Before it does, the last of those that make its inputs has run, and the others' were there meanwhile;
     whichever of them that was, a plan holds at least the least of these sums.  At the end it holds the
@@ -62,7 +64,7 @@ class Bounds:
         for storage, number in self.held_from.items():
             more[number] += self.size[storage]
         *self._held_bytes, self.at_the_end = accumulate(more)
-        self.alone = [self._while_running(number, read) for number, read in enumerate(self.reads)]
+        self.while_running = [self._while_running(number, read) for number, read in enumerate(self.reads)]
 
     def joint(self, number: int, known: Need) -> Need:
         """The need while the last of those runs that make a call's inputs; ``known`` if this is no more."""
@@ -70,7 +72,7 @@ class Bounds:
         makers = {self.maker[storage] for storage in inputs if storage in self.maker}
         if self._moves and any(self.calls[maker].movable for maker in makers):
             return known  # the last of the inputs may come back by a transfer
-        least = min((self.alone[maker].nbytes for maker in makers), default=-math.inf)
+        least = min((self.while_running[maker].nbytes for maker in makers), default=-math.inf)
         if least + self._bytes(inputs) <= known.nbytes:
             return known
         need = min(self._while_running(maker, self.reads[maker] | inputs) for maker in makers)

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dtr_fx.search.lifetimes import Operators
-from dtr_fx.search.starts import best_and_nearest, cheapest_cut, closure, makers, price_of_bytes, spared
+from dtr_fx.search.lifetimes import Operators, closure
+from dtr_fx.search.starts import best_and_nearest, cheapest_cut, makers, price_of_bytes, spared
 from dtr_fx.search.timeline import Found, Timeline
 
 _Array = npt.NDArray[Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from dtr_fx.runtime import Plan, Program, RunFailed, Runtime, Tensor, collector_paused
 from dtr_fx.runtime.caching_allocator import CachingAllocator
@@ -40,9 +40,11 @@ def execute_order(
     return Plan.of(program, _executed(program, order, budget, moved), "search")
 
 
-def reserved_by(program: Program, order: Sequence[int], allocator: CachingAllocator, moved: Moved) -> int:
+def reserved_by(
+    program: Program, order: Sequence[int], allocator: CachingAllocator, moved: Moved, budget: float
+) -> int:
     """The bytes that an allocator reserves for a program in an order; see ``execute_order``."""
-    _executed(program, order, math.inf, moved, allocator)
+    _executed(program, order, budget, moved, allocator)
     return allocator.reserved
 
 
@@ -62,7 +64,7 @@ def _executed(
         allocator=allocator,
     )
     with collector_paused():
-        _execute(program, order, runtime, moved)
+        _Execution(program, order, runtime, moved).run()
     return runtime
 
 
@@ -81,54 +83,90 @@ def execute_found(
         return None
 
 
-def _execute(program: Program, order: Sequence[int], runtime: Runtime, moved: Moved) -> None:
-    operators = Operators.of(program)
-    order = _without_idle(operators, operators.in_time(order, moved), moved)
-    comes_back = Counter(order)
-    moved = {op: waits for op, waits in moved.items() if comes_back[op] > 1}
-    lives = Lifetimes(operators, enumerate(order), len(order), moved)
-    movers = lives.moved_until()
-    returning = {
-        storage
-        for op in moved
-        for storage in operators.makes[op]
-        if any(lives.last_read(storage, slot) > slot for slot in lives.runs[op][1:])
-    }
-    calls = list(program.calls())
-    tensors: dict[int, Tensor] = {}
-    for step in program.instructions:
-        if isinstance(step, Constant):
-            constant(runtime, step, tensors)
-    constants = dict.fromkeys(tensors)
-    number = {tensor: storage for storage, tensor in enumerate(operators.tensor)}
-    reads = [{program.storages[tensor] for tensor in call.inputs} - constants.keys() for call in calls]
-    done: set[int] = set()
-    for slot, op in enumerate(order):
-        read = reads[op] if op not in done or op not in moved else ()
-        ended = movers.get(op, ()) if op not in done else ()
-        copied = [storage for mover in ended for storage in operators.makes[mover]]
-        touched = (*(number[tensor] for tensor in read if tensor in number), *operators.makes[op], *copied)
-        dying = {storage: again for storage in touched if (again := lives.dies(storage, slot)) is not None}
-        if op in done:
-            for storage in operators.makes[op]:
-                tensor = tensors[operators.tensor[storage]]
-                if storage not in dying:
-                    (runtime.bring_back if op in moved else runtime.access)(tensor)
-        elif not lives.is_deferred(op, slot):
-            done.add(op)
-            perform(runtime, calls[op], tensors, op)
-            for kept in program.kept_after.get(op, ()) if op < len(calls) - 1 else ():
-                keep(runtime, tensors[kept])
-            for storage in sorted(returning.intersection(operators.makes[op])):
-                runtime.move_out(tensors[operators.tensor[storage]])
-            for storage in filter(returning.__contains__, copied):
-                runtime.wait_out(tensors[operators.tensor[storage]])
-        for storage, is_made_again in dying.items():
-            made = tensors.get(operators.tensor[storage])
-            if made is not None:
-                (runtime.drop if is_made_again else runtime.discard)(made)
-    for result in (tensor for kept in program.kept_after.values() for tensor in kept):
-        keep(runtime, tensors[result])
+class _Execution:
+    """The runtime on its way through an order."""
+
+    def __init__(self, program: Program, order: Sequence[int], runtime: Runtime, moved: Moved) -> None:
+        self._program, self._runtime = program, runtime
+        self._operators = operators = Operators.of(program)
+        self._order = _without_idle(operators, operators.in_time(order, moved), moved)
+        comes_back = Counter(self._order)
+        self._moved = {op: waits for op, waits in moved.items() if comes_back[op] > 1}
+        self._lives = Lifetimes(operators, enumerate(self._order), len(self._order), self._moved)
+        self._movers = self._lives.moved_until()
+        self._returning = self._storages_that_return()
+        self._calls = list(program.calls())
+        self._tensors: dict[int, Tensor] = {}
+        self._done: set[int] = set()
+
+    def run(self) -> None:
+        runtime, program, tensors = self._runtime, self._program, self._tensors
+        for step in program.instructions:
+            if isinstance(step, Constant):
+                constant(runtime, step, tensors)
+        reads = self._reads()
+        for slot, op in enumerate(self._order):
+            is_first = op not in self._done
+            movers = self._movers.get(op, ()) if is_first else ()
+            copied = [storage for mover in movers for storage in self._operators.makes[mover]]
+            read = reads[op] if is_first or op not in self._moved else ()
+            touched = (*read, *self._operators.makes[op], *copied)
+            ends = {
+                storage: again
+                for storage in touched
+                if (again := self._lives.dies(storage, slot)) is not None
+            }
+            if not is_first:
+                self._run_again(op, ends)
+            elif not self._lives.is_deferred(op, slot):
+                self._run_first(op)
+            for storage, is_made_again in ends.items():
+                made = tensors.get(self._operators.tensor[storage])
+                if made is not None:
+                    is_leaving = is_made_again and made.storage.leaves is not None
+                    go = runtime.let_go if is_leaving else runtime.drop if is_made_again else runtime.discard
+                    go(made)
+        for result in (tensor for kept in program.kept_after.values() for tensor in kept):
+            keep(runtime, tensors[result])
+
+    def _run_first(self, op: int) -> None:
+        """Run an operator; what it makes starts to move out."""
+        perform(self._runtime, self._calls[op], self._tensors, op)
+        self._done.add(op)
+        for kept in self._program.kept_after.get(op, ()) if op < len(self._calls) - 1 else ():
+            keep(self._runtime, self._tensors[kept])
+        for storage in sorted(self._returning.intersection(self._operators.makes[op])):
+            self._runtime.move_out(self._tensor(storage))
+
+    def _run_again(self, op: int, ends: Container[int]) -> None:
+        """Have what an operator makes once more, but for what nothing reads."""
+        for storage in self._operators.makes[op]:
+            if storage not in ends:
+                (self._runtime.bring_back if op in self._moved else self._runtime.access)(
+                    self._tensor(storage)
+                )
+
+    def _tensor(self, storage: int) -> Tensor:
+        return self._tensors[self._operators.tensor[storage]]
+
+    def _storages_that_return(self) -> set[int]:
+        """What is moved out and is read again."""
+        lives = self._lives
+        return {
+            storage
+            for op in self._moved
+            for storage in self._operators.makes[op]
+            if any(lives.last_read(storage, slot) > slot for slot in lives.runs[op][1:])
+        }
+
+    def _reads(self) -> list[list[int]]:
+        """The storages that each operator reads, constants and what is held apart."""
+        number = {tensor: storage for storage, tensor in enumerate(self._operators.tensor)}
+        constants = self._tensors.keys()
+        bases = (
+            {self._program.storages[tensor] for tensor in call.inputs} - constants for call in self._calls
+        )
+        return [[number[tensor] for tensor in read if tensor in number] for read in bases]
 
 
 def _without_idle(operators: Operators, order: Sequence[int], moved: Moved) -> list[int]:

@@ -18,7 +18,7 @@ from networkx.algorithms.flow import boykov_kolmogorov
 
 from dtr_fx.runtime.program import Program
 from dtr_fx.search.bound import Bounds
-from dtr_fx.search.starts import closure
+from dtr_fx.search.lifetimes import closure
 
 # How many prices are tried, how closely the best is looked for, as a share of the bound, and by which factor
 # a price rises at which too much would wait.
@@ -98,7 +98,7 @@ def _live(program: Program, bounds: Bounds) -> list[int]:
 
 
 def _read_later(bounds: Bounds, number: int) -> Iterator[set[int]]:
-    """What is read by calls that every plan runs later; of one that may be deferred, those that need it."""
+    """The storages that calls read which every plan runs later; of a deferred call, those that need it."""
     call = bounds.calls[number]
     made = {output.tensor for output in call.outputs}
     for other, reads in enumerate(bounds.reads[number + 1 :], number + 1):
@@ -129,7 +129,7 @@ class _Waiting:
         wanted = set(filter(waits, kept.union(*_read_later(bounds, number))))
 
         def sources(op: int) -> list[int]:
-            """What is made again for a call to run again."""
+            """The storages that are made again for a call to run again."""
             return [each for each in bounds.reads[op] if waits(each)] if calls[op].recomputable else []
 
         ops = closure((maker[each] for each in wanted), lambda op: [maker[each] for each in sources(op)])
@@ -145,7 +145,7 @@ class _Waiting:
                     self._readers.setdefault(storage, []).append(op)
         linked = {maker[storage] for storage in self._readers}.union(*self._readers.values())
         self._linked, self._alone = sorted(linked), sorted(ops - linked)
-        self.beside = bounds.alone[number].nbytes
+        self.beside = bounds.while_running[number].nbytes
         self.nbytes = sum(self._saved.values())
         self.cost = sum(cost for cost in self._again.values() if cost < math.inf)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
@@ -17,8 +17,9 @@ from typing import TypeAlias
 from dtr_fx.runtime.program import Call, Output, Program
 from dtr_fx.tiers.tier import Tier
 
-# The operators whose results are moved out; True where compute waits for the copies.
-Moved: TypeAlias = Mapping[int, bool]
+# The operators whose results are moved out.  They go when the copies have ended (None), or after the first
+# run of an operator, at which compute waits for that.
+Moved: TypeAlias = Mapping[int, "int | None"]
 NOTHING: Moved = MappingProxyType({})
 
 
@@ -33,8 +34,7 @@ class Operators:
     end.  ``holds`` are the bytes of an operator's results that stay from its first run on; they are none of
     the storages.  Where an operator's results may be moved, ``out`` and ``back`` are what copying all of them
     takes, else infinite, and ``taken`` the bytes that they take in the ``tier``.  ``ends`` is when each
-    operator ends if each runs once and none waits.  ``read_by`` is the last one of the forward pass that
-    reads an operator's results, or itself.
+    operator ends if each runs once and none waits.
     """
 
     reads: tuple[tuple[int, ...], ...]
@@ -51,7 +51,6 @@ class Operators:
     out: tuple[float, ...]
     back: tuple[float, ...]
     ends: tuple[float, ...]
-    read_by: tuple[int, ...]
     taken: tuple[int, ...]
     tier: Tier | None
 
@@ -71,22 +70,15 @@ class Operators:
         reads = tuple(tuple(dict.fromkeys(storages)) for storages in read)
         makes = tuple(tuple(own[one.tensor] for one in outputs if one.tensor in own) for outputs in fresh)
         holds = tuple(sum(one.size for one in outputs if one.tensor in held) for outputs in fresh)
-        again = [call.cost for call in calls]
-        repeats = [call.recomputable and bool(storages) for call, storages in zip(calls, makes)]
-        for call, outputs in zip(calls, fresh):
-            for op in (maker[number[output.tensor]] for output in call.outputs if output.tensor in number):
-                if not outputs:
-                    again[op] += call.cost
-                if not call.recomputable:
-                    repeats[op] = False
+        again, repeats = _runs_again(calls, makes, maker, number)
         results = (tensor for tensors in program.kept_after.values() for tensor in tensors)
         out, back = _transfers(program, calls, fresh)
         return Operators(
             reads=reads,
             makes=makes,
             temporary=tuple(call.workspace + call.replay_workspace + n for call, n in zip(calls, holds)),
-            again=tuple(again),
-            repeats=tuple(repeats),
+            again=again,
+            repeats=repeats,
             may_defer=tuple(
                 c.may_defer and bool(m) and not nbytes for c, m, nbytes in zip(calls, makes, holds)
             ),
@@ -98,7 +90,6 @@ class Operators:
             out=out,
             back=back,
             ends=tuple(accumulate(call.cost for call in calls)),
-            read_by=_read_by(reads, makes, program.backward),
             taken=tuple(
                 sum(program.tier.taken_by(one.size) for one in outputs) if program.tier else 0
                 for outputs in fresh
@@ -107,19 +98,19 @@ class Operators:
         )
 
     def copied_by(self, moved: Moved) -> tuple[dict[int, int], float]:
-        """For moved operators, in order, the one after which their results go, and the time that is waited.
-
-        They go when the copies have ended or, where compute waits for them, when the forward pass reads the
-        results no more.
-        """
-        found, ends, waited, last = {}, 0.0, 0.0, len(self.ends) - 1
-        for op in sorted(moved):
-            ends = max(ends, self.ends[op] + waited) + self.out[op]
-            if moved[op]:
-                found[op] = self.read_by[op]
-                waited += max(0.0, ends - waited - self.ends[self.read_by[op]])
+        """For moved operators the one after which their results go, and the time that is waited."""
+        found: dict[int, int] = {}
+        copied: dict[int, float] = {}
+        ends, waited, last = 0.0, 0.0, len(self.ends) - 1
+        waits = sorted((until, op) for op, until in moved.items() if until is not None)
+        for at, op in sorted([*waits, *((op, -1) for op in moved)]):
+            if op >= 0:
+                found[op] = at
+                waited += max(0.0, copied[op] - waited - self.ends[at])
             else:
-                found[op] = min(bisect_left(self.ends, ends - waited, op + 1), last)
+                copied[at] = ends = max(ends, self.ends[at] + waited) + self.out[at]
+                if moved[at] is None:
+                    found[at] = min(bisect_left(self.ends, ends - waited, at + 1), last)
         return found, waited
 
     def in_time(self, order: Iterable[int], moved: Moved) -> list[int]:
@@ -132,14 +123,20 @@ class Operators:
         return found
 
 
-def _read_by(
-    reads: Sequence[Collection[int]], makes: Sequence[Collection[int]], backward: int | None
-) -> tuple[int, ...]:
-    """Of each operator the last one that reads its results in the forward pass, or itself."""
-    last: dict[int, int] = {}
-    for op, storages in enumerate(reads[:backward] if backward is not None else ()):
-        last.update(dict.fromkeys(storages, op))
-    return tuple(max([op, *(last.get(each, op) for each in made)]) for op, made in enumerate(makes))
+def _runs_again(
+    calls: Sequence[Call], makes: Sequence[Collection[int]], maker: Sequence[int], number: Mapping[int, int]
+) -> tuple[tuple[float, ...], tuple[bool, ...]]:
+    """``again`` and ``repeats`` of ``Operators``; views count with the operator that makes their storage."""
+    again = [call.cost for call in calls]
+    repeats = [call.recomputable and bool(storages) for call, storages in zip(calls, makes)]
+    for call in calls:
+        makes_nothing = all(output.alias is not None for output in call.outputs)
+        for op in (maker[number[output.tensor]] for output in call.outputs if output.tensor in number):
+            if makes_nothing:
+                again[op] += call.cost
+            if not call.recomputable:
+                repeats[op] = False
+    return tuple(again), tuple(repeats)
 
 
 def _transfers(
@@ -245,3 +242,14 @@ class Lifetimes:
         if following == len(reads):
             return False
         return self.run_before(self.operators.maker[storage], reads[following]) > slot or None
+
+
+def closure(ops: Iterable[int], further: Callable[[int], Iterable[int]]) -> set[int]:
+    """The operators, and by the way of ``further`` all others that lead to them."""
+    found = set(ops)
+    unseen = list(found)
+    while unseen:
+        more = set(further(unseen.pop())) - found
+        found |= more
+        unseen += more
+    return found

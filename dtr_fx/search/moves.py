@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 
 import numpy as np
 
@@ -54,6 +55,7 @@ def _found(
 ) -> Iterator[Found]:
     """Orders that fit, with what they move."""
     line = Timeline(Operators.of(program), budget - program.constants)
+    yield from moving_alone(line)
     for order in _orders(program, budget, computed):
         start = issued_ahead(line, *moved_from(line, order, waits=False))
         hurried = issued_ahead(line, *moved_from(line, order, waits=True)) if start.over else start
@@ -62,6 +64,13 @@ def _found(
             more = walk(line, hurried.order, seconds, temperature=_WARM, moved=hurried.moved)
         starts = [hurried] if more is None else [hurried, issued_ahead(line, more.order, more.moved)]
         yield from (found for found in starts if not found.over)
+
+
+def moving_alone(line: Timeline) -> list[Found]:
+    """The program in its own order, with what it moves to fit: greedy, by size and by the next read."""
+    order = range(len(line.operators.makes))
+    moved = (moved_from(line, order, waits=True, latest=latest) for latest in (False, True))
+    return [found for each in moved if not (found := issued_ahead(line, *each)).over]
 
 
 def _orders(program: Program, budget: int, computed: Callable[[int], Plan | None]) -> Iterator[Sequence[int]]:
@@ -95,42 +104,54 @@ class _Queue:
         return True
 
 
-def moved_from(line: Timeline, order: Sequence[int], *, waits: bool) -> tuple[list[int], Moved]:
+def moved_from(
+    line: Timeline, order: Sequence[int], *, waits: bool, latest: bool = False
+) -> tuple[list[int], Moved]:
     """An order, with idle storages moved out until it fits, or none is left.
 
-    The largest go first of those for which both copies find time while others are not copied.  Where nothing
-    has been copied in time, compute ``waits`` for copies, too.
+    The largest go first, or those that are read ``latest``, of those for which both copies find time while
+    others are not copied.  Where nothing has been copied in time, compute ``waits`` for copies, too.
     """
     operators = line.operators
     line.settle(order)
     step = float(line.clock[-1])
     queues = _Queue(step), _Queue(step)
     left = {op for op, back in enumerate(operators.back) if back < math.inf and len(line.runs[op]) == 1}
-    while left and line.over:
+    key = itemgetter(2, 0) if latest else None
+    for _ in range(2 * len(line.runs)):
+        if not line.over:
+            break
         worst = int(line.used.argmax())
-        excess = int(line.used[worst]) - line.budget
-        idle = sorted(_idle(line, left, worst, waits=False), reverse=True)
+        idle = sorted(_idle(line, left, worst, waits=False), key=key, reverse=True)
         hidden = [each for each in idle if _is_hidden(line, queues, each, worst)]
         chosen = hidden or idle[:1]
         if waits and not chosen:
-            chosen = sorted(_idle(line, left, worst, waits=True), reverse=True)[:1]
+            chosen = sorted(_idle(line, left, worst, waits=True), key=key, reverse=True)[:1]
         if not chosen:
             break
-        for nbytes, op, slot in chosen:
-            if excess <= 0:
+        for _, op, slot in chosen:
+            before = int(line.used[worst])
+            if before <= line.budget:
                 break
-            left.discard(op)
-            if not line.has_room_for(op):
-                continue
-            line.move(op, waits=not idle)
-            ended = max(worst, line.copied_at(op))
-            target = _free_from(line, line.slot_at(line.clock[slot] - operators.back[op]), ended, slot)
-            if target is not None:
-                line.add(op, target)
-                excess -= nbytes
+            _move_away(line, op, worst, slot)
+            if line.used[worst] == before:
+                left.discard(op)
         line.commit()
         line.spread_if_dense()
     return line.order, dict(line.moved)
+
+
+def _move_away(line: Timeline, op: int, worst: int, slot: int) -> None:
+    """Have what an operator makes outside in a slot, and back for the read in another, if there is room."""
+    if op not in line.moved:
+        if not line.has_room_for(op):
+            return
+        line.move(op)
+    if line.copied_at(op) >= worst:
+        line.hold(op, worst)
+    target = _free_from(line, line.slot_at(line.clock[slot] - line.operators.back[op]), worst, slot)
+    if target is not None:
+        line.add(op, target)
 
 
 def _free_from(line: Timeline, wanted: int, after: int, before: int) -> int | None:
@@ -143,8 +164,12 @@ def _idle(line: Timeline, ops: Iterable[int], worst: int, *, waits: bool) -> Ite
     """Of operators the bytes that idle in a slot and can be gone by then, with the next read of them."""
     makes = line.operators.makes
     for op in ops:
-        copied = line.clock[line.runs[op][0] + 1] + line.operators.out[op] <= line.clock[worst]
-        if line.runs[line.operators.read_by[op]][0] < worst if waits else copied:
+        made = line.runs[op][0]
+        if op in line.moved:
+            is_out = waits or line.copied_at(op) < worst
+        else:
+            is_out = waits or line.clock[made + 1] + line.operators.out[op] <= line.clock[worst]
+        if is_out and made < worst:
             reads = [line.read_after_idling(storage, worst) for storage in makes[op]]
             slots = [slot for slot in reads if slot is not None]
             if slots:
@@ -160,9 +185,8 @@ def _is_hidden(line: Timeline, queues: tuple[_Queue, _Queue], idle: tuple[int, i
     operators, clock = line.operators, line.clock
     out, back = queues
     made, gone, read = (float(clock[at]) for at in (line.runs[op][0] + 1, worst, slot))
-    return out.take(made, gone, operators.out[op], late=False) and back.take(
-        gone, read, operators.back[op], late=True
-    )
+    is_out = op in line.moved or out.take(made, gone, operators.out[op], late=False)
+    return is_out and back.take(gone, read, operators.back[op], late=True)
 
 
 def issued_ahead(line: Timeline, order: Sequence[int], moved: Moved) -> Found:

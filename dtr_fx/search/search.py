@@ -18,11 +18,9 @@ from functools import partial
 from dtr_fx.runtime import HEURISTICS, Plan
 from dtr_fx.runtime.program import Program
 from dtr_fx.search.bound import lower_bound
-from dtr_fx.search.chain import Chain, returns
 from dtr_fx.search.execute import execute_found
 from dtr_fx.search.lifetimes import Operators
 from dtr_fx.search.policies import Policy, Run, portfolio, run_policy
-from dtr_fx.search.starts import cuts, relieved
 from dtr_fx.search.timeline import Found, Timeline
 from dtr_fx.search.walk import walk
 
@@ -99,6 +97,9 @@ def smallest(program: Program, bound: int, seconds: float | None = None) -> Plan
 
     None is below ``bound`` bytes.  Passes come near, and walks halve what lies between.
     """
+    from dtr_fx.search.chain import Chain, returns
+    from dtr_fx.search.starts import relieved
+
     effort = default_effort(program) if seconds is None else seconds
     plan = smallest_by_passes(program, bound, _LOW, _LOWEST_PASSES * effort * _OPERATORS_PER_SECOND).plan
     line = Timeline(Operators.of(program), bound)
@@ -276,6 +277,10 @@ class _Search:
         return [found] if cheaper is None else [found, cheaper]
 
     def _starts(self) -> list[Sequence[int]]:
+        # Only here: for most graphs a pass is good enough, or there are too few operators for cuts.
+        from dtr_fx.search.chain import Chain, returns
+        from dtr_fx.search.starts import cuts
+
         starts: list[Sequence[int]] = [] if self._best is None else [self._best.order]
         backward = self._program.backward
         if backward is not None:

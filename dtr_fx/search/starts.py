@@ -13,7 +13,7 @@ import networkx as nx
 from networkx.algorithms.flow import boykov_kolmogorov
 
 from dtr_fx.runtime.program import Call, Program
-from dtr_fx.search.lifetimes import Operators
+from dtr_fx.search.lifetimes import Operators, closure
 from dtr_fx.search.timeline import Found, Timeline
 
 # Prices of bytes that are tried, as powers of two times the forward pass's cost for its bytes.
@@ -215,14 +215,3 @@ def read_back(operators: Operators, backward: int) -> set[int]:
 
 def makers(operators: Operators, op: int) -> list[int]:
     return [operators.maker[storage] for storage in operators.reads[op]]
-
-
-def closure(ops: Iterable[int], further: Callable[[int], Iterable[int]]) -> set[int]:
-    """The operators, and by the way of ``further`` all others that lead to them."""
-    found = set(ops)
-    unseen = list(found)
-    while unseen:
-        more = set(further(unseen.pop())) - found
-        found |= more
-        unseen += more
-    return found

@@ -111,25 +111,49 @@ class Timeline(Lifetimes):
         outside: dict[int, float] = {}
         arrives: dict[int, float] = {}
         moved = {op for op in self.moved if len(self.runs[op]) > 1}
-        movers = self.moved_until()
+        left: dict[int, list[int]] = {}
+        for op in moved:
+            back = self.runs[op][1]
+            left.setdefault(max(self.touched_before(each, back) for each in ops.makes[op]), []).append(op)
+        leaving: list[tuple[float, int]] = []
         for slot in self.slots:
             op = self.op_at[slot]
-            if op in known and op in moved:
+            comes_back = op in known and op in moved
+            until = self._room_at(slot, clock, leaving, op if comes_back else None)
+            waited += until - clock
+            clock = until
+            if comes_back:
                 for storage in ops.makes[op]:
                     arrives[storage] = channels.bring_back(clock, ops.size[storage], outside[op])
-                continue
-            until = max([clock, *(arrives.pop(each, 0.0) for each in ops.reads[op])])
-            waited += until - clock
-            clock = until + ops.again[op]
-            if op not in known:
-                known.add(op)
-                if op in moved:
-                    ends = [channels.move_out(clock, ops.size[storage]) for storage in ops.makes[op]]
-                    outside[op] = max(ends)
-                until = max([clock, *(outside[mover] for mover in movers.get(op, ()) if mover in moved)])
+            else:
+                until = max([clock, *(arrives.pop(each, 0.0) for each in ops.reads[op])])
                 waited += until - clock
-                clock = until
+                clock = until + ops.again[op]
+                if op in moved:
+                    outside[op] = max(
+                        channels.move_out(clock, ops.size[storage]) for storage in ops.makes[op]
+                    )
+                known.add(op)
+            leaving += [(outside[mover], mover) for mover in left.get(slot, ())]
         return waited
+
+    def _room_at(self, slot: int, clock: float, leaving: list[tuple[float, int]], back: int | None) -> float:
+        """When there is room for what runs in a slot, as copies out have ended: they leave.
+
+        What comes ``back`` has to have left before.
+        """
+        leaving.sort()
+        held = int(self.used[slot]) + sum(self._nbytes(op) for _, op in leaving)
+        while leaving and (
+            leaving[0][0] <= clock or held > self.budget or any(op == back for _, op in leaving)
+        ):
+            ended, op = leaving.pop(0)
+            clock = max(clock, ended)
+            held -= self._nbytes(op)
+        return clock
+
+    def _nbytes(self, op: int) -> int:
+        return sum(self.operators.size[storage] for storage in self.operators.makes[op])
 
     def _live(self) -> npt.NDArray[np.int64]:
         """The bytes that are live in each slot."""
@@ -237,12 +261,16 @@ class Timeline(Lifetimes):
             return tier is not None
         return sum(taken[each] for each in self.moved) + taken[op] <= tier.limit
 
-    def move(self, op: int, *, waits: bool = False) -> None:
+    def move(self, op: int) -> None:
         """Move an operator's results out, or no longer; its repeated runs become the other kind."""
         slots = self.runs[op][1:]
         for slot in slots:
             self.remove(slot)
-        self._set_moved(op, None if op in self.moved else waits)
+        if op in self.moved:
+            self._undoing.append((self.moved.__setitem__, op, self.moved.pop(op)))
+        else:
+            self.moved[op] = None
+            self._undoing.append((self.moved.pop, op, None))
         self._hold_until_copied()
         self.load += self.operators.out[op] if op in self.moved else -self.operators.out[op]
         if op in self.moved or self.operators.repeats[op]:
@@ -290,20 +318,19 @@ class Timeline(Lifetimes):
         self._late[slot] = late
         self.late += late
 
-    def hurry(self, op: int) -> None:
-        """Let compute wait for the copies of what is moved, or hold it until they have ended."""
-        self._set_moved(op, not self.moved[op])
+    def hold(self, op: int, before: int | None) -> None:
+        """Let compute wait for the copies of what is moved before a slot, or hold it until these end."""
+        until = None if before is None else self.first_before(before)
+        self._undoing.append((self.moved.__setitem__, op, self.moved[op]))
+        self.moved[op] = until if until is None else max(until, op)
         self._hold_until_copied()
 
-    def _set_moved(self, op: int, waits: bool | None) -> None:
-        self._undoing.append((self._remember_moved, op, self.moved.get(op)))
-        self._remember_moved(op, waits)
-
-    def _remember_moved(self, op: int, waits: bool | None) -> None:
-        if waits is None:
-            del self.moved[op]
-        else:
-            self.moved[op] = waits
+    def first_before(self, slot: int) -> int:
+        """The last operator whose first run is before a slot, or the first one of all."""
+        index = bisect_left(self.slots, slot) - 1
+        while index > 0 and self.runs[self.op_at[self.slots[index]]][0] != self.slots[index]:
+            index -= 1
+        return self.op_at[self.slots[max(0, index)]]
 
     def _pay(self, op: int, sign: int) -> None:
         if op in self.moved:

@@ -168,11 +168,19 @@ class _Walk:
         if line.repeated and self._random.random() < _ONE_OF_THEM:
             op = line.op_at[self._random.choice(line.repeated)]
         if op in line.moved and self._random.random() < _HURRY:
-            line.hurry(op)
+            self._hold(op)
             return
         is_movable = len(line.runs[op]) > 1 and self._operators.back[op] < math.inf
         if op in line.moved or (is_movable and line.has_room_for(op)):
             line.move(op)
+
+    def _hold(self, op: int) -> None:
+        """Let compute wait for the copies of what is moved, before where most is live, or no longer."""
+        line = self._line
+        if line.moved[op] is not None and self._random.random() < 0.5:
+            line.hold(op, None)
+        else:
+            line.hold(op, int(line.used.argmax()) if line.over else self._random.choice(line.slots))
 
     def _remove(self) -> None:
         """One repeated run less, rather one that costs more."""
@@ -224,6 +232,8 @@ class _Walk:
             op = operators.maker[storage]
             if op not in line.moved and self._cheapest(op) < self._computed(op) and line.has_room_for(op):
                 line.move(op)
+                if line.copied_at(op) >= worst and self._random.random() < _HURRY:
+                    line.hold(op, worst)
             self._make_again_in_time(storage, slot)
         return True
 

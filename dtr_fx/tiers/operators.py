@@ -22,6 +22,7 @@ from torch.fx.node import has_side_effect
 
 from dtr_fx.errors import OffloadError
 from dtr_fx.tiers.disk import Disk
+from dtr_fx.tiers.forms import tier_of
 from dtr_fx.tiers.pinned import Pinned
 from dtr_fx.tiers.store import SLOTS, Slot, Store, Usage
 from dtr_fx.tiers.tier import Tier
@@ -44,7 +45,7 @@ def usage(tier: Tier | str) -> Usage:
 def _store(text: str) -> Store:
     if text not in _stores:
         with _lock:
-            _stores.setdefault(text, make_store(Tier.of(text)))
+            _stores.setdefault(text, make_store(tier_of(text)))
     return _stores[text]
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -108,7 +106,6 @@ def results(
 def compare(target: str, options: Options, budgets: Sequence[float], **settings: Any) -> ModelBaselines:
     """Hold our plans for one model against the baselines."""
     with progress(target.rpartition(":")[2], len(budgets) + _BISECTIONS + 1) as advance:
-        plans = itertools.count(1)
         with FakeTensorMode(allow_non_fake_inputs=True):
             model, inputs = load_target(target, **settings)
             if not isinstance(model, torch.nn.Module):
@@ -116,53 +113,70 @@ def compare(target: str, options: Options, budgets: Sequence[float], **settings:
             joint = baselines.trace(model, inputs)
             checkpoint = judge(*baselines.checkpointed(model, inputs))
         eager = judge(*baselines.eager(joint))
-
-        @functools.cache
-        def our_plan(budget: int) -> OurPlan | None:
-            try:
-                pair, report = baselines.planned(joint, replace(options, budget=budget))
-            except InfeasibleBudgetError:
-                return None
-            finally:
-                advance(next(plans))
-            found = judge(*pair)
-            return OurPlan(found.peak, found.overhead(eager), sum(report.seconds.values()))
-
-        def against(name: str, found: Judgement) -> Baseline:
-            return Baseline(name, found.peak, found.overhead(eager), our_plan(found.peak))
-
-        def lowest_peak(above: int) -> OurPlan | None:
-            """The plan of the lowest peak, by bisection, that costs no more than the checkpoint."""
-            low, high, best = above, eager.peak, None
-            for _ in range(_BISECTIONS):
-                middle = (low + high) // 2
-                plan = our_plan(middle)
-                if plan is not None and plan.overhead <= checkpoint.overhead(eager) + ROUNDING:
-                    best, high = plan, plan.peak
-                else:
-                    low = middle
-            return best
-
+        ours = _OurPlans(joint, eager, options, advance)
         started = time.perf_counter()
-        try:
-            _, report = baselines.plan(joint, replace(options, budget=1))
-            smallest, bound = report.planned_peak, report.lower_bound
-        except InfeasibleBudgetError as error:
-            smallest, bound = error.smallest, error.lower_bound
+        smallest, bound = _smallest(joint, options)
         seconds = time.perf_counter() - started
+        cuts = ((f"{budget:.1f}", judge(*baselines.min_cut(joint, budget))) for budget in budgets)
         return ModelBaselines(
             target=target,
             nodes=sum(node.op.startswith("call") for node in joint.graph.graph.nodes),
             eager=eager,
-            partitioner=tuple(
-                against(f"{budget:.1f}", judge(*baselines.min_cut(joint, budget))) for budget in budgets
-            ),
-            checkpoint=against("checkpoint", checkpoint),
-            lowest=lowest_peak(above=smallest),
+            partitioner=tuple(ours.against(name, found) for name, found in cuts),
+            checkpoint=ours.against("checkpoint", checkpoint),
+            lowest=ours.lowest_peak(smallest, checkpoint.overhead(eager)),
             smallest=smallest,
             bound=bound,
             smallest_seconds=seconds,
         )
+
+
+class _OurPlans:
+    """Our plans for one model, each made once; ``advance`` hears how many there are."""
+
+    def __init__(
+        self, joint: baselines.Joint, eager: Judgement, options: Options, advance: Callable[[int], None]
+    ) -> None:
+        self._joint, self._eager, self._options, self._advance = joint, eager, options, advance
+        self._made: dict[int, OurPlan | None] = {}
+
+    def at(self, budget: int) -> OurPlan | None:
+        if budget not in self._made:
+            self._made[budget] = self._plan(budget)
+            self._advance(len(self._made))
+        return self._made[budget]
+
+    def _plan(self, budget: int) -> OurPlan | None:
+        try:
+            pair, report = baselines.planned(self._joint, replace(self._options, budget=budget))
+        except InfeasibleBudgetError:
+            return None
+        found = judge(*pair)
+        return OurPlan(found.peak, found.overhead(self._eager), sum(report.seconds.values()))
+
+    def against(self, name: str, found: Judgement) -> Baseline:
+        return Baseline(name, found.peak, found.overhead(self._eager), self.at(found.peak))
+
+    def lowest_peak(self, above: int, overhead: float) -> OurPlan | None:
+        """The plan of the lowest peak, by bisection, that costs no more than ``overhead``."""
+        low, high, best = above, self._eager.peak, None
+        for _ in range(_BISECTIONS):
+            middle = (low + high) // 2
+            plan = self.at(middle)
+            if plan is not None and plan.overhead <= overhead + ROUNDING:
+                best, high = plan, plan.peak
+            else:
+                low = middle
+        return best
+
+
+def _smallest(joint: baselines.Joint, options: Options) -> tuple[int, int]:
+    """The smallest budget that a plan is found for, and what no plan can do without, in bytes."""
+    try:
+        _, report = baselines.plan(joint, replace(options, budget=1))
+    except InfeasibleBudgetError as error:
+        return error.smallest, error.lower_bound
+    return report.planned_peak, report.lower_bound
 
 
 def goals(results: Sequence[ModelBaselines]) -> list[Goal]:

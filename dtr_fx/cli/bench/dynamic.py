@@ -6,7 +6,7 @@ import argparse
 import functools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -66,25 +66,12 @@ def _row(
     above = _peak(Trainee(model, largest), model)
     budget = bytes_held(model, largest) + int(parse_percent(share) * above)
     _forget()
-    made: list[LivePlan] = []
-    identical, peak, seconds = 0, 0, 0.0
     with dynamo_config.patch(recompile_limit=_LIMIT, accumulated_recompile_limit=_LIMIT):
         ours = torch.compile(model, backend="dtr", options={"budget": budget, **given})
-        for batch in tracked(f"{label}, first steps", batches):
-            trainee, known = Trainee(model, batch), set(map(id, plans()))
-            started = time.perf_counter()
-            for _ in range(2):  # after which a budget is divided
-                trainee.restart()
-                trainee.step(ours)
-            seconds += time.perf_counter() - started
-            made += [plan for plan in plans() if id(plan) not in known]
+        made, seconds = _first_steps(model, ours, tracked(f"{label}, first steps", batches))
         compilations = dynamo_counters["stats"]["unique_graphs"]
         plain = torch.compile(model, backend="aot_eager")
-        for batch in tracked(f"{label}, measured", batches):
-            trainee = Trainee(model, batch)
-            peak = max(peak, bytes_held(model, batch) + _peak(trainee, ours))
-            results, expected = (trainee.fresh_step(forward) for forward in (ours, plain))
-            identical += all(torch.equal(results[name], expected[name]) for name in expected)
+        peak, identical = _compared(model, ours, plain, tracked(f"{label}, measured", batches))
     planning = sum(plan.planning_seconds for plan in made)
     return {
         "share": share,
@@ -99,6 +86,39 @@ def _row(
         "planning": planning,
         "look_up_us": 1e6 * _look_up(),
     }
+
+
+def _first_steps(
+    model: nn.Module, ours: Callable[..., Any], batches: Iterable[tuple[Any, ...]]
+) -> tuple[list[LivePlan], float]:
+    """The plans that the first two steps on each batch make, and the seconds that these steps take."""
+    made: list[LivePlan] = []
+    seconds = 0.0
+    for batch in batches:
+        trainee, known = Trainee(model, batch), set(map(id, plans()))
+        started = time.perf_counter()
+        for _ in range(2):  # after which a budget is divided
+            trainee.restart()
+            trainee.step(ours)
+        seconds += time.perf_counter() - started
+        made += [plan for plan in plans() if id(plan) not in known]
+    return made, seconds
+
+
+def _compared(
+    model: nn.Module,
+    ours: Callable[..., Any],
+    plain: Callable[..., Any],
+    batches: Iterable[tuple[Any, ...]],
+) -> tuple[int, int]:
+    """The largest peak of ours, in bytes, and the number of batches with the results of plain steps."""
+    peak = identical = 0
+    for batch in batches:
+        trainee = Trainee(model, batch)
+        peak = max(peak, bytes_held(model, batch) + _peak(trainee, ours))
+        results, expected = (trainee.fresh_step(forward) for forward in (ours, plain))
+        identical += all(torch.equal(results[name], expected[name]) for name in expected)
+    return peak, identical
 
 
 def _forget() -> None:

@@ -9,7 +9,8 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -43,44 +44,55 @@ def rows(target: str, arguments: argparse.Namespace) -> Rows:
         "count": lambda node: 1.0,
     }
     cases = list(itertools.product(arguments.budgets, costs))
-    plans: list[tuple[str, str, Report]] = []
     torch.compiler.reset()
     with dynamo_config.patch(recompile_limit=2 * len(cases) + 4):
-        steps = [torch.compile(trainee.model)]
-        _, whole, _ = first_step(trainee, Options(executor="inductor"))
-        for asked, name in tracked(target, cases):
-            budget = bytes_of(asked, whole.constants, whole.budget - whole.constants)
-            try:
-                options = Options(budget=budget, executor="inductor", costs=costs[name])
-                forward, report, _ = first_step(trainee, options)
-            except OverBudgetError as error:
-                print(f"left out: the plan by {name} at {asked}: {error}", file=sys.stderr)
-            else:
-                steps.append(forward)
-                plans.append((name, asked, report))
+        plain = torch.compile(trainee.model)
+        plans = list(_plans(trainee, costs, tracked(target, cases)))
         if not plans:
             raise CommandError("no plan is within its budget as Inductor compiles it")
         rounds = tracked(f"{target}, timed", range(_WARM_UPS + arguments.pairs))
-        ratios = _ratios(trainee, steps, rounds)
-    # Seconds of every operator, by name, as the plans count them that were made under these costs.
-    seconds = {
-        account: {
-            event.origin: event.cost
-            for made_by, _, report in plans
-            for event in report.events
-            if made_by == account and event.kind != DROP
-        }
-        for account in _ACCOUNTS
-    }
+        ratios = _ratios(trainee, [plain, *(plan.forward for plan in plans)], rounds)
+    seconds = {account: _seconds(account, plans) for account in _ACCOUNTS}
     return [
         {
-            "made_by": made_by,
-            "asked": asked,
-            **{f"by_{account}": _extra(report, seconds[account]) for account in _ACCOUNTS},
+            "made_by": plan.made_by,
+            "asked": plan.asked,
+            **{f"by_{account}": _extra(plan.report, seconds[account]) for account in _ACCOUNTS},
             "time_ratio": ratio,
         }
-        for (made_by, asked, report), ratio in zip(plans, ratios)
+        for plan, ratio in zip(plans, ratios)
     ]
+
+
+class _Compiled(NamedTuple):
+    """A step that Inductor compiled for a budget, and the name of the costs that its plan was made by."""
+
+    made_by: str
+    asked: str
+    report: Report
+    forward: Callable[..., object]
+
+
+def _plans(
+    trainee: Trainee, costs: Mapping[str, Cost], cases: Iterable[tuple[str, str]]
+) -> Iterator[_Compiled]:
+    """The plans for budgets by the costs of a name that keep their budgets as Inductor compiles them."""
+    _, whole, _ = first_step(trainee, Options(executor="inductor"))
+    for asked, name in cases:
+        budget = bytes_of(asked, whole.constants, whole.budget - whole.constants)
+        try:
+            options = Options(budget=budget, executor="inductor", costs=costs[name])
+            forward, report, _ = first_step(trainee, options)
+        except OverBudgetError as error:
+            print(f"left out: the plan by {name} at {asked}: {error}", file=sys.stderr)
+        else:
+            yield _Compiled(name, asked, report, forward)
+
+
+def _seconds(account: str, plans: Sequence[_Compiled]) -> dict[str, float]:
+    """Of every operator, by name, as the plans count them that were made under these costs."""
+    events = (event for plan in plans if plan.made_by == account for event in plan.report.events)
+    return {event.origin: event.cost for event in events if event.kind != DROP}
 
 
 def _ratios(trainee: Trainee, steps: Sequence[Callable[..., object]], rounds: Iterable[int]) -> list[float]:
@@ -117,7 +129,7 @@ def text(target: str, plans: Rows) -> str:
 
 
 def _verdict(account: str, plans: Rows) -> str:
-    """Whether the expected order of the plans is that of the measured times, in all, and for one budget."""
+    """How well the expected order of the plans is that of the measured times, in all, and for one budget."""
     by = f"by_{account}"
     expected, measured = ([plan[value] for plan in plans] for value in (by, "time_ratio"))
     if len(set(expected)) == 1:

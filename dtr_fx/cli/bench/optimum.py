@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 from dtr_fx.cli.bench.goals import Goal
 from dtr_fx.cli.output import tracked
+from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
 from dtr_fx.lab import networks
 from dtr_fx.lab.planners import (
@@ -129,13 +132,39 @@ def transfer_results(
     seconds: float,
     planners: Mapping[str, Mover] = MOVERS,
     ratios: Sequence[float] = RATIOS,
+    resume: Path | None = None,
 ) -> Iterator[TransferGap]:
-    """The planners' times above the optimum with transfers; ``seconds`` are for the optimum."""
+    """The planners' times above the optimum with transfers; ``seconds`` are for the optimum.
+
+    Cases that are in the file ``resume`` are taken from there, and others added to it.
+    """
     cases = list(itertools.product(graphs, shares, ratios))
+    known = {(gap.graph, gap.share, gap.ratio): gap for gap in _kept(resume)}
     for graph, share, ratio in tracked("optima with transfers", cases):
-        gap = find_transfer_gap(graph, share, ratio, planners, seconds)
+        gap = known.get((graph.name, share, ratio))
+        if gap is None:
+            gap = find_transfer_gap(graph, share, ratio, planners, seconds)
+            if gap is not None and resume is not None:
+                with resume.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(gap)) + "\n")
         if gap is not None:
             yield gap
+
+
+def _kept(resume: Path | None) -> list[TransferGap]:
+    if resume is None or not resume.exists():
+        return []
+    try:
+        return [TransferGap(**json.loads(line)) for line in resume.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError, TypeError):
+        raise CommandError(f"--resume {resume}: not a file that this option wrote") from None
+
+
+def transfer_row(gap: TransferGap) -> str:
+    optimum = f"{'' if gap.optimal else '≥ '}× {gap.bound / gap.cost:.3f}"
+    ends = ", ".join(f"{name} × {end / gap.cost:.3f}" for name, end in gap.plans.items())
+    case = f"{gap.graph}, {format_percent(gap.share)}, transfer × {gap.ratio:g}"
+    return f"{case}: optimum {optimum} in {gap.seconds:.1f} s; {ends}"
 
 
 def transfer_summary(found: Sequence[TransferGap]) -> str:
@@ -177,7 +206,7 @@ def transfer_goals(found: Iterable[TransferGap]) -> list[Goal]:
     return [Goal(goal, f"{average:+.1%}, {most:+.1%}", average <= 0.01 and most <= 0.05)]
 
 
-TRANSFERS = SimpleNamespace(summary=transfer_summary, goals=transfer_goals)
+TRANSFERS = SimpleNamespace(each=transfer_row, summary=transfer_summary, goals=transfer_goals)
 """The part of the benchmark that compares with the optimum with transfers."""
 
 

@@ -35,6 +35,7 @@ All of them take long; --quick runs a small case of each, too small to judge by:
   dtr-fx bench plans --quick
   dtr-fx bench plans zoo:gpt_full train.py:make_model --only baselines --json
   dtr-fx bench plans --only optimum --shares 70% 40% --heuristic dtr-eq next-use --seconds 10
+  dtr-fx bench plans --only transfers --seconds 20 --resume transfers.jsonl
   dtr-fx bench plans --only logs --logs lstm.log.gz --reference simrd_slowdown.json --shares 50% 30%
   dtr-fx bench plans --only times --layers 12 24 --shares 50%
 """
@@ -73,6 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names, usual = (*HEURISTICS, SEARCH), optimum.DEFAULTS
     add_heuristic(parser, f"{' '.join(usual)}; of optima", nargs="+", choices=names, default=usual)
     add("--seconds", type=seconds, default=60.0, metavar="S", help="for each exact planner (default: 60)")
+    about = "of transfers: take the cases that are in this file from there, and add the others to it"
+    add("--resume", type=Path, metavar="FILE", help=about)
     about = f"operator logs, or a folder with NAME.log.gz and {logs.REFERENCE} (default: {logs.FOLDER})"
     add("--logs", nargs="+", type=Path, metavar="LOG", help=about)
     about = 'JSON: {"slowdown": {log: {heuristic: {ratio: slowdown}}}} (default: beside the logs)'
@@ -117,7 +120,8 @@ def _parts(arguments: argparse.Namespace) -> dict[str, tuple[ModuleType | Simple
     if "transfers" in only:
         programs = optimum.small_programs()[: 2 if quick else None]
         wanted = shares or ((0.65,) if quick else optimum.TRANSFER_SHARES)
-        found = optimum.transfer_results(programs, wanted, arguments.seconds)
+        resume = arguments.resume
+        found = optimum.transfer_results(programs, wanted, arguments.seconds, resume=resume)
         parts["transfers"] = optimum.TRANSFERS, found
     if "logs" in only:
         known = logs.known(arguments.logs or [], arguments.reference)[: 1 if quick else None]

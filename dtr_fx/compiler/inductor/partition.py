@@ -24,17 +24,17 @@ from dtr_fx.passes import kernels
 from dtr_fx.passes.contract import KERNELS, VALUES, Pipeline
 from dtr_fx.passes.drops import LowerDrops
 from dtr_fx.passes.effects import last_writes
-from dtr_fx.passes.hints import mark_hints
+from dtr_fx.passes.join import join
 from dtr_fx.passes.kernels import ContractKernels, ExpandKernels
 from dtr_fx.passes.lower_slices import LowerSlices
+from dtr_fx.passes.marking import mark_hints
 from dtr_fx.passes.marks import is_marked
-from dtr_fx.passes.propagate import fake_mode_of
+from dtr_fx.passes.modes import fake_mode_of
 from dtr_fx.passes.split import prepare, split
 from dtr_fx.passes.tensors import graph_device, is_tangent, is_view, storage_bytes, storage_keys, tensors_of
-from dtr_fx.planning.judge import join
 from dtr_fx.planning.options import Options, Others, resolve_budget
 from dtr_fx.planning.planning import copy_of
-from dtr_fx.planning.transform import rewrite
+from dtr_fx.planning.rewrite import rewrite
 from dtr_fx.torch_private import CustomPartitionerFn, get_hash_for_files
 
 log = logging.getLogger(__name__)

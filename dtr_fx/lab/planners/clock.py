@@ -18,7 +18,7 @@ RUN, DROP, OFFLOAD, WAIT, RELOAD = "run", "drop", "offload", "wait", "reload"
 
 
 class Action(NamedTuple):
-    """What is done with an operator, or with its result, which has the same number.
+    """An action on an operator, or on its result, which has the same number.
 
     ``run`` computes it.  ``drop`` frees it on the device.  ``offload`` starts a copy to the host, ``wait``
     waits for the end of that and frees it on the device, ``reload`` takes its bytes and starts a copy back.

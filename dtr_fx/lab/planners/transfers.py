@@ -341,7 +341,9 @@ class _Future:
     Whatever the plan does next, each value that is on the host, or that will be short of room while some
     operator k runs, is computed again, which the compute clock pays, or copied, which the channels pay.  Both
     clocks bound the end; so does each weighted mean of them, and in a mean every value takes the cheaper way
-    by itself.  ``terms`` are the numbers (a, b, c, d) of bounds a · clock + b · out + c · back + d.
+    by itself.  What a channel does already bounds the end only where the plan gives it more to do, so that
+    ``terms`` are the numbers (a, b, c, d, e) of bounds min(a · clock + b · out + c · back + d, clock + e),
+    where e is for all of it computed again.
     """
 
     def __init__(self, graph: OperatorGraph, budget: float, link: Bandwidth) -> None:
@@ -373,7 +375,7 @@ class _Future:
         clock = label.clock
         out, back = max(label.out, clock), max(label.back, clock)
         terms = self._terms(label.done, label.here, label.host)
-        return max(a * clock + b * out + c * back + d for a, b, c, d in terms)
+        return max(min(a * clock + b * out + c * back + d, clock + e) for a, b, c, d, e in terms)
 
     def _weigh(self) -> list[float]:
         """Weights of the compute clock at which some value's ways are equally cheap."""
@@ -424,10 +426,10 @@ class _Future:
                 needed += [v for v in self._graph.nodes[value].inputs if not there >> v & 1]
         return gone
 
-    def _find_terms(self, done: int, here: int, host: int) -> list[tuple[float, float, float, float]]:
+    def _find_terms(self, done: int, here: int, host: int) -> list[tuple[float, ...]]:
         gone = self._gone(done, here, host)
         rest = self._rest[done] + sum(self._cost[value] for value in _bits(gone))
-        terms: list[tuple[float, float, float, float]] = []
+        terms: list[tuple[float, ...]] = []
         alone = rest
         tight = [
             (k, *self._covers(k, gone & self._waiting_mask[k], host & self._waiting_mask[k]))
@@ -440,29 +442,32 @@ class _Future:
             if (reader := self._first_reader(value, done)) is not None
         )
         for place, weight in enumerate(self._weights):
-            outs = -math.inf
-            for k, before, after, through in tight:
+            outs, again = -math.inf, 0.0
+            for k, before, after, through, computed in tight:
                 spent = weight * rest
-                outs = max(outs, spent + before[place], spent + through[place])
+                outs, again = max(
+                    (outs, again), (spent + max(before[place], through[place]), rest + computed)
+                )
                 alone = max(
                     alone, spent + after[place] + (1 - weight) * (self._rest[done] - self._rest[k + 1])
                 )
             if outs > -math.inf:
-                terms.append((weight, 1 - weight, 0.0, outs))
-            backs, work = -math.inf, weight * rest
+                terms.append((weight, 1 - weight, 0.0, outs, again))
+            backs, work, computed, again = -math.inf, weight * rest, rest, 0.0
             for reader, value in missing:
                 work += min(weight * self._cost[value], (1 - weight) * self._back[value])
                 rest_then = self._rest[reader] + self._alone[reader] - self._alone[done]
-                backs = max(backs, work + (1 - weight) * rest_then)
+                computed += self._cost[value]
+                backs, again = max((backs, again), (work + (1 - weight) * rest_then, computed))
             if backs > -math.inf:
-                terms.append((weight, 0.0, 1 - weight, backs))
-        return [(1.0, 0.0, 0.0, alone), *terms]
+                terms.append((weight, 0.0, 1 - weight, backs, again))
+        return [(1.0, 0.0, 0.0, alone, math.inf), *terms]
 
-    def _cover(self, k: int, gone: int, host: int) -> tuple[list[float], list[float], list[float]]:
+    def _cover(self, k: int, gone: int, host: int) -> tuple[list[float], list[float], list[float], float]:
         """Of each weight the least that the values pay that make room for k.
 
         Before it starts, when they are copied out; after it ended, when they are copied back; and both, by
-        the time that the copies out start.
+        the time that the copies out start.  Last what they pay where nothing more is copied out.
         """
         rest = self._rest[k]
         after = [self._first_reader(value, k + 1) for value in self._waiting[k]]
@@ -481,7 +486,9 @@ class _Future:
             tails = (rest, last, self._cost[k] + last)
             for kept, way, tail in zip(found, ways, tails):
                 kept.append(other * tail + _least(way, self._lacking[k]))
-        return found
+        there = gone | host
+        computed = ((0.0 if there >> v & 1 else self._cost[v], self._size[v]) for v in self._waiting[k])
+        return *found, _least(list(computed), self._lacking[k])
 
 
 def _least(values: Sequence[tuple[float, int]], size: float) -> float:
