@@ -49,6 +49,20 @@ def test_a_gradient_that_is_a_sum_takes_two_tensors(options: dict[str, Any]) -> 
     assert 2 <= mebibytes < 2.5
 
 
+def test_views_of_what_is_written_cost_nothing() -> None:
+    torch._dynamo.reset()
+    reports: list[dtr_fx.Report] = []
+    options = {"budget": "100%", "costs": lambda node: 1.0, "on_report": reports.append}
+    torch.compile(Repeated(), backend="dtr", options=options)(torch.randn(16, _WIDTH)).backward()
+    [report] = reports
+    views = [event for event in report.events if event.target in ("aten.t.default", "aten.expand.default")]
+    sums = [event for event in report.events if event.target == "aten.add_.Tensor"]
+    assert len(sums) == 3
+    assert all(event.cost == 1 for event in sums)
+    assert len(views) > 4
+    assert all(event.cost == 0 for event in views)
+
+
 def sums_in_place(function: Callable[[Tensor], Tensor]) -> int:
     """How many sums are written in place if all of a function is a backward pass; it computes the same."""
     x = torch.randn(4, 4)
