@@ -323,7 +323,7 @@ class _Analysis:
         is_written = any(self.keys[value] in self.writes for value in fresh)
         if is_written or _is_used_whole(node) or len(step.outputs) < len(outputs):
             step.recomputable = False
-        if fresh or not may_run_twice(node):  # a view runs nothing, even one that is taken once
+        if fresh or not may_run_twice(node):  # a view is free, whatever it is of
             step.cost = self.cost(node)
             step.workspace = self.workspace.get(node, 0)
         step.movable = bool(fresh) and not is_written and self._is_movable(node, step)

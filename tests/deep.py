@@ -51,7 +51,7 @@ def lstm(steps: int, inputs: int = 256, hidden: int = 512, batch: int = 64) -> P
     with FakeTensorMode(allow_non_fake_inputs=True):
         given = torch.randn(steps, batch, inputs), torch.randn(batch, hidden)
         joint = baselines.trace(LSTM(inputs, hidden), given)
-    return Planning(joint.graph, Options(cache=False)).graph.program
+    return Planning(joint.planned, Options(cache=False)).graph.program
 
 
 def chain(layers: int, seed: int | None = None) -> OperatorGraph:
