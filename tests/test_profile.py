@@ -24,7 +24,9 @@ from dtr_fx.cli import main
 from dtr_fx.cli.bench.costs import OperatorCost, fit
 from dtr_fx.costs.profile import Profile, Timings
 from dtr_fx.costs.roofline import resolve, roofline
+from dtr_fx.inspect.diff import render_diff
 from dtr_fx.passes.propagate import propagate
+from dtr_fx.units import format_seconds
 
 pytestmark = pytest.mark.little_effort
 
@@ -416,6 +418,76 @@ def test_the_same_times_give_the_same_plan() -> None:
     assert report.overhead == again.overhead
 
 
+def layers_of(x: Tensor, weight: Tensor) -> Tensor:
+    values = [x]
+    for _ in range(8):
+        values.append(torch.tanh(values[-1] @ weight))
+    return sum(value.exp().sum() for value in reversed(values))
+
+
+def test_small_steps_are_timed_by_default(cache: Path) -> None:
+    gm = traced(layers_of, torch.ones(64, 64), torch.ones(64, 64))
+    first, report = dtr_fx.transform(gm, 0.6)
+    assert report.costs == "profile"
+    assert report.base_cost < report.step_before < report.step_after
+    second, again = dtr_fx.transform(gm, 0.6)
+    assert first.code == second.code
+    assert again.step_after == report.step_after
+    step = f"step {format_seconds(report.step_before)} → {format_seconds(report.step_after)}, by profile"
+    assert step in render_diff(report, width=200)
+
+
+@pytest.mark.parametrize("switch", ["environment", "option"])
+def test_without_kept_times_they_are_estimated(switch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, object] = {"budget": "60%", "cache": False}
+    if switch == "environment":
+        monkeypatch.setenv("DTR_CACHE", "off")
+        del options["cache"]
+    reports: list[dtr_fx.Report] = []
+    model = torch.compile(layers_of, backend="dtr", options={**options, "on_report": reports.append})
+    model(torch.ones(64, 64), torch.ones(64, 64, requires_grad=True)).backward()
+    assert [(report.costs, report.step_before, report.step_after) for report in reports] == [
+        ("roofline", None, None)
+    ]
+
+
+def test_large_steps_are_estimated_by_default() -> None:
+    def function(x: Tensor) -> Tensor:
+        for _ in range(40):
+            x = x @ x
+        return x
+
+    gm = traced(function, torch.ones(2048, 2048))  # 3.4 seconds by the roofline
+    assert dtr_fx.transform(gm)[1].costs == "roofline"
+
+
+def test_in_a_graph_writes_in_place_are_timed() -> None:
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        product = x @ weight
+        torch.ops.aten.copy_.default(x, product)
+        return product.exp()
+
+    before = torch.ones(64, 64)
+    gm = traced(function, before.clone(), torch.ones(64, 64))
+    profile, costs = profile_of(gm)
+    [write] = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    assert profile.measured(write) == costs[write.name] > 0
+    assert profile.tally.timed == 3
+
+
+def test_in_a_graph_what_communicates_does_not_run() -> None:
+    """Nothing is sent while a plan is made: there is no process group here."""
+    gm = traced(lambda x: x.exp(), torch.ones(4, 4))
+    [exp] = calls(gm)
+    with gm.graph.inserting_after(exp):
+        sent = gm.graph.call_function(torch.ops._c10d_functional.all_reduce.default, (exp, "sum", "0"))
+    sent.meta["val"] = torch.empty_like(exp.meta["val"])
+    profile, costs = profile_of(gm)
+    assert profile.measured(exp)
+    assert profile.measured(sent) is None
+    assert costs[sent.name] > 0
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda() -> None:
@@ -480,6 +552,22 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert row["tally"]["known"] == len(row["operators"]) > 4
     assert row["profile"] == pytest.approx(sum(o["runs"] * o["profile"] for o in row["operators"]))
     assert min(row["profile"], row["roofline"], row["graph"], row["eager"]) > 0
+
+
+def test_the_command_for_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    target = f"{path}:factory"
+    command = ["bench", "costs", "--steps", target, "--budgets", "100%", "1GiB", "1%", "--pairs", "3"]
+    assert main(command) == 0
+    head, _, *rows, last = capsys.readouterr().out.strip().splitlines()
+    assert head.split("  ")[0] == target
+    assert [row.split()[0] for row in rows] == ["100%", "1GiB"]
+    assert last.startswith("off by ")
+    assert last.endswith("at most")
+    assert main([*command, "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert all(min(row["told"], row["measured"], row["time_ratio"]) > 0 for row in found["rows"])
 
 
 def test_a_function_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

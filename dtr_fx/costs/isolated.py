@@ -28,6 +28,7 @@ from dtr_fx.torch_private import (
     is_traceable_wrapper_subclass,
     no_python_dispatcher,
     pytree,
+    schema_of,
 )
 
 
@@ -52,12 +53,16 @@ class Maker:
     def __init__(self) -> None:
         self._generators: dict[torch.device, torch.Generator] = {}
 
+    def value(self, like: Any) -> Any:
+        """A made-up value in the place of a node's."""
+        return pytree.tree_map(self._leaf, like)
+
     def arguments(self, arguments: Any) -> Any:
         """A node's arguments, with one made-up value in the place of each other node."""
 
         @functools.cache
         def value(node: Node) -> Any:
-            return pytree.tree_map(self._leaf, node.meta.get("val"))
+            return self.value(node.meta.get("val"))
 
         return torch.fx.node.map_arg(arguments, value)
 
@@ -96,6 +101,8 @@ def is_too_large(node: Node) -> bool:
 
 def prepared(node: Node, device: torch.device) -> Callable[[], Any]:
     """The node's operator on made-up tensors, which live as long as the function."""
+    if not (node.op in _GIVEN or may_run_twice(node)):
+        raise CannotRunAlone("it may not run twice")
     if is_too_large(node):
         raise CannotRunAlone("it is large, and the model has no memory")
     needed = _bytes_to_run(node)
@@ -137,8 +144,18 @@ _PLAIN = (
 )  # fmt: skip
 
 
+_GIVEN = ("placeholder", "get_attr")
+
+
 class CannotRunAlone(Exception):
     """Why an operator cannot be run by itself."""
+
+
+def may_run(node: Node) -> bool:
+    """True if the node's operator does no more than compute, or write to what it is given."""
+    target = node.target
+    writes = isinstance(target, OpOverload) and target.namespace == "aten" and schema_of(target).is_mutable
+    return writes or may_run_twice(node)
 
 
 def signature(node: Node, described: dict[Node, str]) -> str:
@@ -177,10 +194,10 @@ def signature(node: Node, described: dict[Node, str]) -> str:
 
 def _call(node: Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Target and arguments; an input of the graph stands for a copy of it."""
-    if node.op in ("placeholder", "get_attr"):
+    if node.op in _GIVEN:
         return torch.ops.aten.clone.default, (node,), {}
-    if not may_run_twice(node):
-        raise CannotRunAlone("it may not run twice")
+    if not may_run(node):
+        raise CannotRunAlone("it does more than compute")
     if is_higher_order(node):
         raise CannotRunAlone("it runs graphs of its own")
     return node.target, node.args, node.kwargs

@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 from torch.utils.flop_counter import flop_registry
 
 from dtr_fx.costs.devices import Device, device_figures
+from dtr_fx.costs.files import cache_folder
+from dtr_fx.costs.measure import are_several
 from dtr_fx.errors import OptionError, ask
 from dtr_fx.passes import subgraphs
 from dtr_fx.passes.slices import Sliced
@@ -63,8 +65,17 @@ def flops(node: Node) -> int:
     return hint(formula(*args, **kwargs, out_val=node.meta.get("val")))
 
 
-def resolve(costs: str | Cost | Mapping[Any, float], device: torch.device) -> Cost:
-    """``"roofline"``, ``"profile"``, a function of a node, or seconds by name or target; ``OptionError``."""
+def resolve(
+    costs: str | Cost | Mapping[Any, float],
+    device: torch.device,
+    graph: Graph | None = None,
+    cache: str | bool | None = None,
+) -> Cost:
+    """``"roofline"``, ``"profile"``, a function of a node, or seconds by name or target; ``OptionError``.
+
+    ``"auto"`` is the profile where the ``graph`` can be timed in about a second, times are kept in the folder
+    of ``cache``, so that the next plan is made with the same, and no other rank plans with its own.
+    """
     if callable(costs):
         return lambda node: _seconds(ask("costs", costs, node), costs, node)
     if isinstance(costs, Mapping):
@@ -75,17 +86,27 @@ def resolve(costs: str | Cost | Mapping[Any, float], device: torch.device) -> Co
             return _seconds(costs[key], "a mapping", node) if key in costs else estimate(node)
 
         return look_up
-    if costs == "roofline":
-        return roofline(device)
-    if costs == "profile":
+    estimate = roofline(device)
+    if costs == "roofline" or (costs == "auto" and not _is_timed(graph, estimate, cache)):
+        return estimate
+    if costs in ("auto", "profile"):
         # Only here: the roofline runs no operator.
         from dtr_fx.costs.profile import Profile
 
-        return Profile(device, roofline(device))
+        return Profile(device, estimate, cache)
     raise OptionError(
-        f"costs={costs!r} is unknown: write 'roofline', 'profile', a function of a node that returns "
-        "seconds, or a mapping from node names or targets to seconds"
+        f"costs={costs!r} is unknown: write 'roofline', 'profile', 'auto', a function of a node that "
+        "returns seconds, or a mapping from node names or targets to seconds"
     )
+
+
+def _is_timed(graph: Graph | None, estimate: Cost, cache: str | bool | None) -> bool:
+    """True if the graph's operators are to be timed unless the user says otherwise."""
+    if graph is None or cache_folder(cache) is None or are_several():
+        return False
+    from dtr_fx.costs.in_order import is_quick
+
+    return is_quick(graph, estimate)
 
 
 def _seconds(told: object, by: object, node: Node) -> float:

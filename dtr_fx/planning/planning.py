@@ -59,7 +59,14 @@ class Planning:
     run nothing.
     """
 
-    def __init__(self, gm: GraphModule, options: Options, *, trusts_caller: bool = False) -> None:
+    def __init__(
+        self,
+        gm: GraphModule,
+        options: Options,
+        *,
+        trusts_caller: bool = False,
+        cost: cost_model.Cost | None = None,
+    ) -> None:
         calls = [node for node in gm.graph.nodes if node.op.startswith("call")]
         if not calls:
             raise GraphError("the graph has no operators: there is nothing to plan")
@@ -67,13 +74,14 @@ class Planning:
         as_it_is = workspaces(calls)
         workspace = _under_plan(as_it_is, gm.meta.get("dtr_extra_workspace", {}))
         self.gm = gm
+        self._cost = cost or _costs(gm, options, device)
         self._original: Planning | None = None
         self.options = options
         self._trusts_caller = trusts_caller
         self.graph = storages.analyze(
             gm,
             device,
-            _costs(options, device),
+            self._cost,
             workspace,
             replays_randomness=options.executor != "inductor",
             trusts_caller=trusts_caller,
@@ -87,6 +95,7 @@ class Planning:
         self.planner = self._planner(program)
         self._peak_unmarked = max(point.live for point in self.before)
         self.base_cost = self.graph.base_cost
+        self.step_before = self.step_seconds(gm, self.base_cost)
         self.baseline_peak = self._peak_unmarked
         self.whole = self._reserved_as_it_is if self.counts_reserved else self.baseline_peak
         self.saved = 0 if self.graph.boundary is None else self.graph.saved_bytes
@@ -110,12 +119,26 @@ class Planning:
 
     def of_variant(self, gm: GraphModule) -> Planning:
         """The analysis of a graph that computes the same; shares are of this one's peak and seconds."""
-        variant = Planning(gm, self.options, trusts_caller=self._trusts_caller)
+        variant = Planning(gm, self.options, trusts_caller=self._trusts_caller, cost=self._cost)
         variant.before, variant.base_cost = self.before, self.base_cost
+        variant.step_before = self.step_before
         variant.baseline_peak, variant.saved = self.baseline_peak, self.saved
         variant.whole = self.whole
         variant._original = self._original or self
         return variant
+
+    @property
+    def costs(self) -> str:
+        """By what operators have their seconds: ``"profile"``, ``"roofline"`` or ``"given"``."""
+        asked = self.options.costs
+        if not isinstance(asked, str):
+            return "given"
+        return asked if asked != "auto" else "profile" if hasattr(self._cost, "step") else "roofline"
+
+    def step_seconds(self, gm: GraphModule, cost: float) -> float | None:
+        """Seconds that a step of such a graph takes here, whose operators cost so much; None by estimates."""
+        step = getattr(self._cost, "step", None)  # of a profile, which is imported only where it is asked for
+        return None if step is None else step(gm.graph, cost)
 
     @cached_property
     def budget(self) -> int:
@@ -306,15 +329,14 @@ class Planning:
         )
 
 
-def _costs(options: Options, device: torch.device) -> cost_model.Cost:
+def _costs(gm: GraphModule, options: Options, device: torch.device) -> cost_model.Cost:
     """Seconds of the graph's operators; under Inductor, of the kernels that it makes of them."""
-    cost = cost_model.resolve(options.costs, device)
     if options.executor != "inductor" or not isinstance(options.costs, str):
-        return cost
+        return cost_model.resolve(options.costs, device, gm.graph, options.cache)
     # Only here: Inductor takes seconds to import.
     from dtr_fx.costs.kernels import of_kernels
 
-    return of_kernels(cost, device)
+    return of_kernels(cost_model.resolve(options.costs, device, cache=options.cache), device)
 
 
 def _under_plan(as_it_is: Mapping[Node, int], extra: Mapping[str, int]) -> dict[Node, int]:

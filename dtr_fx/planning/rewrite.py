@@ -73,7 +73,12 @@ def rewrite_for_all(
 def rewrite_alike(
     gm: GraphModule, options: Options, earlier: Iterable[Carried]
 ) -> tuple[Report, Carried] | None:
-    """Rewrite a graph as it was rewritten at other sizes; None where none of these ways is worth having."""
+    """Rewrite a graph as it was rewritten at other sizes; None where none of these ways is worth having.
+
+    To time the operators of each size would take longer than all the rest.
+    """
+    if options.costs == "auto":
+        options = replace(options, costs="roofline")
     with collector_paused(), without_guards(gm):
         laps = Laps()
         planning = Planning(gm, options)
@@ -161,6 +166,9 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
         hints=hints,
         sane_from=planning.sane_from(plan),
         least_overhead=planning.least_overhead(budget, plan),
+        costs=planning.costs,
+        step_before=planning.step_before,
+        step_after=planning.step_seconds(gm, sum(event.cost for event in events)),
         options=options.others,
         slices=slices_of(gm),
         reserved_peak=reserved,
