@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ import dtr_fx
 from dtr_fx import OptionError
 from dtr_fx.cli import main
 from dtr_fx.cli.bench.costs import OperatorCost, fit
+from dtr_fx.costs.measure import measure_peak
 from dtr_fx.costs.profile import Profile, Timings
 from dtr_fx.costs.roofline import resolve, roofline
 from dtr_fx.inspect.diff import render_diff
@@ -451,6 +453,119 @@ def test_without_kept_times_they_are_estimated(switch: str, monkeypatch: pytest.
     ]
 
 
+class Layers(nn.Module):
+    """Linear layers whose inputs are large beside their weights, with a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).square().mean()
+
+
+class Attention(nn.Module):
+    """Transformer layers with dropout, and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, 128, 0.1, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "options"),
+    [
+        (Layers, (4096, 64), {"budget": "100%"}),
+        (Layers, (4096, 64), {"budget": "60%"}),
+        (Layers, (4096, 64), {"max_overhead": "20%", "slices": "off"}),
+        (Attention, (16, 64, 64), {"budget": "45%"}),
+    ],
+)
+def test_the_first_step_keeps_the_budget(
+    model: Callable[[], nn.Module], shape: Sequence[int], options: dict[str, object]
+) -> None:
+    """Timing takes what the budget leaves beside inputs and parameters, which are there before."""
+    reports: list[dtr_fx.Report] = []
+    options = {**options, "on_report": reports.append}
+    forward = torch.compile(model(), backend="dtr", options=options)
+    x = torch.randn(shape)
+    peak = measure_peak(lambda: forward(x).backward())
+    [report] = reports
+    assert report.costs == "profile"
+    assert report.verdict == "fits"
+    assert peak <= report.budget - report.constants
+
+
+def test_equal_layers_are_timed_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many there are decides neither what is timed nor for how long."""
+
+    def layers(count: int) -> Callable[..., Tensor]:
+        def function(x: Tensor, weight: Tensor) -> Tensor:
+            for _ in range(count):
+                x = torch.tanh(x @ weight)
+            return x
+
+        return function
+
+    times = []
+    for count in (6, 60):
+        monkeypatch.setenv("DTR_CACHE", "off")
+        profile, _ = profile_of(traced(layers(count), torch.ones(256, 256), torch.ones(256, 256)))
+        assert profile.tally.timed == 2
+        times.append(profile.tally.seconds)
+    assert times[1] < 5 * times[0]
+
+
+def test_what_needs_more_than_there_is_room_for_is_estimated() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x.exp()[:8].exp()
+
+    gm = traced(function, torch.ones(1024, 64))  # 256 KiB
+    wide, narrow = (node for node in calls(gm) if node.name.startswith("exp"))
+    large, small = (Profile(CPU, roofline(CPU), False, room) for room in (2**20, 2**18))
+    assert large.measured(wide)
+    assert small.measured(wide) is None
+    assert small(wide) / small(narrow) == pytest.approx(roofline(CPU)(wide) / roofline(CPU)(narrow))
+    assert small.measured(narrow)
+
+
+def test_custom_operators_are_timed_only_where_the_user_asks() -> None:
+    global runs
+    gm = traced(lambda x: x.sin() * counted(x.exp()), torch.ones(256, 256), mode="real")
+    ran = {}
+    for costs in ("roofline", "auto", "profile"):
+        runs = 0
+        report = dtr_fx.transform(gm, costs=costs)[1]
+        assert report.costs == ("roofline" if costs == "roofline" else "profile")
+        ran[costs] = runs
+    assert ran["auto"] == 0
+    assert ran["profile"] > 0
+
+
+def test_verbs_plan_by_the_same_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.py"
+    deep = "*[layer for _ in range(6) for layer in (nn.Linear(16, 16), nn.GELU())]), torch.randn(1024, 16)"
+    path.write_text(f"{MODEL.partition('nn.Linear')[0]}{deep}")
+
+    def told(*command: str) -> Any:
+        assert main([*command, f"{path}:factory", "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    [first], curve, [again] = (
+        told("diff", "--budget", "70%"),
+        told("sweep", "--budgets", "70%", "--no-rivals"),
+        told("diff", "--budget", "70%"),
+    )
+    assert first["costs"] == "profile"
+    assert again["events"] == first["events"]
+    [point] = (point for point in curve["curve"]["points"] if point["budget"] == first["budget"])
+    assert point["overhead"] == pytest.approx(first["total_cost"] / first["base_cost"] - 1)
+
+
 def test_large_steps_are_estimated_by_default() -> None:
     def function(x: Tensor) -> Tensor:
         for _ in range(40):
@@ -556,7 +671,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_the_command_for_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.py"
-    path.write_text(MODEL)
+    path.write_text(MODEL.replace("randn(32, 16)", "randn(1024, 16)"))
     target = f"{path}:factory"
     command = ["bench", "costs", "--steps", target, "--budgets", "100%", "1GiB", "1%", "--pairs", "3"]
     assert main(command) == 0

@@ -1,108 +1,214 @@
-"""A graph's operators timed in their order, on made-up inputs: each meets caches and memory as in a step.
+"""A graph's operators timed in its order, each distinct one some times, within a number of bytes.
 
-Alone and again and again an operator finds what it reads in the cache, and memory that has been touched.  In
-a step what the forward pass left has gone from the cache, and memory comes anew from the system.
+Alone and again and again an operator finds what it reads in the cache, and memory that has been touched.
+Here it comes after those that make what it reads, on memory that is new.  Operators that have been timed
+often enough are skipped: of twelve equal layers some run.  What a skipped one would have made is made up
+where it is read, and what does not fit beside the rest is let go, and made up again.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
+import logging
 import statistics
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from dtr_fx.costs.isolated import CannotRunAlone, Maker, may_run, outside_of_tracing
-from dtr_fx.costs.measure import free_memory
-from dtr_fx.passes.modes import largest_to_run
-from dtr_fx.passes.tensors import held_by
+from dtr_fx.costs.isolated import (
+    KEPT_BYTES,
+    Maker,
+    bytes_made_up,
+    bytes_to_run,
+    generators_kept,
+    may_run,
+)
+from dtr_fx.costs.workspaces import workspaces
+from dtr_fx.passes import rng
+from dtr_fx.passes.effects import may_run_twice
+from dtr_fx.passes.tensors import (
+    fresh_storages,
+    held_by,
+    is_selection,
+    is_tangent,
+    storage_keys,
+    tensors_of,
+)
+
+log = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
-# Seconds that passes take together, and how many there are at most, after a first one.
-_TIME_CAP, _MOST_PASSES = 0.5, 7
-# Bytes that a quick graph makes, and seconds by the roofline, which is a half to a third of what they are.
-_QUICK_BYTES, _QUICK_SECONDS = 2**31, 0.2
+# Passes over the graph; runs of an operator, and seconds of them, of which either is enough.
+_PASSES, _ENOUGH, _ENOUGH_SECONDS = 3, 5, 0.02
+SHORTEST = 1e-9  # seconds: the resolution of the clock; a cost is above zero
 
 
-def seconds_in_order(graph: Graph) -> dict[Node, float]:
-    """Of each operator that runs here, the median of some passes.
+def clock() -> Callable[[], float]:
+    """The seconds of this thread, where no other computes with it: a busy machine does not count."""
+    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
-    ``CannotRunAlone`` or ``MemoryError`` where the graph is not of functions on a CPU, or needs too much.
+
+def seconds_in_order(keys: Mapping[Node, str], room: float) -> dict[str, float]:
+    """The median of each key's runs; of these nodes of one graph those with the same key run alike.
+
+    Operands, results and workspaces take no more than ``room`` bytes together; what needs more does not run.
     """
-    with outside_of_tracing(_CPU):
-        order = _Order(graph)
-        started = time.perf_counter()
-        order.run()
-        took = time.perf_counter() - started
-        passes = min(_MOST_PASSES, int(_TIME_CAP / took))
-        if passes:
-            order.times.clear()
-        for _ in range(passes):
-            order.run()
-    return {node: statistics.median(times) for node, times in order.times.items()}
+    run = _Run(keys, room)
+    for _ in range(_PASSES):
+        run.once()
+    return {key: max(statistics.median(times), SHORTEST) for key, times in run.times.items() if times}
 
 
-def is_quick(graph: Graph, estimate: Callable[[Node], float]) -> bool:
-    """True if all of a graph's operators can be timed in their order within about a second."""
-    calls = [node for node in graph.nodes if node.op == "call_function"]
-    try:
-        nbytes = _bytes_to_run(graph)
-    except CannotRunAlone:
-        return False
-    return nbytes <= _QUICK_BYTES and sum(map(estimate, calls)) <= _QUICK_SECONDS
+def seconds_to_time(keys: Iterable[str], seconds: Mapping[str, float]) -> float:
+    """What ``seconds_in_order`` takes, about, if a run of an operator takes so many seconds."""
+    counts = Counter(keys)
+    runs = {key: min(_ENOUGH, _PASSES * count) for key, count in counts.items()}
+    return sum(max(seconds[key], min(number * seconds[key], _ENOUGH_SECONDS)) for key, number in runs.items())
 
 
-def _bytes_to_run(graph: Graph) -> int:
-    """Bytes of all that a graph reads and makes; ``CannotRunAlone`` where it is not one to be run."""
-    nodes = [node for node in graph.nodes if node.op != "output"]
-    held = [held for node in nodes for held in held_by(node)]
-    if any(node.op not in ("placeholder", "call_function") for node in nodes):
-        raise CannotRunAlone("the graph calls modules or methods, or holds tensors of its own")
-    if any(each.device != "cpu" for each in held):
-        raise CannotRunAlone("the graph is not of a CPU")
-    if not nodes or any(largest_to_run(node) < math.inf for node in nodes[:1]):
-        raise CannotRunAlone("the model has no memory")
-    return sum({each.storage: each.nbytes for each in held}.values())
+def least_room(graph: Graph) -> int:
+    """Bytes beside its inputs that no plan for a graph does without, as one operator needs them."""
+    calls = [node for node in graph.nodes if node.op.startswith("call")]
+    own = workspaces(calls)
+    given = {key for node in graph.nodes if _is_given(node) for key in storage_keys(node)}
+
+    def beside_inputs(node: Node) -> int:
+        touched = (held for used in (node, *node.all_input_nodes) for held in held_by(used))
+        sizes = {held.storage: held.nbytes for held in touched}
+        return own[node] + sum(nbytes for storage, nbytes in sizes.items() if storage not in given)
+
+    return max(map(beside_inputs, calls))
 
 
-class _Order:
-    """A graph's calls, with what dies after each, on inputs that are made up once."""
+def _is_given(node: Node) -> bool:
+    """True if what the node gives is there before the graph runs."""
+    return node.op in ("placeholder", "get_attr") and not is_tangent(node)
 
-    def __init__(self, graph: Graph) -> None:
-        needed, free = _bytes_to_run(graph), free_memory(_CPU)
-        if free is not None and needed > free / 2:
-            raise MemoryError(f"{needed} bytes are too many for what is free")
+
+def is_free(node: Node) -> bool:
+    """True if the node's operator makes no storage and does nothing else."""
+    is_pure = node.op.startswith("call") and may_run_twice(node)
+    return is_selection(node) or (is_pure and not fresh_storages(node))
+
+
+class _Run:
+    """Passes over a graph, each of which runs what has not been timed often enough."""
+
+    def __init__(self, keys: Mapping[Node, str], room: float) -> None:
+        graph = next(iter(keys)).graph
         self._nodes = [node for node in graph.nodes if node.op == "call_function"]
-        given = graph.find_nodes(op="placeholder")
-        self._maker = Maker()
-        self._given = {node: self._maker.value(node.meta.get("val")) for node in given}
-        last = {used: node for node in self._nodes for used in node.all_input_nodes}
-        self._dies: defaultdict[Node, list[Node]] = defaultdict(list)
-        for used, node in last.items():
-            if used not in self._given:
-                self._dies[node].append(used)
-        self.times: defaultdict[Node, list[float]] = defaultdict(list)
+        numbers = enumerate(self._nodes)
+        self._last_use = {used: number for number, node in numbers for used in node.all_input_nodes}
+        self._dying: defaultdict[int, list[Node]] = defaultdict(list)
+        for used, number in self._last_use.items():
+            self._dying[number].append(used)
+        self._room, self._workspace = room, workspaces(keys)
+        self._draws = {node for node in keys if rng.is_random(node)}
+        for node in self._draws:
+            self._workspace[node] += KEPT_BYTES
+        self._keys = {
+            node: key
+            for node, key in keys.items()
+            if may_run(node) and bytes_to_run(node) + self._workspace[node] <= room
+        }
+        self._maker, self._clock = Maker(), clock()
+        self._read_clock = statistics.median(-(self._clock() - self._clock()) for _ in range(21))
+        self.times: defaultdict[str, list[float]] = defaultdict(list)
 
-    def run(self) -> None:
-        values: dict[Node, Any] = dict(self._given)
-        for node in self._nodes:
-            if not may_run(node):
-                values[node] = self._maker.value(node.meta.get("val"))
-                continue
-            args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-            dying: list[Any] = []
-            clock: Callable[[], float] = time.perf_counter
-            started = clock()
-            made = node.target(*args, **kwargs)
-            ended = clock()
-            values[node] = made
-            del args, kwargs, made
-            dying += (values.pop(used) for used in self._dies[node])
-            freed = clock()
-            dying.clear()
-            self.times[node].append(ended - started + clock() - freed)
+    def once(self) -> None:
+        values = _Values(self._last_use)
+        for number, node in enumerate(self._nodes):
+            key = self._keys.get(node)
+            if key is not None and not self._is_enough(key):
+                draws = generators_kept(_CPU) if node in self._draws else contextlib.nullcontext()
+                try:
+                    with draws:
+                        self.times[key].append(self._seconds(node, values, self._dying[number]))
+                except Exception as reason:
+                    log.debug("%s is estimated: %s", key, reason)
+                    del self._keys[node]
+            elif is_free(node) and all(used in values.of for used in node.all_input_nodes):
+                values.add(node, _call(node, _given(node.args, values), _given(node.kwargs, values)))
+            for used in self._dying[number]:
+                values.drop(used)
+
+    def _is_enough(self, key: str) -> bool:
+        times = self.times[key]
+        return len(times) >= _ENOUGH or sum(times) >= _ENOUGH_SECONDS
+
+    def _seconds(self, node: Node, values: _Values, dying: Iterable[Node]) -> float:
+        """Run a node; with it goes what it reads last."""
+        self._prepare(node, values)
+        args, kwargs = _given(node.args, values), _given(node.kwargs, values)
+        last = [values.drop(used) for used in dying]
+        now = self._clock
+        started = now()
+        made = _call(node, args, kwargs)
+        args = kwargs = None
+        last.clear()
+        ended = now()
+        values.add(node, made)
+        return ended - started - self._read_clock
+
+    def _prepare(self, node: Node, values: _Values) -> None:
+        """Make up what a node reads and is not there, and room for that and for what it makes."""
+        read = node.all_input_nodes
+        results = self._workspace[node] + bytes_made_up(node)
+        missing = [used for used in read if used not in values.of]
+        if values.nbytes + results + sum(map(bytes_made_up, missing)) > self._room:
+            values.let_go(self._room - results - sum(map(bytes_made_up, missing)), read)
+            missing = [used for used in read if used not in values.of]
+        for used in missing:
+            values.add(used, self._maker.value(used.meta.get("val")))
+
+
+def _call(node: Node, args: Any, kwargs: Any) -> Any:
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _given(arguments: Any, values: _Values) -> Any:
+    return map_arg(arguments, values.of.__getitem__)
+
+
+class _Values:
+    """What is there of a graph's values, and the bytes of it."""
+
+    def __init__(self, last_use: Mapping[Node, int]) -> None:
+        self.of: dict[Node, Any] = {}
+        self.nbytes = 0
+        self._last_use = last_use
+        self._sharing: Counter[int] = Counter()
+
+    def add(self, node: Node, value: Any) -> None:
+        self.of[node] = value
+        for address, nbytes in _storages(value):
+            self.nbytes += 0 if self._sharing[address] else nbytes
+            self._sharing[address] += 1
+
+    def drop(self, node: Node) -> Any:
+        value = self.of.pop(node, None)
+        for address, nbytes in _storages(value):
+            self._sharing[address] -= 1
+            self.nbytes -= 0 if self._sharing[address] else nbytes
+        return value
+
+    def let_go(self, most: float, read: Iterable[Node]) -> None:
+        """Drop values until ``most`` bytes are left, those that are read last first; else all of them."""
+        others = [node for node in self.of if node not in set(read)]
+        others.sort(key=lambda node: self._last_use.get(node, len(self._last_use)))
+        while others and self.nbytes > most:
+            self.drop(others.pop())
+        if self.nbytes > most:
+            # A view is there with all that it is a part of; made up it is by itself.
+            for node in list(self.of):
+                self.drop(node)
+
+
+def _storages(value: Any) -> list[tuple[int, int]]:
+    storages = (tensor.untyped_storage() for tensor in tensors_of(value))
+    return [(storage.data_ptr(), storage.nbytes()) for storage in storages]

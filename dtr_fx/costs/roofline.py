@@ -70,11 +70,13 @@ def resolve(
     device: torch.device,
     graph: Graph | None = None,
     cache: str | bool | None = None,
+    room: float = math.inf,
 ) -> Cost:
     """``"roofline"``, ``"profile"``, a function of a node, or seconds by name or target; ``OptionError``.
 
-    ``"auto"`` is the profile where the ``graph`` can be timed in about a second, times are kept in the folder
-    of ``cache``, so that the next plan is made with the same, and no other rank plans with its own.
+    ``"auto"`` is the profile where the ``graph`` is timed in little time, times are kept in the folder of
+    ``cache``, so that the next plan is made with the same, and no other rank plans with its own.  To time
+    operators takes ``room`` bytes at most.
     """
     if callable(costs):
         return lambda node: _seconds(ask("costs", costs, node), costs, node)
@@ -86,27 +88,19 @@ def resolve(
             return _seconds(costs[key], "a mapping", node) if key in costs else estimate(node)
 
         return look_up
-    estimate = roofline(device)
-    if costs == "roofline" or (costs == "auto" and not _is_timed(graph, estimate, cache)):
+    if costs not in ("auto", "roofline", "profile"):
+        raise OptionError(
+            f"costs={costs!r} is unknown: write 'roofline', 'profile', 'auto', a function of a node that "
+            "returns seconds, or a mapping from node names or targets to seconds"
+        )
+    estimate, is_kept = roofline(device), cache_folder(cache) is not None and not are_several()
+    if costs == "roofline" or (costs == "auto" and not (device.type == "cpu" and graph and is_kept)):
         return estimate
-    if costs in ("auto", "profile"):
-        # Only here: the roofline runs no operator.
-        from dtr_fx.costs.profile import Profile
+    # Only here: the roofline runs no operator.
+    from dtr_fx.costs.profile import Profile
 
-        return Profile(device, estimate, cache)
-    raise OptionError(
-        f"costs={costs!r} is unknown: write 'roofline', 'profile', 'auto', a function of a node that "
-        "returns seconds, or a mapping from node names or targets to seconds"
-    )
-
-
-def _is_timed(graph: Graph | None, estimate: Cost, cache: str | bool | None) -> bool:
-    """True if the graph's operators are to be timed unless the user says otherwise."""
-    if graph is None or cache_folder(cache) is None or are_several():
-        return False
-    from dtr_fx.costs.in_order import is_quick
-
-    return is_quick(graph, estimate)
+    profile = Profile(device, estimate, cache, room, runs_custom=costs == "profile")
+    return profile if costs == "profile" or (graph and profile.is_quick(graph)) else estimate
 
 
 def _seconds(told: object, by: object, node: Node) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -21,9 +22,10 @@ from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.passes import storages
 from dtr_fx.passes.hints import hint_of, is_budget
 from dtr_fx.passes.liveness import with_reserved
+from dtr_fx.passes.modes import WithoutMemory, fake_mode_of
 from dtr_fx.passes.roles import KEEP
 from dtr_fx.passes.slices import Sliced
-from dtr_fx.passes.tensors import graph_device, is_view
+from dtr_fx.passes.tensors import constant_bytes, graph_device, is_view
 from dtr_fx.planning.options import Budget, Options, resolve_budget
 from dtr_fx.planning.planner import Infeasible, Planner
 from dtr_fx.planning.reporting import source_line
@@ -74,7 +76,10 @@ class Planning:
         as_it_is = workspaces(calls)
         workspace = _under_plan(as_it_is, gm.meta.get("dtr_extra_workspace", {}))
         self.gm = gm
-        self._cost = cost or _costs(gm, options, device)
+        self.workspace_of = _by_name(workspace)
+        self.before, self._reserved_as_it_is = with_reserved(gm, _by_name(as_it_is), device)
+        self._peak_unmarked = max(point.live for point in self.before)
+        self._cost = cost or _costs(gm, options, device, self._peak_unmarked)
         self._original: Planning | None = None
         self.options = options
         self._trusts_caller = trusts_caller
@@ -87,13 +92,10 @@ class Planning:
             trusts_caller=trusts_caller,
             moves=options.offload is not None,
         )
-        self.workspace_of = _by_name(workspace)
-        self.before, self._reserved_as_it_is = with_reserved(gm, _by_name(as_it_is), device)
         tier = None if options.offload is None else _usable(options.offload, device)
         self.offload = "" if tier is None else f"{tier}: {tier.speed}"
         program = self.graph.program if tier is None else replace(self.graph.program, tier=tier)
         self.planner = self._planner(program)
-        self._peak_unmarked = max(point.live for point in self.before)
         self.base_cost = self.graph.base_cost
         self.step_before = self.step_seconds(gm, self.base_cost)
         self.baseline_peak = self._peak_unmarked
@@ -133,7 +135,7 @@ class Planning:
         asked = self.options.costs
         if not isinstance(asked, str):
             return "given"
-        return asked if asked != "auto" else "profile" if hasattr(self._cost, "step") else "roofline"
+        return asked if asked != "auto" else "roofline" if self.step_before is None else "profile"
 
     def step_seconds(self, gm: GraphModule, cost: float) -> float | None:
         """Seconds that a step of such a graph takes here, whose operators cost so much; None by estimates."""
@@ -329,14 +331,32 @@ class Planning:
         )
 
 
-def _costs(gm: GraphModule, options: Options, device: torch.device) -> cost_model.Cost:
+def _costs(gm: GraphModule, options: Options, device: torch.device, peak: int) -> cost_model.Cost:
     """Seconds of the graph's operators; under Inductor, of the kernels that it makes of them."""
-    if options.executor != "inductor" or not isinstance(options.costs, str):
-        return cost_model.resolve(options.costs, device, gm.graph, options.cache)
+    told = options.costs
+    room = _room(gm, options, device, peak) if told in ("auto", "profile") else 0
+    if options.executor != "inductor" or not isinstance(told, str):
+        return cost_model.resolve(told, device, gm.graph, options.cache, room)
     # Only here: Inductor takes seconds to import.
     from dtr_fx.costs.kernels import of_kernels
 
-    return of_kernels(cost_model.resolve(options.costs, device, cache=options.cache), device)
+    return of_kernels(cost_model.resolve(told, device, cache=options.cache, room=room), device)
+
+
+def _room(gm: GraphModule, options: Options, device: torch.device, peak: int) -> float:
+    """Bytes that the budget of a step leaves beside inputs and parameters, while its operators are timed.
+
+    A model without memory takes none of what is here.
+    """
+    if isinstance(fake_mode_of(gm), WithoutMemory):
+        return math.inf
+    held = constant_bytes(gm)
+    if options.max_overhead is None:
+        return resolve_budget(options.budget, peak, device, already_held=held) - held
+    # Only here: it is imported where operators may be timed.
+    from dtr_fx.costs.in_order import least_room
+
+    return least_room(gm.graph)
 
 
 def _under_plan(as_it_is: Mapping[Node, int], extra: Mapping[str, int]) -> dict[Node, int]:

@@ -93,7 +93,7 @@ def rewrite_alike(
 def write_alike(gm: GraphModule, carried: Carried, options: Options) -> bool:
     """Rewrite a graph as one of other sizes, at any peak; False where they are not the same program."""
     with collector_paused(), without_guards(gm):
-        graph = Planning(gm, options).graph
+        graph = Planning(gm, replace(options, costs="roofline")).graph
         if graph.program.structure != carried.structure:
             return False
         if carried.order is not None:
