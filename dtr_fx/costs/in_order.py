@@ -43,8 +43,9 @@ from dtr_fx.passes.tensors import (
 log = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
-# Passes over the graph; runs of an operator, and seconds of them, of which either is enough.
-_PASSES, _ENOUGH, _ENOUGH_SECONDS = 3, 5, 0.02
+# Passes over the graph, and one before them, in which code is made ready and memory is had from the system;
+# runs of an operator, or fewer that take so many seconds, that are enough in all passes.
+_PASSES, _ENOUGH, _FEW, _FEW_SECONDS = 3, 5, 2, 0.02
 SHORTEST = 1e-9  # seconds: the resolution of the clock; a cost is above zero
 
 
@@ -59,6 +60,8 @@ def seconds_in_order(keys: Mapping[Node, str], room: float) -> dict[str, float]:
     Operands, results and workspaces take no more than ``room`` bytes together; what needs more does not run.
     """
     run = _Run(keys, room)
+    run.once()
+    run.times.clear()
     for _ in range(_PASSES):
         run.once()
     return {key: max(statistics.median(times), SHORTEST) for key, times in run.times.items() if times}
@@ -67,8 +70,12 @@ def seconds_in_order(keys: Mapping[Node, str], room: float) -> dict[str, float]:
 def seconds_to_time(keys: Iterable[str], seconds: Mapping[str, float]) -> float:
     """What ``seconds_in_order`` takes, about, if a run of an operator takes so many seconds."""
     counts = Counter(keys)
-    runs = {key: min(_ENOUGH, _PASSES * count) for key, count in counts.items()}
-    return sum(max(seconds[key], min(number * seconds[key], _ENOUGH_SECONDS)) for key, number in runs.items())
+    runs = {key: min(_ENOUGH, count) + min(_ENOUGH, _PASSES * count) for key, count in counts.items()}
+    least = {key: min(_FEW, count) + _FEW for key, count in counts.items()}
+    return sum(
+        max(least[key] * seconds[key], min(number * seconds[key], 2 * _FEW_SECONDS))
+        for key, number in runs.items()
+    )
 
 
 def least_room(graph: Graph) -> int:
@@ -139,7 +146,7 @@ class _Run:
 
     def _is_enough(self, key: str) -> bool:
         times = self.times[key]
-        return len(times) >= _ENOUGH or sum(times) >= _ENOUGH_SECONDS
+        return len(times) >= _ENOUGH or (len(times) >= _FEW and sum(times) >= _FEW_SECONDS)
 
     def _seconds(self, node: Node, values: _Values, dying: Iterable[Node]) -> float:
         """Run a node; with it goes what it reads last."""
