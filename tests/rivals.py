@@ -69,10 +69,10 @@ class Classifier(nn.Module):
 def _causal(name: str, **settings: Any) -> Model:
     import transformers
 
-    # With a name for its loss a model does not log that it has none, which would break the graph.
-    config = getattr(transformers, f"{name}Config")(vocab_size=1000, loss_type="ForCausalLM", **settings)
+    config = getattr(transformers, f"{name}Config")(vocab_size=1000, **settings)
     kind = {"GPT2": "GPT2LMHeadModel"}.get(name, f"{name}ForCausalLM")
     model = getattr(transformers, kind)(config).train()
+    model.loss_type = "ForCausalLM"  # GPT-2 logs that it has none, and that breaks the graph
     ids = torch.randint(1000, (4, 128))
     return Labelled(model, ("input_ids", "labels")), (ids, ids)
 
