@@ -75,7 +75,15 @@ def accumulate(total: Tensor, x: Tensor) -> Tensor:
     return total.add_(x).clone()
 
 
+@torch.library.custom_op("dtr_fx_test_profile::noted", mutates_args=())
+def noted(x: Tensor) -> None:
+    """It returns nothing."""
+    global runs
+    runs += 1
+
+
 counted.register_fake(torch.empty_like)
+noted.register_fake(lambda x: None)
 picky.register_fake(torch.empty_like)
 accumulate.register_fake(lambda total, x: torch.empty_like(x))
 
@@ -535,7 +543,13 @@ def test_what_needs_more_than_there_is_room_for_is_estimated() -> None:
 
 def test_custom_operators_are_timed_only_where_the_user_asks() -> None:
     global runs
-    gm = traced(lambda x: x.sin() * counted(x.exp()), torch.ones(256, 256), mode="real")
+
+    def function(x: Tensor) -> Tensor:
+        y = x.exp()
+        noted(y)
+        return x.sin() * counted(y)
+
+    gm = traced(function, torch.ones(256, 256), mode="real")
     ran = {}
     for costs in ("roofline", "auto", "profile"):
         runs = 0

@@ -26,6 +26,7 @@ from dtr_fx.costs.isolated import (
     bytes_made_up,
     bytes_to_run,
     generators_kept,
+    is_custom,
     may_run,
 )
 from dtr_fx.costs.workspaces import workspaces
@@ -36,6 +37,7 @@ from dtr_fx.passes.tensors import (
     held_by,
     is_selection,
     is_tangent,
+    is_view,
     storage_keys,
     tensors_of,
 )
@@ -103,6 +105,11 @@ def is_free(node: Node) -> bool:
     return is_selection(node) or (is_pure and not fresh_storages(node))
 
 
+def _is_own_view(node: Node) -> bool:
+    """True if all that the node does is to look at something it reads in another way, by PyTorch's own code."""
+    return is_selection(node) or (is_view(node) and is_free(node) and not is_custom(node))
+
+
 class _Run:
     """Passes over a graph, each of which runs what has not been timed often enough."""
 
@@ -139,7 +146,7 @@ class _Run:
                 except Exception as reason:
                     log.debug("%s is estimated: %s", key, reason)
                     del self._keys[node]
-            elif is_free(node) and all(used in values.of for used in node.all_input_nodes):
+            elif _is_own_view(node) and all(used in values.of for used in node.all_input_nodes):
                 values.add(node, _call(node, _given(node.args, values), _given(node.kwargs, values)))
             for used in self._dying[number]:
                 values.drop(used)
