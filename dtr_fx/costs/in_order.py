@@ -106,7 +106,7 @@ def is_free(node: Node) -> bool:
 
 
 def _is_own_view(node: Node) -> bool:
-    """True if all that the node does is to look at something it reads in another way, by PyTorch's own code."""
+    """True if the node only looks at something it reads in another way, by PyTorch's own code."""
     return is_selection(node) or (is_view(node) and is_free(node) and not is_custom(node))
 
 
