@@ -218,6 +218,14 @@ def graph_device(gm: GraphModule) -> torch.device:
     return max(accelerators or count or [torch.device("cpu")], key=count.__getitem__)
 
 
+def constant_bytes(gm: GraphModule) -> int:
+    """Bytes of a graph's inputs that are there before it runs, and of what modules read."""
+    given = (node for node in gm.graph.nodes if node.op in ("placeholder", "get_attr"))
+    held = [held for node in given if counts(node) and not is_tangent(node) for held in held_by(node)]
+    held += [held_by_tensor(tensor) for _, tensor in module_state(gm)]
+    return sum({each.storage: each.nbytes for each in held}.values())
+
+
 def module_state(gm: GraphModule) -> list[tuple[str, torch.Tensor]]:
     """Parameters and buffers that modules read without a node for it."""
     if not any(node.op == "call_module" for node in gm.graph.nodes):

@@ -1,12 +1,14 @@
 """Deep budgets: plans of recurrent networks and of chains whose optimum is known, as a table.
 
 python tests/deep.py
+python tests/deep.py --smooth lstm_64 gpt lstm_cell     # 40 budgets of each: no cliffs, convex to within 10%
 """
 
 from __future__ import annotations
 
+import argparse
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -15,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from dtr_fx.lab import baselines
+from dtr_fx.lab import baselines, zoo
 from dtr_fx.lab.planners import OperatorGraph, training_chain
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Planning
@@ -112,6 +114,42 @@ def cost_of(program: Program, budget: int, seconds: float | None = None) -> floa
         return float("inf")
 
 
+def overheads(name: str, count: int = 40) -> tuple[list[float], list[float]]:
+    """So many budgets from the smallest to the peak, as shares of it, and what each costs in a sweep."""
+    torch.manual_seed(0)
+    if name == "lstm_64":
+        model, inputs = LSTM(256, 512), (torch.randn(64, 64, 256), torch.randn(64, 512))
+    else:
+        model, inputs = zoo.MODELS[name]()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        joint = baselines.trace(model, inputs)
+    planning = Planning(joint.planned, Options(cache=False, slices="off"))
+    low, high = planning.planner.smallest.peak, planning.baseline_peak
+    budgets = [round(low + (high - low) * number / (count - 1)) for number in range(count)]
+    found = [planning.overhead(planning.planner.plan(budget)) for budget in budgets[:-1]]
+    # A plan for less memory that costs less stands for one that has more.
+    return [budget / high for budget in budgets], [*accumulate(found, min), 0.0]
+
+
+def above_chords(costs: Sequence[float], within: float = 0.1) -> Iterator[tuple[int, float]]:
+    """The positions of costs more than so much above the chord of their neighbours, and the factors."""
+    for number, (before, cost, after) in enumerate(zip(costs, costs[1:], costs[2:]), 1):
+        chord = (before + after) / 2
+        if cost > (1 + within) * chord:
+            yield number, cost / chord
+
+
+def _smoothness(names: Sequence[str]) -> None:
+    for name in names:
+        shares, costs = overheads(name)
+        print(name, *(f"{share:.1%}: {cost:.2%}" for share, cost in zip(shares, costs)), sep="  ")
+        for number, factor in above_chords(costs):
+            print(
+                f"{name} at {shares[number]:.1%}: {costs[number]:.2%}, × {factor:.2f} of the chord",
+                flush=True,
+            )
+
+
 def _rows(lengths: Sequence[int]) -> None:
     for steps, budgets in _LSTMS:
         program = lstm(steps)
@@ -129,4 +167,7 @@ def _rows(lengths: Sequence[int]) -> None:
 
 
 if __name__ == "__main__":
-    _rows(_LENGTHS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--smooth", nargs="+", metavar="MODEL", help="lstm_64, or a name of zoo:NAME")
+    asked = parser.parse_args().smooth
+    _smoothness(asked) if asked else _rows(_LENGTHS)

@@ -72,6 +72,7 @@ def _causal(name: str, **settings: Any) -> Model:
     config = getattr(transformers, f"{name}Config")(vocab_size=1000, **settings)
     kind = {"GPT2": "GPT2LMHeadModel"}.get(name, f"{name}ForCausalLM")
     model = getattr(transformers, kind)(config).train()
+    model.loss_type = "ForCausalLM"  # GPT-2 logs that it has none, and that breaks the graph
     ids = torch.randint(1000, (4, 128))
     return Labelled(model, ("input_ids", "labels")), (ids, ids)
 
@@ -96,7 +97,8 @@ def mamba() -> Model:
 def t5() -> Model:
     import transformers
 
-    config = transformers.T5Config(vocab_size=1000, d_model=128, d_ff=256, num_layers=4, num_heads=4, d_kv=32)
+    sizes = {"d_model": 128, "d_ff": 256, "num_layers": 4, "num_heads": 4, "d_kv": 32}
+    config = transformers.T5Config(vocab_size=1000, decoder_start_token_id=0, **sizes)
     model = transformers.T5ForConditionalGeneration(config).train()
     ids = torch.randint(1000, (4, 96))
     return Labelled(model, ("input_ids", "labels")), (ids, ids[:, :64].contiguous())

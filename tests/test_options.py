@@ -181,7 +181,7 @@ def test_auto_on_cuda_counts_the_limit_of_the_process() -> None:
 def test_options_from_a_mapping() -> None:
     reports: list[object] = []
     options = Options.from_mapping({"budget": "60%", "heuristic": "lru", "on_report": reports.append})
-    assert (options.budget, options.heuristic, options.costs) == (Budget("fraction", 0.6), "lru", "roofline")
+    assert (options.budget, options.heuristic, options.costs) == (Budget("fraction", 0.6), "lru", "auto")
     assert Options.from_mapping(None) == Options.from_mapping({}) == Options()
 
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +23,12 @@ import dtr_fx
 from dtr_fx import OptionError
 from dtr_fx.cli import main
 from dtr_fx.cli.bench.costs import OperatorCost, fit
+from dtr_fx.costs.measure import measure_peak
 from dtr_fx.costs.profile import Profile, Timings
 from dtr_fx.costs.roofline import resolve, roofline
+from dtr_fx.inspect.diff import render_diff
 from dtr_fx.passes.propagate import propagate
+from dtr_fx.units import format_seconds
 
 pytestmark = pytest.mark.little_effort
 
@@ -71,7 +75,15 @@ def accumulate(total: Tensor, x: Tensor) -> Tensor:
     return total.add_(x).clone()
 
 
+@torch.library.custom_op("dtr_fx_test_profile::noted", mutates_args=())
+def noted(x: Tensor) -> None:
+    """It returns nothing."""
+    global runs
+    runs += 1
+
+
 counted.register_fake(torch.empty_like)
+noted.register_fake(lambda x: None)
 picky.register_fake(torch.empty_like)
 accumulate.register_fake(lambda total, x: torch.empty_like(x))
 
@@ -416,6 +428,195 @@ def test_the_same_times_give_the_same_plan() -> None:
     assert report.overhead == again.overhead
 
 
+def layers_of(x: Tensor, weight: Tensor) -> Tensor:
+    values = [x]
+    for _ in range(8):
+        values.append(torch.tanh(values[-1] @ weight))
+    return sum(value.exp().sum() for value in reversed(values))
+
+
+def test_small_steps_are_timed_by_default(cache: Path) -> None:
+    gm = traced(layers_of, torch.ones(64, 64), torch.ones(64, 64))
+    first, report = dtr_fx.transform(gm, 0.6)
+    assert report.costs == "profile"
+    assert report.base_cost < report.step_before < report.step_after
+    second, again = dtr_fx.transform(gm, 0.6)
+    assert first.code == second.code
+    assert again.step_after == report.step_after
+    step = f"step {format_seconds(report.step_before)} → {format_seconds(report.step_after)}, by profile"
+    assert step in render_diff(report, width=200)
+
+
+@pytest.mark.parametrize("switch", ["environment", "option"])
+def test_without_kept_times_they_are_estimated(switch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, object] = {"budget": "60%", "cache": False}
+    if switch == "environment":
+        monkeypatch.setenv("DTR_CACHE", "off")
+        del options["cache"]
+    reports: list[dtr_fx.Report] = []
+    model = torch.compile(layers_of, backend="dtr", options={**options, "on_report": reports.append})
+    model(torch.ones(64, 64), torch.ones(64, 64, requires_grad=True)).backward()
+    assert [(report.costs, report.step_before, report.step_after) for report in reports] == [
+        ("roofline", None, None)
+    ]
+
+
+class Layers(nn.Module):
+    """Linear layers whose inputs are large beside their weights, with a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).square().mean()
+
+
+class Attention(nn.Module):
+    """Transformer layers with dropout, and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, 128, 0.1, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "options"),
+    [
+        (Layers, (4096, 64), {"budget": "100%"}),
+        (Layers, (4096, 64), {"budget": "60%"}),
+        (Layers, (4096, 64), {"max_overhead": "20%", "slices": "off"}),
+        (Attention, (16, 64, 64), {"budget": "45%"}),
+    ],
+)
+def test_the_first_step_keeps_the_budget(
+    model: Callable[[], nn.Module], shape: Sequence[int], options: dict[str, object]
+) -> None:
+    """Timing takes what the budget leaves beside inputs and parameters, which are there before."""
+    reports: list[dtr_fx.Report] = []
+    options = {**options, "on_report": reports.append}
+    forward = torch.compile(model(), backend="dtr", options=options)
+    x = torch.randn(shape)
+    peak = measure_peak(lambda: forward(x).backward())
+    [report] = reports
+    assert report.costs == "profile"
+    assert report.verdict == "fits"
+    assert peak <= report.budget - report.constants
+
+
+def test_equal_layers_are_timed_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many there are decides neither what is timed nor for how long."""
+
+    def layers(count: int) -> Callable[..., Tensor]:
+        def function(x: Tensor, weight: Tensor) -> Tensor:
+            for _ in range(count):
+                x = torch.tanh(x @ weight)
+            return x
+
+        return function
+
+    times = []
+    for count in (6, 60):
+        monkeypatch.setenv("DTR_CACHE", "off")
+        profile, _ = profile_of(traced(layers(count), torch.ones(256, 256), torch.ones(256, 256)))
+        assert profile.tally.timed == 2
+        times.append(profile.tally.seconds)
+    assert times[1] < 5 * times[0]
+
+
+def test_what_needs_more_than_there_is_room_for_is_estimated() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x.exp()[:8].exp()
+
+    gm = traced(function, torch.ones(1024, 64))  # 256 KiB
+    wide, narrow = (node for node in calls(gm) if node.name.startswith("exp"))
+    large, small = (Profile(CPU, roofline(CPU), False, room) for room in (2**20, 2**18))
+    assert large.measured(wide)
+    assert small.measured(wide) is None
+    assert small(wide) / small(narrow) == pytest.approx(roofline(CPU)(wide) / roofline(CPU)(narrow))
+    assert small.measured(narrow)
+
+
+def test_custom_operators_are_timed_only_where_the_user_asks() -> None:
+    global runs
+
+    def function(x: Tensor) -> Tensor:
+        y = x.exp()
+        noted(y)
+        return x.sin() * counted(y)
+
+    gm = traced(function, torch.ones(256, 256), mode="real")
+    ran = {}
+    for costs in ("roofline", "auto", "profile"):
+        runs = 0
+        report = dtr_fx.transform(gm, costs=costs)[1]
+        assert report.costs == ("roofline" if costs == "roofline" else "profile")
+        ran[costs] = runs
+    assert ran["auto"] == 0
+    assert ran["profile"] > 0
+
+
+def test_verbs_plan_by_the_same_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.py"
+    deep = "*[layer for _ in range(6) for layer in (nn.Linear(16, 16), nn.GELU())]), torch.randn(1024, 16)"
+    path.write_text(f"{MODEL.partition('nn.Linear')[0]}{deep}")
+
+    def told(*command: str) -> Any:
+        assert main([*command, f"{path}:factory", "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    [first], curve, [again] = (
+        told("diff", "--budget", "70%"),
+        told("sweep", "--budgets", "70%", "--no-rivals"),
+        told("diff", "--budget", "70%"),
+    )
+    assert first["costs"] == "profile"
+    assert again["events"] == first["events"]
+    [point] = (point for point in curve["curve"]["points"] if point["budget"] == first["budget"])
+    assert point["overhead"] == pytest.approx(first["total_cost"] / first["base_cost"] - 1)
+
+
+def test_large_steps_are_estimated_by_default() -> None:
+    def function(x: Tensor) -> Tensor:
+        for _ in range(40):
+            x = x @ x
+        return x
+
+    gm = traced(function, torch.ones(2048, 2048))  # 3.4 seconds by the roofline
+    assert dtr_fx.transform(gm)[1].costs == "roofline"
+
+
+def test_in_a_graph_writes_in_place_are_timed() -> None:
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        product = x @ weight
+        torch.ops.aten.copy_.default(x, product)
+        return product.exp()
+
+    before = torch.ones(64, 64)
+    gm = traced(function, before.clone(), torch.ones(64, 64))
+    profile, costs = profile_of(gm)
+    [write] = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    assert profile.measured(write) == costs[write.name] > 0
+    assert profile.tally.timed == 3
+
+
+def test_in_a_graph_what_communicates_does_not_run() -> None:
+    """Nothing is sent while a plan is made: there is no process group here."""
+    gm = traced(lambda x: x.exp(), torch.ones(4, 4))
+    [exp] = calls(gm)
+    with gm.graph.inserting_after(exp):
+        sent = gm.graph.call_function(torch.ops._c10d_functional.all_reduce.default, (exp, "sum", "0"))
+    sent.meta["val"] = torch.empty_like(exp.meta["val"])
+    profile, costs = profile_of(gm)
+    assert profile.measured(exp)
+    assert profile.measured(sent) is None
+    assert costs[sent.name] > 0
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda() -> None:
@@ -480,6 +681,22 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert row["tally"]["known"] == len(row["operators"]) > 4
     assert row["profile"] == pytest.approx(sum(o["runs"] * o["profile"] for o in row["operators"]))
     assert min(row["profile"], row["roofline"], row["graph"], row["eager"]) > 0
+
+
+def test_the_command_for_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(MODEL.replace("randn(32, 16)", "randn(1024, 16)"))
+    target = f"{path}:factory"
+    command = ["bench", "costs", "--steps", target, "--budgets", "100%", "1GiB", "1%", "--pairs", "3"]
+    assert main(command) == 0
+    head, _, *rows, last = capsys.readouterr().out.strip().splitlines()
+    assert head.split("  ")[0] == target
+    assert [row.split()[0] for row in rows] == ["100%", "1GiB"]
+    assert last.startswith("off by ")
+    assert last.endswith("at most")
+    assert main([*command, "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert all(min(row["told"], row["measured"], row["time_ratio"]) > 0 for row in found["rows"])
 
 
 def test_a_function_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -192,7 +192,7 @@ def for_device(options: Options, arguments: argparse.Namespace) -> Options:
     """The options with the costs and the memory of the device that the command names, if it does."""
     if arguments.device is None:
         return options
-    if options.costs != "roofline":
+    if options.costs not in ("auto", "roofline"):
         raise CommandError("--costs profile times the operators here: leave it out, or --device")
     device = named_device(arguments.device)
     budget = options.budget if options.budget.kind != "auto" else parse_budget(int(device.memory))

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, html: bool = True) -> None
     add_heuristic(parser, Options.heuristic)
     add("--planner", choices=("search", "online"), help="many passes, or the paper's one (default: search)")
     add("--plan-seconds", type=seconds, metavar="S", help="effort of a search")
-    add("--costs", choices=("roofline", "profile"), help="operators' times: estimated, or measured")
+    add("--costs", choices=("auto", "roofline", "profile"), help="operators' times: estimated, or measured")
     add_slices(parser)
     about = "what a budget is of: allocated bytes, or those that PyTorch's CUDA allocator reserves for them"
     add("--count", choices=("allocated", "reserved"), help=f"{about} (default: allocated)")

@@ -222,7 +222,7 @@ def _rewrite_within(
     """
     most = budget_of(reference)
     is_marked = any(map(runs_again, joint.graph.nodes))
-    if is_marked and Planning(joint, options).baseline_peak <= most.value:
+    if is_marked and Planning(joint, replace(options, costs="roofline")).baseline_peak <= most.value:
         _rewrite(joint, options, record)
         return
     try:

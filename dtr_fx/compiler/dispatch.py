@@ -17,8 +17,9 @@ from typing import Any
 
 from dtr_fx.compiler.accounting import StepAccounting, makers
 from dtr_fx.compiler.guard import guard
-from dtr_fx.compiler.ranks import are_several, groups_around, planning_together
+from dtr_fx.compiler.ranks import groups_around, planning_together
 from dtr_fx.compiler.retrace import CompiledStep, LivePlan, Retracer, Sizes
+from dtr_fx.costs.measure import are_several
 from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
 from dtr_fx.planning.options import Budget, Others
 from dtr_fx.torch_private import compile_lock

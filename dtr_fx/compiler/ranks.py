@@ -138,11 +138,6 @@ def groups_around() -> list[str]:
     return list(dict.fromkeys(groups[::-1]))
 
 
-def are_several() -> bool:
-    """True if other ranks take part in this program."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
 def _group(name: str) -> dist.ProcessGroup:
     from dtr_fx.torch_private import resolve_process_group  # which not every build of torch has
 

@@ -54,7 +54,7 @@ def pytorch_step(joint: GraphModule, inputs: Sequence[object], facts: Mapping[st
 
 def budget_of(step: GraphModule) -> Budget:
     """The peak of such a graph, and what it saves from one pass to the other."""
-    planning = Planning(step, Options())
+    planning = Planning(step, Options(costs="roofline"))
     return replace(Options().budget, kind="bytes", value=planning.baseline_peak, saved=planning.saved)
 
 

@@ -16,34 +16,52 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from dtr_fx.costs.measure import free_memory
 from dtr_fx.passes import rng
 from dtr_fx.passes.effects import may_run_twice
 from dtr_fx.passes.modes import largest_to_run
 from dtr_fx.passes.subgraphs import is_higher_order
-from dtr_fx.passes.tensors import called_module, sizes_of, tensors_of
+from dtr_fx.passes.tensors import called_module, nbytes_of, sizes_of, tensors_of
 from dtr_fx.torch_private import (
     OpOverload,
     disable_current_modes,
     is_traceable_wrapper_subclass,
     no_python_dispatcher,
     pytree,
+    schema_of,
 )
 
 
 @contextlib.contextmanager
 def outside_of_tracing(device: torch.device) -> Iterator[None]:
     """Real tensors and plain kernels while a compiler traces on fake ones; generators are left alone."""
+    with on_real_tensors(device), generators_kept(device):
+        yield
+
+
+@contextlib.contextmanager
+def on_real_tensors(device: torch.device) -> Iterator[None]:
+    """Real tensors and plain kernels."""
     # AOTAutograd has the Python dispatcher on, under which operators take up to four times as long, and some
     # are decomposed and so take more memory.
     with (
         disable_current_modes(),
         no_python_dispatcher(),
         torch.no_grad(),
-        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext(),
     ):
         yield
+
+
+def generators_kept(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """The generators that draw in between are afterwards as they were before."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
+# Bytes of a kept state, and one to be given back.
+KEPT_BYTES = 2 * 5056
+# Elements that are drawn of a tensor, and the types that can be.
+_PIECE = 4096
+_DRAWN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Maker:
@@ -52,12 +70,16 @@ class Maker:
     def __init__(self) -> None:
         self._generators: dict[torch.device, torch.Generator] = {}
 
+    def value(self, like: Any) -> Any:
+        """A made-up value in the place of a node's."""
+        return pytree.tree_map(self._leaf, like)
+
     def arguments(self, arguments: Any) -> Any:
         """A node's arguments, with one made-up value in the place of each other node."""
 
         @functools.cache
         def value(node: Node) -> Any:
-            return pytree.tree_map(self._leaf, node.meta.get("val"))
+            return self.value(node.meta.get("val"))
 
         return torch.fx.node.map_arg(arguments, value)
 
@@ -72,37 +94,58 @@ class Maker:
         """A tensor of the same layout."""
         dtype, device, elements = like.dtype, like.device, _extent(like)
         if dtype.is_floating_point or dtype.is_complex:
-            if device not in self._generators:
-                self._generators[device] = torch.Generator(device).manual_seed(0)
-            made = torch.rand(elements, generator=self._generators[device], device=device).to(dtype)
+            made = torch.empty(elements, dtype=dtype, device=device)
+            self._fill(made)
         else:
             made = torch.full((elements,), int(dtype == torch.bool), dtype=dtype, device=device)
         return made.as_strided(*sizes_of(like))
+
+    def _fill(self, made: Tensor) -> None:
+        """Random numbers, a piece of them again and again: to draw each takes ten times as long."""
+        device = made.device
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(0)
+        piece = made[:_PIECE]
+        if made.dtype in _DRAWN:
+            piece.uniform_(generator=self._generators[device])
+        else:
+            piece.copy_(torch.rand(len(piece), generator=self._generators[device], device=device))
+        whole = len(made) // _PIECE * _PIECE
+        if whole:
+            made[:whole].view(-1, _PIECE)[1:] = piece
+            made[whole:] = piece[: len(made) - whole]
 
     def _leaf(self, value: Any) -> Any:
         return self.tensor(value) if isinstance(value, Tensor) else value_of(value)
 
 
-def _bytes_to_run(node: Node) -> int:
-    """Those of its operands and results."""
-    tensors = (leaf for used in (node, *node.all_input_nodes) for leaf in tensors_of(used.meta.get("val")))
-    return sum(_extent(tensor) * tensor.element_size() for tensor in tensors)
+def bytes_made_up(node: Node) -> int:
+    """Those of a made-up value in the place of the node's."""
+    return sum(_extent(tensor) * tensor.element_size() for tensor in tensors_of(node.meta.get("val")))
+
+
+def bytes_to_run(node: Node) -> int:
+    """Those of its operands and results, and of a module's own tensors."""
+    module = called_module(node) if node.op == "call_module" else None
+    state = () if module is None else (*module.parameters(), *module.buffers())
+    return sum(map(bytes_made_up, (node, *node.all_input_nodes))) + sum(map(nbytes_of, state))
 
 
 def is_too_large(node: Node) -> bool:
     """True if the node is of a model without memory, and too large to be run for a figure."""
-    return _bytes_to_run(node) > largest_to_run(node)
+    return bytes_to_run(node) > largest_to_run(node)
 
 
-def prepared(node: Node, device: torch.device) -> Callable[[], Any]:
-    """The node's operator on made-up tensors, which live as long as the function."""
+def prepared(node: Node, room: float) -> Callable[[], Any]:
+    """The node's operator on made-up tensors, which live as long as the function and fit into ``room``."""
+    if not (node.op in _GIVEN or may_run_twice(node)):
+        raise CannotRunAlone("it may not run twice")
     if is_too_large(node):
         raise CannotRunAlone("it is large, and the model has no memory")
-    needed = _bytes_to_run(node)
-    free = free_memory(device)
+    needed = bytes_to_run(node)
     # As much again for what the operator takes for itself.
-    if free is not None and 2 * needed > free:
-        raise MemoryError(f"{needed} bytes of operands are too many for what {device} has free")
+    if 2 * needed > room:
+        raise CannotRunAlone(f"{needed} bytes of operands are too many for {room}")
     return on_made_up(node, *_call(node))
 
 
@@ -137,8 +180,23 @@ _PLAIN = (
 )  # fmt: skip
 
 
+_GIVEN = ("placeholder", "get_attr")
+
+
 class CannotRunAlone(Exception):
     """Why an operator cannot be run by itself."""
+
+
+def may_run(node: Node) -> bool:
+    """True if the node's operator does no more than compute, or write to what it is given."""
+    target = node.target
+    writes = isinstance(target, OpOverload) and target.namespace == "aten" and schema_of(target).is_mutable
+    return writes or may_run_twice(node)
+
+
+def is_custom(node: Node) -> bool:
+    """True of an operator that is not PyTorch's own."""
+    return isinstance(node.target, OpOverload) and node.target.namespace not in ("aten", "prims")
 
 
 def signature(node: Node, described: dict[Node, str]) -> str:
@@ -177,10 +235,10 @@ def signature(node: Node, described: dict[Node, str]) -> str:
 
 def _call(node: Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Target and arguments; an input of the graph stands for a copy of it."""
-    if node.op in ("placeholder", "get_attr"):
+    if node.op in _GIVEN:
         return torch.ops.aten.clone.default, (node,), {}
-    if not may_run_twice(node):
-        raise CannotRunAlone("it may not run twice")
+    if not may_run(node):
+        raise CannotRunAlone("it does more than compute")
     if is_higher_order(node):
         raise CannotRunAlone("it runs graphs of its own")
     return node.target, node.args, node.kwargs

@@ -150,6 +150,11 @@ def free_memory(device: torch.device) -> int | None:
     return None
 
 
+def are_several() -> bool:
+    """True if other ranks take part in this program."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
 def _ranks_here() -> int:
     """The processes of this job on this host; all of them, where the launcher does not tell."""
     if not (dist.is_available() and dist.is_initialized()):

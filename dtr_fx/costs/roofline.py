@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 from torch.utils.flop_counter import flop_registry
 
 from dtr_fx.costs.devices import Device, device_figures
+from dtr_fx.costs.files import cache_folder
+from dtr_fx.costs.measure import are_several
 from dtr_fx.errors import OptionError, ask
 from dtr_fx.passes import subgraphs
 from dtr_fx.passes.slices import Sliced
@@ -63,8 +65,19 @@ def flops(node: Node) -> int:
     return hint(formula(*args, **kwargs, out_val=node.meta.get("val")))
 
 
-def resolve(costs: str | Cost | Mapping[Any, float], device: torch.device) -> Cost:
-    """``"roofline"``, ``"profile"``, a function of a node, or seconds by name or target; ``OptionError``."""
+def resolve(
+    costs: str | Cost | Mapping[Any, float],
+    device: torch.device,
+    graph: Graph | None = None,
+    cache: str | bool | None = None,
+    room: float = math.inf,
+) -> Cost:
+    """``"roofline"``, ``"profile"``, a function of a node, or seconds by name or target; ``OptionError``.
+
+    ``"auto"`` is the profile where the ``graph`` is timed in little time, times are kept in the folder of
+    ``cache``, so that the next plan is made with the same, and no other rank plans with its own.  To time
+    operators takes ``room`` bytes at most.
+    """
     if callable(costs):
         return lambda node: _seconds(ask("costs", costs, node), costs, node)
     if isinstance(costs, Mapping):
@@ -75,17 +88,19 @@ def resolve(costs: str | Cost | Mapping[Any, float], device: torch.device) -> Co
             return _seconds(costs[key], "a mapping", node) if key in costs else estimate(node)
 
         return look_up
-    if costs == "roofline":
-        return roofline(device)
-    if costs == "profile":
-        # Only here: the roofline runs no operator.
-        from dtr_fx.costs.profile import Profile
+    if costs not in ("auto", "roofline", "profile"):
+        raise OptionError(
+            f"costs={costs!r} is unknown: write 'roofline', 'profile', 'auto', a function of a node that "
+            "returns seconds, or a mapping from node names or targets to seconds"
+        )
+    estimate, is_kept = roofline(device), cache_folder(cache) is not None and not are_several()
+    if costs == "roofline" or (costs == "auto" and not (device.type == "cpu" and graph and is_kept)):
+        return estimate
+    # Only here: the roofline runs no operator.
+    from dtr_fx.costs.profile import Profile
 
-        return Profile(device, roofline(device))
-    raise OptionError(
-        f"costs={costs!r} is unknown: write 'roofline', 'profile', a function of a node that returns "
-        "seconds, or a mapping from node names or targets to seconds"
-    )
+    profile = Profile(device, estimate, cache, room, runs_custom=costs == "profile")
+    return profile if costs == "profile" or (graph and profile.is_quick(graph)) else estimate
 
 
 def _seconds(told: object, by: object, node: Node) -> float:

@@ -51,11 +51,18 @@ def circumstances(report: Report) -> str:
     reserved = f"; reserves {format_bytes(report.reserved_peak)}" if is_cached else ""
     refused = f"; {format_count(report.refused, 'order')} refused" if report.refused else ""
     return (
-        f"{_DECIDED.get(report.heuristic, report.heuristic)} on {report.device}; "
+        f"{_DECIDED.get(report.heuristic, report.heuristic)} on {report.device}; {_step(report)}"
         f"compute {format_seconds(report.base_cost)} → {format_seconds(report.total_cost)}{_above(report)}; "
         f"lower bound of any plan {format_bytes(report.lower_bound)}"
         f"{reserved}{slices}{refused}{report.caution}{why}"
     )
+
+
+def _step(report: Report) -> str:
+    """What a step takes before and after, where operators were timed."""
+    if report.step_before is None or report.step_after is None:
+        return ""
+    return f"step {format_seconds(report.step_before)} → {format_seconds(report.step_after)}, by profile; "
 
 
 def _above(report: Report) -> str:

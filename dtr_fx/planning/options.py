@@ -276,7 +276,8 @@ class Options:
     - ``heuristic``: what is dropped first: a name in ``dtr_fx.runtime.HEURISTICS``, a ``Heuristic``, or a
       function ``score(s, m, c)`` of staleness (seconds), size (bytes) and cost (seconds), over arrays.
     - ``costs``: the seconds of each operator: ``"roofline"``, ``"profile"`` (each is timed), a function from
-      a node to seconds, or a mapping from node names or targets.
+      a node to seconds, or a mapping from node names or targets.  ``"auto"`` is the profile where that takes
+      about a second, on a CPU, and stays in the ``cache``, else the roofline.
     - ``planner``: ``"search"`` makes many passes, steered, and uses that a traced graph shows the future;
       ``"online"`` makes one pass of the heuristic, as in the paper.
     - ``plan_seconds``: the effort of a search, in seconds of a usual machine; what is counted is the work, so
@@ -311,7 +312,7 @@ class Options:
     budget: _Option[Budget] = _Option(parse_budget, None)
     max_overhead: _Option[float | None] = _Option(_parse_overhead, None)
     heuristic: str | Any = "next-use"
-    costs: Any = "roofline"
+    costs: Any = "auto"
     planner: Literal["search", "online"] = "search"
     plan_seconds: float | None = None
     executor: Literal["eager", "inductor"] | None = None

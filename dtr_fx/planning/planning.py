@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -21,9 +22,10 @@ from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.passes import storages
 from dtr_fx.passes.hints import hint_of, is_budget
 from dtr_fx.passes.liveness import with_reserved
+from dtr_fx.passes.modes import WithoutMemory, fake_mode_of
 from dtr_fx.passes.roles import KEEP
 from dtr_fx.passes.slices import Sliced
-from dtr_fx.passes.tensors import graph_device, is_view
+from dtr_fx.passes.tensors import constant_bytes, graph_device, is_view
 from dtr_fx.planning.options import Budget, Options, resolve_budget
 from dtr_fx.planning.planner import Infeasible, Planner
 from dtr_fx.planning.reporting import source_line
@@ -59,7 +61,14 @@ class Planning:
     run nothing.
     """
 
-    def __init__(self, gm: GraphModule, options: Options, *, trusts_caller: bool = False) -> None:
+    def __init__(
+        self,
+        gm: GraphModule,
+        options: Options,
+        *,
+        trusts_caller: bool = False,
+        cost: cost_model.Cost | None = None,
+    ) -> None:
         calls = [node for node in gm.graph.nodes if node.op.startswith("call")]
         if not calls:
             raise GraphError("the graph has no operators: there is nothing to plan")
@@ -67,26 +76,28 @@ class Planning:
         as_it_is = workspaces(calls)
         workspace = _under_plan(as_it_is, gm.meta.get("dtr_extra_workspace", {}))
         self.gm = gm
+        self.workspace_of = _by_name(workspace)
+        self.before, self._reserved_as_it_is = with_reserved(gm, _by_name(as_it_is), device)
+        self._peak_unmarked = max(point.live for point in self.before)
+        self._cost = cost or _costs(gm, options, device, self._peak_unmarked)
         self._original: Planning | None = None
         self.options = options
         self._trusts_caller = trusts_caller
         self.graph = storages.analyze(
             gm,
             device,
-            _costs(options, device),
+            self._cost,
             workspace,
             replays_randomness=options.executor != "inductor",
             trusts_caller=trusts_caller,
             moves=options.offload is not None,
         )
-        self.workspace_of = _by_name(workspace)
-        self.before, self._reserved_as_it_is = with_reserved(gm, _by_name(as_it_is), device)
         tier = None if options.offload is None else _usable(options.offload, device)
         self.offload = "" if tier is None else f"{tier}: {tier.speed}"
         program = self.graph.program if tier is None else replace(self.graph.program, tier=tier)
         self.planner = self._planner(program)
-        self._peak_unmarked = max(point.live for point in self.before)
         self.base_cost = self.graph.base_cost
+        self.step_before = self.step_seconds(gm, self.base_cost)
         self.baseline_peak = self._peak_unmarked
         self.whole = self._reserved_as_it_is if self.counts_reserved else self.baseline_peak
         self.saved = 0 if self.graph.boundary is None else self.graph.saved_bytes
@@ -110,12 +121,26 @@ class Planning:
 
     def of_variant(self, gm: GraphModule) -> Planning:
         """The analysis of a graph that computes the same; shares are of this one's peak and seconds."""
-        variant = Planning(gm, self.options, trusts_caller=self._trusts_caller)
+        variant = Planning(gm, self.options, trusts_caller=self._trusts_caller, cost=self._cost)
         variant.before, variant.base_cost = self.before, self.base_cost
+        variant.step_before = self.step_before
         variant.baseline_peak, variant.saved = self.baseline_peak, self.saved
         variant.whole = self.whole
         variant._original = self._original or self
         return variant
+
+    @property
+    def costs(self) -> str:
+        """By what operators have their seconds: ``"profile"``, ``"roofline"`` or ``"given"``."""
+        asked = self.options.costs
+        if not isinstance(asked, str):
+            return "given"
+        return asked if asked != "auto" else "roofline" if self.step_before is None else "profile"
+
+    def step_seconds(self, gm: GraphModule, cost: float) -> float | None:
+        """Seconds that a step of such a graph takes here, whose operators cost so much; None by estimates."""
+        step = getattr(self._cost, "step", None)  # of a profile, which is imported only where it is asked for
+        return None if step is None else step(gm.graph, cost)
 
     @cached_property
     def budget(self) -> int:
@@ -306,15 +331,32 @@ class Planning:
         )
 
 
-def _costs(options: Options, device: torch.device) -> cost_model.Cost:
+def _costs(gm: GraphModule, options: Options, device: torch.device, peak: int) -> cost_model.Cost:
     """Seconds of the graph's operators; under Inductor, of the kernels that it makes of them."""
-    cost = cost_model.resolve(options.costs, device)
-    if options.executor != "inductor" or not isinstance(options.costs, str):
-        return cost
+    told = options.costs
+    room = _room(gm, options, device, peak) if told in ("auto", "profile") else 0
+    if options.executor != "inductor" or not isinstance(told, str):
+        return cost_model.resolve(told, device, gm.graph, options.cache, room)
     # Only here: Inductor takes seconds to import.
     from dtr_fx.costs.kernels import of_kernels
 
-    return of_kernels(cost, device)
+    return of_kernels(cost_model.resolve(told, device, cache=options.cache, room=room), device)
+
+
+def _room(gm: GraphModule, options: Options, device: torch.device, peak: int) -> float:
+    """Bytes that the budget of a step leaves beside inputs and parameters, while its operators are timed.
+
+    A model without memory takes none of what is here.
+    """
+    if isinstance(fake_mode_of(gm), WithoutMemory):
+        return math.inf
+    held = constant_bytes(gm)
+    if options.max_overhead is None:
+        return resolve_budget(options.budget, peak, device, already_held=held) - held
+    # Only here: it is imported where operators may be timed.
+    from dtr_fx.costs.in_order import least_room
+
+    return least_room(gm.graph)
 
 
 def _under_plan(as_it_is: Mapping[Node, int], extra: Mapping[str, int]) -> dict[Node, int]:

@@ -73,7 +73,12 @@ def rewrite_for_all(
 def rewrite_alike(
     gm: GraphModule, options: Options, earlier: Iterable[Carried]
 ) -> tuple[Report, Carried] | None:
-    """Rewrite a graph as it was rewritten at other sizes; None where none of these ways is worth having."""
+    """Rewrite a graph as it was rewritten at other sizes; None where none of these ways is worth having.
+
+    To time the operators of each size would take longer than all the rest.
+    """
+    if options.costs == "auto":
+        options = replace(options, costs="roofline")
     with collector_paused(), without_guards(gm):
         laps = Laps()
         planning = Planning(gm, options)
@@ -88,7 +93,7 @@ def rewrite_alike(
 def write_alike(gm: GraphModule, carried: Carried, options: Options) -> bool:
     """Rewrite a graph as one of other sizes, at any peak; False where they are not the same program."""
     with collector_paused(), without_guards(gm):
-        graph = Planning(gm, options).graph
+        graph = Planning(gm, replace(options, costs="roofline")).graph
         if graph.program.structure != carried.structure:
             return False
         if carried.order is not None:
@@ -161,6 +166,9 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
         hints=hints,
         sane_from=planning.sane_from(plan),
         least_overhead=planning.least_overhead(budget, plan),
+        costs=planning.costs,
+        step_before=planning.step_before,
+        step_after=planning.step_seconds(gm, sum(event.cost for event in events)),
         options=options.others,
         slices=slices_of(gm),
         reserved_peak=reserved,

@@ -29,7 +29,7 @@ def transform(
     *,
     max_overhead: float | str | None = None,
     heuristic: str | Heuristic | Score = "next-use",
-    costs: str | cost_model.Cost | Mapping[Any, float] = "roofline",
+    costs: str | cost_model.Cost | Mapping[Any, float] = "auto",
     planner: Literal["search", "online"] = "search",
     plan_seconds: float | None = None,
     slices: Literal["exact", "summed", "off"] = "exact",

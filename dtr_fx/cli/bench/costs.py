@@ -19,6 +19,12 @@ measured, and how many pairs of plans for one budget are in the right order:
 
   OMP_NUM_THREADS=1 dtr-fx bench costs --fusion zoo:gpt --arg layers=4 --budgets 60% 45%
 
+With --steps: what plans tell of a step's time, by the profile, against the median of the steps that are run,
+in turns for all budgets, and their time over that of aot_eager, the median of rounds. A CPU's time is that of
+the processor here, too:
+
+  OMP_NUM_THREADS=1 dtr-fx bench costs --steps zoo:gpt zoo:lstm_cell
+
 With --kernels, without a TARGET: what the code that Inductor generates takes for an element, by operator, of
 2**20 single-precision elements in the cache. What is above relu, which moves as many bytes, are the seconds
 per element in the costs of a CPU (costs/devices.py); the elements of a maximum are those of its windows:
@@ -62,6 +68,7 @@ if TYPE_CHECKING:
     from dtr_fx.lab.trainee import Trainee
 
 _BUDGETS = ("70%", "60%", "50%", "40%")
+_STEPS = ("100%", "80%", "60%", "50%", "40%")
 
 
 @dataclass(frozen=True)
@@ -93,18 +100,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_targets(parser, nargs="*")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--fusion", action="store_true", help="costs of kernels against Inductor's steps")
+    mode.add_argument("--steps", action="store_true", help="the time of steps, told and measured")
     mode.add_argument("--kernels", action="store_true", help="time per element of generated code")
-    about = f"of --fusion (default: {' '.join(_BUDGETS).replace('%', '%%')})"
+    usual = (
+        f"of {mode} {' '.join(shares)}" for mode, shares in (("--fusion", _BUDGETS), ("--steps", _STEPS))
+    )
+    about = f"default {', '.join(usual)}".replace("%", "%%")
     add = parser.add_argument
-    add("--budgets", nargs="+", default=_BUDGETS, metavar="BUDGET", help=about)
-    add("--pairs", type=int, default=41, metavar="N", help="rounds of --fusion (default: %(default)s)")
+    add("--budgets", nargs="+", metavar="BUDGET", help=about)
+    add("--pairs", type=int, default=41, metavar="N", help="rounds of either (default: %(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> None:
     if arguments.kernels == bool(arguments.targets):
         raise CommandError("give TARGETs, or --kernels, which measures without them")
+    arguments.budgets = arguments.budgets or (_STEPS if arguments.steps else _BUDGETS)
     if arguments.kernels:
         _kernels(arguments)
+    elif arguments.steps:
+        from dtr_fx.cli.bench import step_times
+
+        each_target(arguments, step_times.rows, step_times.text)
     elif arguments.fusion:
         from dtr_fx.cli.bench import fusion
 
