@@ -373,7 +373,7 @@ def main() -> None:
     parser.add_argument("--steps", action="store_true")
     parser.add_argument("--words", type=int, default=WORDS[0], help="of --steps")
     parser.add_argument("--width", type=int, default=256, help="of --steps")
-    parser.add_argument("--budgets", nargs="*", metavar="MODEL", help="of zoo; without any those of the README")
+    parser.add_argument("--budgets", nargs="*", metavar="MODEL", help="without: those of the README")
     parser.add_argument("--curves", action="store_true")
     parser.add_argument("--graphs", metavar="A:B", help="seeds")
     parser.add_argument("--log", type=Path, default=Path("sliced.jsonl"), help="of --graphs")

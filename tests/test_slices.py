@@ -121,7 +121,8 @@ def test_a_model_of_transformers_fits_in_one_line(kind: str) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     made = getattr(transformers, kind)
-    sizes = {"vocab_size": 4096, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {"vocab_size": 4096, "hidden_size": 32, "intermediate_size": 64}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2}
     given = made.config_class(**sizes, pad_token_id=0, use_cache=False)
     model, x = made(given).eval(), torch.randint(1, 4096, (2, 256))
     model.loss_type = "ForCausalLM" if kind.startswith("GPT2") else model.loss_type
