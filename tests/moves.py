@@ -121,11 +121,13 @@ def of_library(name: str, setting: str) -> Callable[[], tuple[nn.Module, Inputs]
 _SIZES: dict[str, object] = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
 _WIDE = {**_SIZES, "intermediate_size": 128}
 SMALL: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
-    **{f"zoo:{name}": zoo.MODELS[name] for name in ("mlp", "gpt", "vit", "lstm_cell", "unet_bn")},
+    **{f"zoo:{name}": zoo.MODELS[name] for name in ("mlp", "gpt", "vit")},
     "BERT": labelled("BertForMaskedLM", "BertConfig", **_WIDE),
     "GPT-2": labelled("GPT2LMHeadModel", "GPT2Config", n_embd=64, n_layer=3, n_head=4),
     "Llama": labelled("LlamaForCausalLM", "LlamaConfig", **_WIDE),
-    "Mixtral": labelled("MixtralForCausalLM", "MixtralConfig", num_local_experts=4, **_WIDE),
+    "Mixtral": labelled(
+        "MixtralForCausalLM", "MixtralConfig", num_local_experts=4, num_key_value_heads=4, **_WIDE
+    ),
     "OPT": labelled("OPTForCausalLM", "OPTConfig", ffn_dim=128, word_embed_proj_dim=64, **_SIZES),
     "Mamba": labelled("MambaForCausalLM", "MambaConfig", hidden_size=32, num_hidden_layers=2, state_size=8),
     "T5": labelled(
