@@ -96,9 +96,9 @@ def test_the_product_does_without_the_laboratory() -> None:
 
 
 def test_a_compile_loads_little_of_the_package() -> None:
-    """What is for slices, transfers, symbols, profiles or views is imported where it is needed."""
+    """What is for slices, transfers, symbols or views is imported where it is needed."""
     lines = [len(FILES[module].read_text(encoding="utf-8").splitlines()) for module in _loaded_by(_COMPILE)]
-    assert sum(lines) <= 13_500
+    assert sum(lines) <= 14_500
 
 
 def _loaded_by(code: str) -> list[str]:
