@@ -28,6 +28,8 @@ from dtr_fx.search.walk import walk
 # Long walks are as long as they may be where the best plan by then costs so much more, over few operators and
 # over many, and else shorter.
 _ENOUGH, _WORTH, _WORTH_OF_MANY = 0.0005, 0.05, 0.02
+# A share of a long walk's time for which chains are no longer tried.
+_LITTLE = 0.1
 # A pass that rematerializes more than this many times the program's own cost is given up; one of many over a
 # large program sooner.
 _THRASH = 11.0
@@ -38,7 +40,7 @@ _STARTS_SECONDS_PER_OPERATOR = 1.5e-4
 _VISITS_PER_OPERATOR = 50
 # Of the effort: passes, over few operators and over many, and of what is left walks from each start.
 _PASSES, _PASSES_OF_MANY = 0.25, 0.1
-_STARTS = 0.15
+_STARTS, _MOST_STARTS = 0.15, 5
 # The temperatures of these walks, of the last one, and of those over programs of so few operators.
 _COLD, _WARM, _HOT = 0.02, 0.3, 2.0
 # Of walks from the lowest plan, where all others recompute so much of the program or more:
@@ -232,11 +234,10 @@ class _Search:
 
     def _walk_small(self) -> list[Found]:
         """Of few operators any is moved often enough to end anywhere, so the start does not matter."""
-        order = range(self._operators) if self._best is None else self._best.order
         left = self._seconds * self._worth(self._best)
         count = max(1, math.ceil(0.75 * left / _SECONDS_OVER_SMALL))
         seconds = left / count
-        walks = (self._walk_from(order, seconds, _HOT, seed) for seed in range(count))
+        walks = (self._walk_from(self._order, seconds, _HOT, seed) for seed in range(count))
         return self._until_enough(walks)
 
     def _walk_from(
@@ -254,17 +255,21 @@ class _Search:
         return found
 
     def _walk_from_starts(self) -> list[Found]:
-        """A short walk from each start, and a long one from the best."""
-        starts = self._starts()
+        """A short walk from each start, and a long one from the best; chains where there is much to gain."""
         spent = _STARTS_SECONDS_PER_OPERATOR * self._operators
         seconds = max(self._seconds - spent, self._seconds / 2)
-        first = _STARTS * seconds / len(starts)
-        found = self._until_enough(self._walk_from(start, first, _COLD) for start in starts)
-        best = min(found, key=lambda found: found.cost, default=None)
+        short = _STARTS * seconds / _MOST_STARTS
+        found: list[Found] = []
+        best: Found | None = None
+        for starts in (self._cuts, self._returns):
+            found += self._until_enough(self._walk_from(start, short, _COLD) for start in starts())
+            best = min(found, key=lambda found: found.cost, default=None)
+            if self._worth(best) <= _LITTLE:
+                break
         if best is not None and best.cost <= self._enough:
             return found
-        start = starts[0] if best is None else best.order
-        last = self._walk_from(start, self._worth(best) * (seconds - first * len(starts)), _WARM)
+        order = self._order if best is None else best.order
+        last = self._walk_from(order, self._worth(best) * (1 - _STARTS) * seconds, _WARM)
         return found if last is None else [*found, last]
 
     def _worth(self, best: Plan | Found | None) -> float:
@@ -286,13 +291,20 @@ class _Search:
         cheaper = walk(self._line, found.order, _CHEAPER * self._seconds, temperature=_COLD)
         return [found] if cheaper is None else [found, cheaper]
 
-    def _starts(self) -> list[Sequence[int]]:
+    @property
+    def _order(self) -> Sequence[int]:
+        """That of the best plan so far, or the program's."""
+        return range(self._operators) if self._best is None else self._best.order
+
+    def _cuts(self) -> list[Sequence[int]]:
         # Only here: for most graphs a pass is good enough, or there are too few operators for cuts.
-        from dtr_fx.search.chain import Chain, returns
         from dtr_fx.search.starts import cuts
 
-        starts: list[Sequence[int]] = [] if self._best is None else [self._best.order]
         backward = self._program.backward
-        if backward is not None:
-            starts += [*cuts(self._line, backward), *returns(Chain(self._line, backward), self._line)]
-        return starts or [range(self._operators)]
+        return [self._order, *([] if backward is None else cuts(self._line, backward))]
+
+    def _returns(self) -> list[Sequence[int]]:
+        from dtr_fx.search.chain import Chain, returns
+
+        backward = self._program.backward
+        return [] if backward is None else [*returns(Chain(self._line, backward), self._line)]
