@@ -577,8 +577,13 @@ def test_verbs_plan_by_the_same_times(
         told("sweep", "--budgets", "70%", "--no-rivals"),
         told("diff", "--budget", "70%"),
     )
+
+    def carried_out(report: Any) -> list[Any]:
+        # By operators: Dynamo may number a graph's inputs otherwise where it has traced before.
+        return [[event[name] for name in ("kind", "name", "cost", "live")] for event in report["events"]]
+
     assert first["costs"] == "profile"
-    assert again["events"] == first["events"]
+    assert carried_out(again) == carried_out(first)
     [point] = (point for point in curve["curve"]["points"] if point["budget"] == first["budget"])
     assert point["overhead"] == pytest.approx(first["total_cost"] / first["base_cost"] - 1)
 
