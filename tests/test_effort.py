@@ -91,6 +91,10 @@ def test_a_search_takes_its_effort_or_less(make: Callable[[], GraphModule], effo
     assert 0 < efforts(lambda: dtr_fx.transform(make(), "90%", **EFFORT)) < 1.2
 
 
+def test_a_search_takes_its_effort_where_there_is_much_to_gain(efforts: Any) -> None:
+    assert 0.5 < efforts(lambda: dtr_fx.transform(tangled(), "70%", **EFFORT)) < 1.2
+
+
 @by_graph
 def test_to_say_that_nothing_fits_takes_at_most_four(make: Callable[[], GraphModule], efforts: Any) -> None:
     gm = make()
