@@ -109,7 +109,8 @@ def allocations(gm: GraphModule, workspace: Mapping[str, int], device: torch.dev
     for number, (_, tensor) in enumerate(module_state(gm)):
         yield from _allocation(-1 - number, "parameter", storage_bytes(tensor, device))
     tangents: list[Node] = []
-    for node in [*gm.graph.find_nodes(op="placeholder"), *gm.graph.find_nodes(op="get_attr")]:
+    held = [*gm.graph.find_nodes(op="placeholder"), *gm.graph.find_nodes(op="get_attr")]
+    for node in sorted(held, key=lambda node: constant_kind(node) != "parameter"):
         if node.users and is_tangent(node):
             tangents.append(node)
         elif counts(node):

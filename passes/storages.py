@@ -268,7 +268,8 @@ class _Analysis:
     def finish(self) -> None:
         self._arrive()
         self._give_back()
-        self.program.constants = list(self.constants)
+        values = self.program.values
+        self.program.constants = sorted(self.constants, key=lambda value: values[value].kind != "parameter")
         last_use: dict[int, NodeCall] = {}
         # What a result is a view of stays from when it is made, as the search has it.
         held = self.results | {self.program.storage(value) for value in self.results}

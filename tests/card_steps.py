@@ -1,9 +1,10 @@
 """A training step of a model of the zoo on ``card:0``, under budgets, beside the same step on the CPU.
 
-    python tests/card_steps.py gpt 100% 60% 40% reserved:60%
+    python tests/card_steps.py gpt 100% 60% 40% allocated:60%
 
-A budget behind ``reserved:`` is of reserved bytes.  Prints a row of JSON for each budget.  A process of its
-own, since it registers a device that PyTorch then takes for the machine's accelerator.
+Budgets are of reserved bytes here, those behind ``allocated:`` of allocated ones.  Prints a row of JSON for
+each budget.  A process of its own, since it registers a device that PyTorch then takes for the machine's
+accelerator.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import card
 import torch
 from torch import Tensor, nn
 
+import dtr_fx
 from dtr_fx.lab import zoo
 from dtr_fx.report import Report
 from dtr_fx.torch_private import pytree
@@ -25,10 +27,12 @@ from dtr_fx.torch_private import pytree
 MODELS = {
     "gpt": partial(zoo.gpt, layers=2, width=32, heads=2, batch=8, length=32, dropout=0.1),
     # Large enough that a share of its segments is some of them.
-    "large_gpt": partial(zoo.gpt, layers=3, width=128, heads=4, batch=16, length=64, dropout=0.1),
+    "wide_gpt": partial(zoo.gpt, layers=4, width=256, heads=4, batch=16, length=128, dropout=0.1),
+    "wide_resnet50": partial(zoo.resnet50, width=16, batch=32),
     "resnet": partial(zoo.resnet32, blocks=2),
     "resnet50": zoo.resnet50,
     "lstm": partial(zoo.lstm, steps=8),
+    "wide_lstm": partial(zoo.lstm, steps=48, inputs=64, hidden=256),
 }
 
 
@@ -78,6 +82,7 @@ def on_card(
 
 def main(name: str, *budgets: str) -> None:
     module = card.install()
+    dtr_fx.config.count = "reserved"  # the card's allocator is the one that plans are held against
     expected, _ = step(*build(name, "cpu"), "100%")
     drawn = torch.get_rng_state()
     for budget in budgets:

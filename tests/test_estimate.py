@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 import dtr_fx
 from dtr_fx.cli import main
+from dtr_fx.compiler.as_on_card import traced_for
 from dtr_fx.compiler.joint import trace
 from dtr_fx.costs.devices import CARDS, named_device
 from dtr_fx.lab import baselines
@@ -150,11 +151,12 @@ def test_another_verb_plans_for_a_device(target: str, capsys: pytest.CaptureFixt
     assert report["device"] == "cuda (card.toml, which is not here)"
 
 
-def test_the_report_says_what_was_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("more", [[], ["--optimizer", "sgd"]], ids=["passes", "whole step"])
+def test_the_report_says_what_was_assumed(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     file = Path(__file__).parent.parent / "examples/llama.py"
     sizes = "batch=2 length=32 width=64 layers=1 heads=4 groups=2 hidden=128".split()
     words = [word for size in sizes for word in ("--arg", size)]
-    assert main(["diff", f"{file}:llama", *words, "--device", "a100-40", "--budget", "100%"]) == 0
+    assert main(["diff", f"{file}:llama", *words, "--device", "a100-40", "--budget", "100%", *more]) == 0
     told = "on cuda (a100-40, which is not here, flash attention, fused RMS norms);"
     assert told in " ".join(capsys.readouterr().out.split())
 
@@ -231,7 +233,8 @@ def attending(
     with torch.device("meta"):
         q, k, v = (torch.zeros(2, heads, 32, size, dtype=dtype) for heads in (4, groups, groups))
         model = Attend()
-    joint = trace(model, (q, k, v), card=card)
+    with traced_for(card):
+        joint = trace(model, (q, k, v))
     return {str(node.target) for node in joint.planned.graph.nodes}
 
 
@@ -261,7 +264,8 @@ def test_attention_is_what_a_card_would_run(
 
 def test_what_is_traced_for_a_card_changes_nothing_for_a_cpu() -> None:
     def targets(card: Any) -> set[str]:
-        return {str(node.target) for node in trace(*small_llama(2), card=card).planned.graph.nodes}
+        with traced_for(card):
+            return {str(node.target) for node in trace(*small_llama(2)).planned.graph.nodes}
 
     before, on_card = targets(None), targets(H100)
     norm = "aten._fused_rms_norm.default"

@@ -16,7 +16,7 @@ from dtr_fx.cli import main
 from dtr_fx.inspect.diff import circumstances, render_diff
 from dtr_fx.inspect.exports import segments_at_peak
 from dtr_fx.lab.log import AliasLine, CallLine, ConstantLine, Line, MemoryLine, write_log
-from dtr_fx.passes.liveness import allocations, points_of, reserve
+from dtr_fx.passes.liveness import Allocation, allocations, points_of, reserve
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.transform import readable_copy
 from dtr_fx.runtime.caching_allocator import MIB, CachingAllocator
@@ -45,6 +45,14 @@ def test_a_graph_asks_for_its_storages_in_the_order_in_which_they_live() -> None
     makes = "activation sin activation cos activation exp".split()
     assert told == ["input", *makes, "free", "output", "add", "free", "free"]
     assert [point.live / MIB for point in points_of(steps)] == [2, 3 + 512 / MIB, 4, 4]
+
+
+def test_parameters_lie_before_inputs() -> None:
+    """As in a training loop, where the batch comes last; the order in which a graph reads them is another."""
+    gm = symbolic_trace(torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Linear(4, 4)))
+    found = allocations(readable_copy(gm, [torch.ones(4, 4)]), {}, CPU)
+    kinds = [step.kind for step in found if isinstance(step, Allocation)]
+    assert kinds[:3] == ["parameter", "parameter", "input"]
 
 
 @pytest.mark.parametrize(
@@ -167,12 +175,20 @@ def test_the_error_names_reserved_bytes_and_a_budget_that_works() -> None:
     assert reserving(gm, error.smallest, example_inputs=inputs).reserved_peak <= error.smallest
 
 
-def test_a_training_step_has_a_budget_of_reserved_bytes() -> None:
+@pytest.mark.parametrize("origin", ["options", "environment", "config"])
+def test_a_training_step_has_a_budget_of_reserved_bytes(origin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
     reports: list[dtr_fx.Report] = []
     model = torch.nn.Sequential(
         *[part for _ in range(4) for part in (torch.nn.Linear(256, 256), torch.nn.Tanh(), torch.nn.Dropout())]
     )
-    options = {"budget": "70%", "count": "reserved", "plan_seconds": 0.1, "on_report": reports.append}
+    options: dict[str, Any] = {"budget": "70%", "plan_seconds": 0.1, "on_report": reports.append}
+    if origin == "options":
+        options["count"] = "reserved"
+    elif origin == "environment":
+        monkeypatch.setenv("DTR_COUNT", "reserved")
+    else:
+        monkeypatch.setattr(dtr_fx.config, "count", "reserved")
     torch.compile(model, backend="dtr", options=options)(torch.randn(8192, 256)).sum().backward()
     [report] = reports
     assert report.verdict == "fits"

@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 from dtr_fx.cli.arguments import read, setting
 from dtr_fx.cli.output import waiting
 from dtr_fx.cli.targets import LOGS, PROGRAM, SAVED, fails_by_itself, load_fake, load_target, one_line
+from dtr_fx.compiler.as_on_card import assumed, traced_for
 from dtr_fx.costs.devices import named_device
 from dtr_fx.costs.roofline import roofline
 from dtr_fx.errors import CommandError, GraphError, did_you_mean
@@ -28,7 +29,6 @@ from dtr_fx.planning.options import Options, parse_budget
 
 if TYPE_CHECKING:
     from dtr_fx.compiler.joint import Joint
-    from dtr_fx.costs.devices import Device
 
 CARD = torch.device("cuda")  # what a graph is traced for that runs on a named card
 
@@ -114,8 +114,6 @@ def told_of(graph: GraphModule, name: str) -> str:
     """A device by its name, and of one that is not here what was assumed."""
     if name == "cpu":
         return name
-    from dtr_fx.compiler.as_on_card import assumed
-
     return f"cuda ({', '.join(filter(None, (f'{name}, which is not here', assumed(graph))))})"
 
 
@@ -176,16 +174,22 @@ def graph_of(arguments: argparse.Namespace) -> GraphModule:
     # What is wrong with the device is told before anything is traced.
     device = None if arguments.device is None else named_device(arguments.device)
     card = None if arguments.device == "cpu" else device
-    if arguments.optimizer is not None:
-        graph = _whole_step(target, settings, arguments.optimizer)
-    elif target.endswith(PROGRAM):
+    if target.endswith(PROGRAM) and arguments.optimizer is None:
         graph = _exported_graph(target, settings)
     else:
-        with WithoutMemory(math.inf):  # as diff runs it
-            graph = joint_of(*load_fake(target, **settings), target, card).planned
+        with traced_for(card):
+            graph = _traced(target, settings, arguments.optimizer)
     if card is not None:
         put_on(graph, CARD)
     return graph
+
+
+def _traced(target: str, settings: Mapping[str, Any], optimizer: str | None) -> GraphModule:
+    """The target's step as one graph, with the update of its parameters if there is an optimizer."""
+    if optimizer is not None:
+        return _whole_step(target, settings, optimizer)
+    with WithoutMemory(math.inf):  # as diff runs it
+        return joint_of(*load_fake(target, **settings), target).planned
 
 
 def for_device(options: Options, arguments: argparse.Namespace) -> Options:
@@ -204,12 +208,12 @@ def for_device(options: Options, arguments: argparse.Namespace) -> Options:
     return replace(options, costs=roofline(device), budget=budget, slices=slices, offload=offload)
 
 
-def joint_of(model: Callable[..., Any], inputs: Any, target: str, card: Device | None = None) -> Joint:
-    """The target's model, traced as one graph, with a ``card`` of the operators that this would run."""
+def joint_of(model: Callable[..., Any], inputs: Any, target: str) -> Joint:
+    """The target's model, traced as one graph."""
     from dtr_fx.compiler.joint import trace
 
     with runs(target):
         try:
-            return trace(model, inputs, card=card)
+            return trace(model, inputs)
         except GraphError as error:
             raise GraphError(f"{error}; dtr-fx diff plans what graphs there are") from error.__cause__

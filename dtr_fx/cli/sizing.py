@@ -12,6 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from dtr_fx.cli.planned import CARD, joint_of, optimizer_of
 from dtr_fx.cli.targets import default_of, load_fake
+from dtr_fx.compiler.as_on_card import traced_for
 from dtr_fx.compiler.joint import Joint
 from dtr_fx.costs.devices import CPU, Device
 from dtr_fx.costs.roofline import roofline
@@ -80,7 +81,8 @@ class Sizing:
         batches = [dict(settings)] if self.batch is None else [{**settings, BATCH: each} for each in _TRACED]
         with WithoutMemory():
             made = [load_fake(target, **each) for each in batches]
-            self._joints = [joint_of(model, inputs, target, self._card) for model, inputs in made]
+            with traced_for(self._card):
+                self._joints = [joint_of(model, inputs, target) for model, inputs in made]
             model, _ = made[0]
             if not isinstance(model, torch.nn.Module):
                 raise CommandError(f"{target}: a function has no parameters to train; give a module")

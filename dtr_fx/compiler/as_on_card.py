@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule
 
+from dtr_fx.costs.devices import Device
 from dtr_fx.torch_private import forget_dispatch, scoped_library
 
 _aten = torch.ops.aten
@@ -33,20 +34,24 @@ _WORDS = {
 
 
 @contextmanager
-def traced_for_card(gm: GraphModule, *, has_flash: bool) -> Iterator[None]:
-    """Have Dynamo's graph traced as for a card, with or without kernels of flash attention."""
-    for graph in (part for part in gm.modules() if isinstance(part, GraphModule)):
-        for node in graph.graph.find_nodes(op="call_function", target=F.scaled_dot_product_attention):
-            node.target = attention if has_flash else attention_without_flash
-        graph.recompile()
+def traced_for(card: Device | None) -> Iterator[None]:
+    """Have what is traced meanwhile traced as for a card; None leaves it as it is here."""
+    if card is None:
+        yield
+        return
+    operators = _aten.scaled_dot_product_attention.default, _aten._fused_rms_norm.default
     with scoped_library("aten", "IMPL") as library:
+        attends = attention if card.has_flash else attention_without_flash
+        library.impl("scaled_dot_product_attention", attends, "AutogradCPU")
         # Where a device has no kernel it is composed of others before it is differentiated.
         library.impl("_fused_rms_norm", _no_kernel, "CPU")
-        forget_dispatch(_aten._fused_rms_norm.default)
+        for operator in operators:
+            forget_dispatch(operator)
         try:
             yield
         finally:
-            forget_dispatch(_aten._fused_rms_norm.default)
+            for operator in operators:
+                forget_dispatch(operator)
 
 
 def _no_kernel(*_: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,13 +10,11 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch.fx import GraphModule
 
-from dtr_fx.compiler.as_on_card import traced_for_card
 from dtr_fx.compiler.backend import boxed_compiler, check_backward
 from dtr_fx.compiler.dispatch import Dispatcher
 from dtr_fx.compiler.dynamo import module_names
 from dtr_fx.compiler.memoryless import traceable
 from dtr_fx.compiler.retrace import Retracer
-from dtr_fx.costs.devices import Device
 from dtr_fx.errors import GraphError
 from dtr_fx.passes.accumulate import AccumulateInPlace
 from dtr_fx.passes.marking import mark_hints
@@ -57,20 +54,18 @@ def trace(
     model: Callable[..., Any],
     inputs: Inputs,
     decompositions: Mapping[Any, Any] | None = None,
-    card: Device | None = None,
 ) -> Joint:
     """Trace a step as one graph; GraphError where it is several, or has no backward pass.
 
-    With a ``card`` the operators are those that it would run.  A call that logs ends a graph under
-    ``torch.compile``: here it is left out, and that is said.
+    A call that logs ends a graph under ``torch.compile``: here it is left out, and that is said.
     """
     try:
-        return _trace(model, inputs, decompositions, card, ignored=())
+        return _trace(model, inputs, decompositions, ignored=())
     except GraphError as error:
         if error.__cause__ is None:  # traced as one graph
             raise
         methods = {method for method in vars(logging.Logger).values() if callable(method)}
-        joint = _trace(model, inputs, decompositions, card, ignored=methods)
+        joint = _trace(model, inputs, decompositions, ignored=methods)
         _warn(str(error))
         return joint
 
@@ -85,12 +80,11 @@ def _trace(
     model: Callable[..., Any],
     inputs: Inputs,
     decompositions: Mapping[Any, Any] | None,
-    card: Device | None,
     *,
     ignored: Collection[Callable[..., Any]],
 ) -> Joint:
     torch.compiler.reset()
-    backend = functools.partial(_backend, decompositions, card)
+    backend = functools.partial(_backend, decompositions)
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     try:
         with (
@@ -108,16 +102,13 @@ def _trace(
     raise GraphError("nothing in the model requires a gradient: there is no backward pass to trade against")
 
 
-def _backend(
-    decompositions: Mapping[Any, Any] | None, card: Device | None, gm: GraphModule, inputs: Sequence[Any]
-) -> Dispatcher:
-    compile_step = functools.partial(_stop, decompositions, card)
+def _backend(decompositions: Mapping[Any, Any] | None, gm: GraphModule, inputs: Sequence[Any]) -> Dispatcher:
+    compile_step = functools.partial(_stop, decompositions)
     return Dispatcher(Retracer(gm, Options(), compile_step, takes_symbols=False), 1, None, None)
 
 
 def _stop(
     decompositions: Mapping[Any, Any] | None,
-    card: Device | None,
     gm: GraphModule,
     inputs: Sequence[Any],
     options: Options,
@@ -140,7 +131,5 @@ def _stop(
         decompositions=decompositions,
         keep_inference_input_mutations=True,
     )
-    given = contextlib.nullcontext() if card is None else traced_for_card(gm, has_flash=card.has_flash)
-    with given:
-        compiled: Callable[..., Any] = compiler(gm, inputs)
+    compiled: Callable[..., Any] = compiler(gm, inputs)
     return compiled

@@ -15,12 +15,13 @@ class Config:
     """What an option is where ``torch.compile`` is not told; see ``Options``.
 
     ``dtr_fx.config.budget = "60%"`` serves whoever cannot hand options over.  None leaves an option to the
-    environment: ``DTR_BUDGET``, ``DTR_MAX_OVERHEAD``, ``DTR_PLANNER``, ``DTR_CACHE``.
+    environment: ``DTR_BUDGET``, ``DTR_MAX_OVERHEAD``, ``DTR_PLANNER``, ``DTR_COUNT``, ``DTR_CACHE``.
     """
 
     budget: float | int | str | None = None
     max_overhead: float | str | None = None
     planner: str | None = None
+    count: str | None = None
     cache: str | bool | None = None
 
 
