@@ -103,8 +103,12 @@ def double(value: Any, *_: Any) -> Any:
 
 
 def copied(value: Tensor) -> Tensor:
-    """With the strides as they are: with others, kernels round otherwise."""
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).copy_(value)
+    """With the strides as they are, also of what is expanded: with others, kernels round otherwise."""
+    shape = value.shape
+    for dim, stride in enumerate(value.stride()):
+        value = value if stride else value.narrow(dim, 0, min(1, value.shape[dim]))
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).copy_(value)
+    return made.expand(shape)
 
 
 def after_forward(module: Any, inputs: Any, output: Tensor) -> Tensor:
