@@ -218,6 +218,12 @@ def graph_device(gm: GraphModule) -> torch.device:
     return max(accelerators or count or [torch.device("cpu")], key=count.__getitem__)
 
 
+def is_here(device: torch.device) -> bool:
+    """False of a device that a graph is planned for on another machine."""
+    module = getattr(torch, device.type, None)  # none of "meta"
+    return module is not None and bool(module.is_available())
+
+
 def constant_bytes(gm: GraphModule) -> int:
     """Bytes of a graph's inputs that are there before it runs, and of what modules read."""
     given = (node for node in gm.graph.nodes if node.op in ("placeholder", "get_attr"))

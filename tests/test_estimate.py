@@ -135,10 +135,14 @@ def test_the_page_of_what_does_not_fit(target: str, capsys: pytest.CaptureFixtur
         ("estimate plan.json --device h100", "plan.json is no model"),
         ("diff net.py:make --device h100 --budget 60% --costs profile", "--costs profile times"),
         ("diff plan.json --device h100", "leave --device out"),
+        ("diff net.py:make --device h100 --budget 60% --slices summed", "there are no slices for cards"),
+        ("show net.py:make --device h100 --budget 5%", "smallest budget that works"),
+        ("smallest net.py:make --device flops.toml", "flops.toml: write memory (bytes), bandwidth"),
     ],
 )
 def test_errors(words: str, said: str, target: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("net.toml").write_text("memory = 1")
+    Path("flops.toml").write_text("memory = 1e9\nbandwidth = inf\nflops = 3")
     assert main(words.split()) == 2
     assert said in capsys.readouterr().err
 

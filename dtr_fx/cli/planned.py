@@ -200,8 +200,11 @@ def for_device(options: Options, arguments: argparse.Namespace) -> Options:
         raise CommandError("--costs profile times the operators here: leave it out, or --device")
     device = named_device(arguments.device)
     budget = options.budget if options.budget.kind != "auto" else parse_budget(int(device.memory))
-    # To find out what operators do slice by slice they are traced anew, which takes the device.
-    slices = options.slices if arguments.device == "cpu" else "off"
+    is_card = arguments.device != "cpu"
+    if is_card and options.slices == "summed":
+        raise CommandError("--slices summed: there are no slices for cards: leave it out, or --device")
+    # What operators do slice by slice is tried out, which takes the device.
+    slices = "off" if is_card else options.slices
     offload = options.offload
     if offload is not None and offload.speed is None:
         offload = replace(offload, speed=device.transfer)
