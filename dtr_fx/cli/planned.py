@@ -126,10 +126,12 @@ def _planned(graph: GraphModule, options: Options) -> Report:
 
 def optimizer_of(text: str) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """An optimizer of ``torch.optim`` and its settings, as in ``sgd momentum=0.9``."""
-    name, *settings = text.split()
-    known = {name.lower(): kind for name, kind in vars(torch.optim).items() if isinstance(kind, type)}
+    name, *settings = text.split() or [""]
+    base = torch.optim.Optimizer
+    kinds = (kind for kind in vars(torch.optim).values() if isinstance(kind, type))
+    known = {kind.__name__.lower(): kind for kind in kinds if issubclass(kind, base) and kind is not base}
     kind = known.get(name.lower())
-    if kind is None or not issubclass(kind, torch.optim.Optimizer):
+    if kind is None:
         raise CommandError(f"--optimizer: torch.optim has no {name!r}{did_you_mean(name.lower(), known)}")
     try:
         return kind, dict(map(setting, settings))
