@@ -134,8 +134,8 @@ def _check_alike(graphs: Iterable[GraphModule]) -> None:
     first, *others = ([(node.op, node.target) for node in gm.graph.nodes] for gm in graphs)
     if any(other != first for other in others):
         raise GraphError(
-            "the operators differ with the batch, so that none is planned for batches at large: give a factory "
-            "that has no argument of that name"
+            "the operators differ with the batch, so that none is planned for batches at large: give a "
+            "factory that has no argument of that name"
         )
 
 
