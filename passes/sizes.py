@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.fx.node import map_aggregate
 
 from dtr_fx.errors import GraphError
 from dtr_fx.passes.modes import static_mode
-from dtr_fx.passes.tensors import storage_key
+from dtr_fx.passes.tensors import hint, nbytes_of, storage_key, tensors_of
 from dtr_fx.torch_private import FakeTensor, FakeTensorMode, pytree, unset_fake_temporarily
 
 
@@ -88,32 +88,55 @@ def give_sizes(gm: GraphModule, values: Mapping[Symbol, Integer]) -> None:
                 node.meta["val"] = sized(value) if is_one else pytree.tree_map(sized, value)
 
 
-def extrapolate(gm: GraphModule, other: GraphModule, steps: int) -> None:
-    """Put values into ``meta["val"]`` whose sizes differ from the graph's so many times as the other's do.
+def extrapolate(graphs: Sequence[GraphModule], traced: int, batch: int) -> None:
+    """Put values into the first graph's ``meta["val"]`` as for another batch than the one that was traced.
 
-    GraphError where the two differ in more than sizes.
+    The other graphs are those of twice and of three times that: by two graphs sizes are on a line, by three
+    on a parabola.  GraphError where the graphs differ in more than sizes.
     """
-    pairs = list(zip(gm.graph.nodes, other.graph.nodes))
-    kinds = ([(node.op, node.target) for node in each.graph.nodes] for each in (gm, other))
-    if next(kinds) != next(kinds):
-        raise GraphError("the operators differ with the batch, so that none is planned for batches at large")
-    resized = _Resized()
+    _check_alike(graphs)
+    more, resized = batch - traced, _Resized()
 
-    def line(size: int, twin: int) -> int:
-        return size + steps * (twin - size)
+    def along(*sizes: int | SymInt) -> int:
+        first, second, *third = map(hint, sizes)
+        bend = third[0] - 2 * second + first if third else 0
+        above = 2 * traced * more * (second - first) + more * (more - traced) * bend
+        return first + above // (2 * traced**2)
 
-    def sized(value: Any, twin: Any) -> Any:
-        if not isinstance(value, FakeTensor):
-            return value
-        nbytes = line(value.untyped_storage().nbytes(), twin.untyped_storage().nbytes())
-        offset = line(int(value.storage_offset()), int(twin.storage_offset()))
-        shape, stride = map(line, value.shape, twin.shape), map(line, value.stride(), twin.stride())
-        return resized.tensor(value, value.fake_mode, nbytes, offset, shape, stride)
+    def sized(*values: Any) -> Any:
+        if not isinstance(values[0], FakeTensor):
+            return values[0]
+        nbytes = along(*(value.untyped_storage().nbytes() for value in values))
+        offset = along(*(value.storage_offset() for value in values))
+        shape = map(along, *(value.shape for value in values))
+        stride = map(along, *(value.stride() for value in values))
+        return resized.tensor(values[0], values[0].fake_mode, nbytes, offset, shape, stride)
 
     with unset_fake_temporarily(), torch.no_grad():
-        for node, twin in pairs:
+        for node, *twins in zip(*(gm.graph.nodes for gm in graphs)):
             if "val" in node.meta:
-                node.meta["val"] = pytree.tree_map(sized, node.meta["val"], twin.meta["val"])
+                values = (twin.meta["val"] for twin in twins)
+                node.meta["val"] = pytree.tree_map(sized, node.meta["val"], *values)
+
+
+def grows_faster(gm: GraphModule, other: GraphModule) -> bool:
+    """True if a tensor is more than twice as large in the other graph, that of twice the batch."""
+    _check_alike([gm, other])
+
+    def sizes(gm: GraphModule) -> list[int]:
+        return [nbytes_of(each) for node in gm.graph.nodes for each in tensors_of(node.meta.get("val"))]
+
+    return any(twin > 2 * size for size, twin in zip(sizes(gm), sizes(other)))
+
+
+def _check_alike(graphs: Iterable[GraphModule]) -> None:
+    """GraphError where the graphs have other operators than each other."""
+    first, *others = ([(node.op, node.target) for node in gm.graph.nodes] for gm in graphs)
+    if any(other != first for other in others):
+        raise GraphError(
+            "the operators differ with the batch, so that none is planned for batches at large: give a "
+            "factory that has no argument of that name"
+        )
 
 
 def put_on(gm: GraphModule, device: torch.device) -> None:

@@ -195,8 +195,16 @@ def nbytes_of(tensor: torch.Tensor) -> int:
 
 
 def hint(size: int | torch.SymInt) -> int:
-    """The size in the trace at hand, without a guard on it (``SymNode.hint``)."""
-    return size if isinstance(size, int) else int(size.node.hint or 0)
+    """The size in the trace at hand, without a guard on it (``SymNode.hint``).
+
+    Of a size that only the data tell it is the most that it can be, as of ``nonzero``; 0 if there is no most.
+    """
+    if isinstance(size, int):
+        return size
+    if size.node.hint is not None:
+        return int(size.node.hint)
+    most = size.node.shape_env.bound_sympy(size.node.expr).upper
+    return int(most) if most.is_Integer else 0
 
 
 def sizes_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -216,6 +224,12 @@ def graph_device(gm: GraphModule) -> torch.device:
     count = Counter(value.device for value in values if isinstance(value, torch.Tensor))
     accelerators = [device for device in count if device.type not in ("cpu", "meta")]
     return max(accelerators or count or [torch.device("cpu")], key=count.__getitem__)
+
+
+def is_here(device: torch.device) -> bool:
+    """False of a device that a graph is planned for on another machine."""
+    module = getattr(torch, device.type, None)  # none of "meta"
+    return module is not None and bool(module.is_available())
 
 
 def constant_bytes(gm: GraphModule) -> int:

@@ -45,6 +45,30 @@ def make(batch=1000, layers=4):
 
 def fixed():
     return make()
+
+class Pairs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(64, 8), nn.Linear(64, 8)
+    def forward(self, x):
+        scores = (self.one(x) @ self.other(x).T).flatten().sigmoid()
+        return scores.log().sum()
+
+def pairs(batch=64):
+    with torch.device("meta"):
+        return Pairs(), torch.zeros(batch, 64)
+
+class Routed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router, self.expert = nn.Linear(64, 2), nn.Linear(64, 64)
+    def forward(self, x):
+        chosen = self.router(x).softmax(-1)[:, 0].gt(0.5).nonzero().squeeze(-1)
+        return x.index_add(0, chosen, self.expert(x[chosen])).tanh().sum()
+
+def routed(batch=64):
+    with torch.device("meta"):
+        return Routed(), torch.zeros(batch, 64)
 """
 CARD = """
 memory = 30e6
@@ -132,15 +156,63 @@ def test_the_page_of_what_does_not_fit(target: str, capsys: pytest.CaptureFixtur
         ("estimate net.py:make --device none.toml", "none.toml cannot be read"),
         ("estimate net.py:make --device net.toml", "net.toml: write memory (bytes), bandwidth"),
         ("estimate net.py:make --device h100 --optimizer adm", "torch.optim has no 'adm'"),
+        ("estimate net.py:make --device h100 --optimizer optimizer", "torch.optim has no 'optimizer'"),
+        ("estimate net.py:make --device h100 --optimizer lbfgs", "what state it has is not known"),
+        ("estimate net.py:make --device h100 --optimizer=", "torch.optim has no ''"),
+        ("estimate net.py:make --device h100 --arg batch=0", "batch=0 is no number of samples, 1 or more"),
+        ("estimate net.py:make --device h100 --arg batch=many", "batch='many' is no number of samples"),
         ("estimate plan.json --device h100", "plan.json is no model"),
         ("diff net.py:make --device h100 --budget 60% --costs profile", "--costs profile times"),
         ("diff plan.json --device h100", "leave --device out"),
+        ("diff net.py:make --device h100 --budget 60% --slices summed", "there are no slices for cards"),
+        ("show net.py:make --device h100 --budget 5%", "smallest budget that works"),
+        ("smallest net.py:make --device flops.toml", "flops.toml: write memory (bytes), bandwidth"),
     ],
 )
 def test_errors(words: str, said: str, target: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("net.toml").write_text("memory = 1")
+    Path("flops.toml").write_text("memory = 1e9\nbandwidth = inf\nflops = 3")
     assert main(words.split()) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "copies"),
+    [("sgd", 0), ("sgd momentum=0.9", 1), ("adagrad", 1), ("adam amsgrad=True", 3)],
+)
+def test_the_state_of_an_optimizer(
+    optimizer: str, copies: int, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = estimate(capsys, "net.py:fixed", "--device", "h100", "--optimizer", optimizer)["bytes"]
+    counts = 4 * 4 * 4 if copies and "sgd" not in optimizer else 0  # of steps, one for each tensor
+    assert found["optimizer"] == copies * found["parameters"] + counts
+
+
+def test_a_setting_that_an_optimizer_refuses(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", target, "--device", "h100", "--optimizer", "adamw lr=-1"]) == 2
+    assert "--optimizer adamw lr=-1: ValueError: Invalid learning rate" in capsys.readouterr().err
+
+
+def test_what_grows_with_the_square_of_the_batch(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def asked(batch: int) -> dict[str, Any]:
+        found = estimate(capsys, "net.py:pairs", "--device", "card.toml", "--arg", f"batch={batch}")
+        ways: dict[str, Any] = found["ways"]["as it is"]
+        return ways
+
+    largest = asked(64)["largest"]
+    assert asked(largest["batch"])["asked"] == largest
+    assert 2 * 4 * largest["batch"] ** 2 < largest["peak"] <= 30e6
+
+
+def test_what_the_data_tell_is_counted_at_its_most(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["estimate", "net.py:routed", "--device", "card.toml", "--arg", "batch=1000"]
+    found = estimate(capsys, *words[1:])
+    # Saved are the rows that the expert reads, the results of tanh, and where which row goes.
+    assert found["bytes"]["activations"] >= 2 * 4 * 64 * 1000 + 8 * 1000
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert "Sizes that only the data tell are counted at the most" in text
+    assert "Attention" not in text
 
 
 def test_another_verb_plans_for_a_device(target: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,9 +253,9 @@ def test_the_documents_table_has_these_figures() -> None:
 
 
 def test_sizes_of_a_batch_are_those_that_are_traced() -> None:
-    graphs = [trace(*small_llama(batch)).planned for batch in (2, 3, 5)]
+    graphs = [trace(*small_llama(batch)).planned for batch in (2, 4, 5)]
     guess = copy_of(graphs[0])
-    extrapolate(guess, graphs[1], 3)
+    extrapolate([guess, graphs[1]], 2, 5)
     first, second = (Planning(graph, Options()) for graph in (guess, graphs[2]))
     assert first.before == second.before
     assert first.base_cost == second.base_cost
@@ -194,7 +266,7 @@ def test_graphs_that_differ_in_more_than_sizes_are_refused() -> None:
         x = torch.zeros(2, 4)
         graphs = [trace(nn.Sequential(*(nn.Linear(4, 4) for _ in range(n))), x).planned for n in (1, 2)]
     with pytest.raises(dtr_fx.GraphError, match="operators differ"):
-        extrapolate(*graphs, 1)
+        extrapolate(graphs, 2, 4)
 
 
 def test_on_a_card_tensors_take_whole_blocks_and_attention_takes_time() -> None:

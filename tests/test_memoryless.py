@@ -129,6 +129,16 @@ def test_of_fake_tensors_the_plan_is_that_on_the_cpu() -> None:
     assert peaks(made) == peaks(words())
 
 
+def test_a_mode_that_is_still_on_is_none_of_the_plans() -> None:
+    expected = peaks(words())
+    with FakeTensorMode():
+        model, ids = words()
+        assert peaks((model, ids)) == expected
+        optimizer = torch.optim.AdamW(model.parameters())
+        step = dtr_fx.train_step(model, lambda model, ids: model(ids), optimizer)
+        assert any("addcdiv" in node.name for node in step.graph(ids).graph.nodes)
+
+
 def test_tied_weights_stay_tied() -> None:
     with torch.device("meta"):
         model, ids = words()

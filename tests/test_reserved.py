@@ -200,3 +200,29 @@ def test_a_training_step_has_a_budget_of_reserved_bytes(origin: str, monkeypatch
 def test_what_cannot_be_reserved_is_an_option_error(more: dict[str, Any]) -> None:
     with pytest.raises(dtr_fx.OptionError, match="count"):
         Options(**{"count": "reserved", **more})
+
+
+def test_without_a_budget_a_step_reserves_no_more_than_pytorchs() -> None:
+    """Its own peak is then counted in reserved bytes, too: all of it in allocated bytes would be a budget."""
+
+    class Waves(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(256, 256) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x).sin().cos().exp()
+            return x.sum()
+
+    def report(count: str) -> dtr_fx.Report:
+        torch._dynamo.reset()
+        reports: list[dtr_fx.Report] = []
+        options = {"count": count, "plan_seconds": 0.1, "costs": "roofline", "on_report": reports.append}
+        torch.compile(Waves(), backend="dtr", options=options)(torch.randn(6144, 256)).backward()
+        return reports[0]
+
+    allocated, reserved = report("allocated"), report("reserved")
+    assert reserved.reserved_peak <= reserved.budget
+    assert reserved.budget % (2 * MIB) == 0
+    assert reserved.overhead <= allocated.overhead

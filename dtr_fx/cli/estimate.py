@@ -116,13 +116,19 @@ def _row(sizing: Sizing, name: str, way: Way) -> dict[str, object]:
     row: dict[str, object] = {
         "way": name,
         "peak": "-" if asked is None else format_bytes(asked.peak),
-        "fits": "yes" if sizing.fits(asked) else "no",
+        "fits": _fits(sizing, name, asked),
         **_costs(asked, ("step", "extra")),
     }
     if sizing.batch is not None:
         batch = "-" if most is None else most.batch
         row.update({"largest batch": batch, **_costs(most, ("its step", "its extra"))})
     return row
+
+
+def _fits(sizing: Sizing, name: str, run: Run | None) -> str:
+    if run is None and name != "dtr_fx":
+        return "-"  # there is no such way
+    return "yes" if sizing.fits(run) else "no"
 
 
 def _costs(run: Run | None, names: tuple[str, str]) -> dict[str, Any]:
@@ -133,6 +139,8 @@ def _costs(run: Run | None, names: tuple[str, str]) -> dict[str, Any]:
 
 def _notes(sizing: Sizing, optimizer: str | None) -> Iterator[str]:
     """What was assumed, and what is left out."""
+    from torch import SymInt
+
     from dtr_fx.compiler.as_on_card import assumed
 
     yield (
@@ -144,7 +152,10 @@ def _notes(sizing: Sizing, optimizer: str | None) -> Iterator[str]:
     found = assumed(sizing.graph)
     if found:
         yield f"As the card would run it: {found}."
-    if any(str(node.target) in _SOFTMAX for node in sizing.graph.graph.nodes):
+    made = [(str(node.target), node.meta.get("val")) for node in sizing.graph.graph.nodes]
+    if any(target in _SOFTMAX and value.dim() > 2 for target, value in made):  # of fewer it is a router's
         yield "Attention that is composed of operators is counted so, with its matrix of all pairs of tokens."
+    if any(isinstance(value, SymInt) for _, value in made):
+        yield "Sizes that only the data tell are counted at the most that they can be."
     if sizing.batch is None:
         yield 'The factory takes no argument "batch", so no largest batch was looked for.'

@@ -126,10 +126,12 @@ def _planned(graph: GraphModule, options: Options) -> Report:
 
 def optimizer_of(text: str) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """An optimizer of ``torch.optim`` and its settings, as in ``sgd momentum=0.9``."""
-    name, *settings = text.split()
-    known = {name.lower(): kind for name, kind in vars(torch.optim).items() if isinstance(kind, type)}
+    name, *settings = text.split() or [""]
+    base = torch.optim.Optimizer
+    kinds = (kind for kind in vars(torch.optim).values() if isinstance(kind, type))
+    known = {kind.__name__.lower(): kind for kind in kinds if issubclass(kind, base) and kind is not base}
     kind = known.get(name.lower())
-    if kind is None or not issubclass(kind, torch.optim.Optimizer):
+    if kind is None:
         raise CommandError(f"--optimizer: torch.optim has no {name!r}{did_you_mean(name.lower(), known)}")
     try:
         return kind, dict(map(setting, settings))
@@ -200,8 +202,11 @@ def for_device(options: Options, arguments: argparse.Namespace) -> Options:
         raise CommandError("--costs profile times the operators here: leave it out, or --device")
     device = named_device(arguments.device)
     budget = options.budget if options.budget.kind != "auto" else parse_budget(int(device.memory))
-    # To find out what operators do slice by slice they are traced anew, which takes the device.
-    slices = options.slices if arguments.device == "cpu" else "off"
+    is_card = arguments.device != "cpu"
+    if is_card and options.slices == "summed":
+        raise CommandError("--slices summed: there are no slices for cards: leave it out, or --device")
+    # What operators do slice by slice is tried out, which takes the device.
+    slices = "off" if is_card else options.slices
     offload = options.offload
     if offload is not None and offload.speed is None:
         offload = replace(offload, speed=device.transfer)

@@ -11,7 +11,7 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
 from dtr_fx.cli.planned import CARD, joint_of, optimizer_of
-from dtr_fx.cli.targets import default_of, load_fake
+from dtr_fx.cli.targets import default_of, load_fake, one_line
 from dtr_fx.compiler.as_on_card import traced_for
 from dtr_fx.compiler.joint import Joint
 from dtr_fx.costs.devices import CPU, Device
@@ -22,7 +22,7 @@ from dtr_fx.lab import baselines
 from dtr_fx.passes.marking import mark_hints
 from dtr_fx.passes.marks import mark_of
 from dtr_fx.passes.modes import WithoutMemory
-from dtr_fx.passes.sizes import extrapolate, put_on
+from dtr_fx.passes.sizes import extrapolate, grows_faster, put_on
 from dtr_fx.planning.judge import judge
 from dtr_fx.planning.options import Options, parse_budget
 from dtr_fx.planning.planning import Planning, copy_of
@@ -33,8 +33,8 @@ from dtr_fx.torch_private import make_state
 BATCH = "batch"  # the argument of a factory that is one
 # What the forward pass costs of a step, of which it is a third: to compute it all again.
 MOST_EXTRA = 1 / 3
-# The two batches that are traced; of one, tensors are laid out otherwise.
-_TRACED = 2, 3
+# The least batch that is traced: of one, tensors are laid out otherwise.
+_LEAST = 2
 _EFFORT = 0.02
 
 
@@ -70,7 +70,8 @@ class Bytes:
 class Sizing:
     """The step of a target on a device; peaks have the optimizer's state in them.
 
-    It is traced once, or if the factory takes a batch for two of them; for others sizes are extrapolated.
+    It is traced once. If the factory takes a batch it is traced at the one asked for and at twice that, where
+    tensors grow faster than the batch at three times that, too; for others sizes are extrapolated.
     """
 
     def __init__(
@@ -78,15 +79,26 @@ class Sizing:
     ) -> None:
         self._device = device
         self.batch: int | None = settings.get(BATCH, default_of(target, BATCH))
-        batches = [dict(settings)] if self.batch is None else [{**settings, BATCH: each} for each in _TRACED]
+        if self.batch is not None and (type(self.batch) is not int or self.batch < 1):
+            raise CommandError(f"{target}: batch={self.batch!r} is no number of samples, 1 or more")
+        self._traced = max(_LEAST, self.batch or 0)
         with WithoutMemory():
-            made = [load_fake(target, **each) for each in batches]
-            with traced_for(self._card):
-                self._joints = [joint_of(model, inputs, target) for model, inputs in made]
-            model, _ = made[0]
+
+            def traced(times: int) -> tuple[Callable[..., Any], Joint]:
+                batch = {} if self.batch is None else {BATCH: times * self._traced}
+                model, inputs = load_fake(target, **{**settings, **batch})
+                with traced_for(self._card):
+                    return model, joint_of(model, inputs, target)
+
+            model, joint = traced(1)
             if not isinstance(model, torch.nn.Module):
                 raise CommandError(f"{target}: a function has no parameters to train; give a module")
             self.state = 0 if optimizer is None else _state_bytes(model, optimizer)
+            self._joints = [joint]
+            if self.batch is not None:
+                self._joints.append(traced(2)[1])
+                if grows_faster(*(each.planned for each in self._joints)):
+                    self._joints.append(traced(3)[1])
         names = {id(module): name for name, module in model.named_modules()}
         self._blocks = [names[id(block)] for block in baselines.blocks_of(model)]
         self._parameters = list(model.parameters())
@@ -122,7 +134,7 @@ class Sizing:
         """The graph of a batch, as if it had been traced on the device."""
         gm = copy_of(graphs[0])
         if batch is not None:
-            extrapolate(gm, graphs[1], batch - _TRACED[0])
+            extrapolate([gm, *graphs[1:]], self._traced, batch)
         if self._card is not None:
             put_on(gm, CARD)
         return gm
@@ -207,8 +219,14 @@ class Sizing:
 def _state_bytes(model: torch.nn.Module, optimizer: str) -> int:
     """Those that the optimizer's first step makes."""
     make, settings = optimizer_of(optimizer)
-    made = make(model.parameters(), **settings)
-    make_state(made, [each for each in model.parameters() if each.requires_grad])
+    trained = [each for each in model.parameters() if each.requires_grad]
+    with one_line(f"--optimizer {optimizer}"):
+        made = make(trained, **settings)
+    if isinstance(made, torch.optim.SGD):  # which makes its momentum while it steps
+        return sum(each.nbytes for each in trained) if made.defaults["momentum"] else 0
+    make_state(made, trained)
+    if not made.state:
+        raise CommandError(f"--optimizer {optimizer}: what state it has is not known before it steps")
     entries = (value for state in made.state.values() for value in state.values())
     return sum(entry.nbytes for entry in entries if isinstance(entry, torch.Tensor))
 
@@ -238,11 +256,12 @@ def largest(way: Callable[[int], Run | None], fits: Callable[[Run | None], bool]
 
 
 def on_a_line(way: Callable[[int], Run | None], memory: float) -> int | None:
-    """About the largest batch, if peaks grow as from one to two; None if they do not, or one is too many."""
+    """About the largest batch, if peaks grow as at first; None if they do not, or one is too many."""
     first = way(1)
     if first is None or first.peak > memory:
         return None
-    second = way(2)
-    if second is None or second.peak <= first.peak:
-        return None
-    return 1 + int((memory - first.peak) / (second.peak - first.peak))
+    for batch in (2, 2**6, 2**12):  # of little tensors some fit into the allocator's least block
+        more = way(batch)
+        if more is not None and more.peak > first.peak:
+            return 1 + int((batch - 1) * (memory - first.peak) / (more.peak - first.peak))
+    return None

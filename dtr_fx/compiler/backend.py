@@ -220,9 +220,9 @@ def _rewrite_within(
 
     The user's checkpoints are obeyed as they are where they take no more.
     """
-    most = budget_of(reference)
+    most = budget_of(reference, options.count)
     is_marked = any(map(runs_again, joint.graph.nodes))
-    if is_marked and Planning(joint, replace(options, costs="roofline")).baseline_peak <= most.value:
+    if is_marked and Planning(joint, replace(options, costs="roofline")).whole <= most.value:
         _rewrite(joint, options, record)
         return
     try:

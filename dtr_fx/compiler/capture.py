@@ -52,6 +52,7 @@ from dtr_fx.torch_private import (
     make_state,
     pytree,
     rename,
+    unset_fake_temporarily,
 )
 
 _STAGE = "dtr_stage"
@@ -182,7 +183,8 @@ def capture(
     max_norm: float | None = None,
 ) -> Captured:
     """Trace one step; GraphError where that fails.  Nothing is run, but the optimizer's state is made."""
-    with compile_lock:  # what tracing changes is the process's
+    # What tracing changes is the process's; the model may have been made in a mode that is still on.
+    with compile_lock, unset_fake_temporarily():
         return _Capture(model, optimizer, leaves, nesting, micro_batches, max_norm).trace()
 
 

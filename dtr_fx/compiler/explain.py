@@ -63,13 +63,14 @@ def plan_step(model: Callable[..., Any], inputs: Inputs, options: Options) -> li
     # Compilation machinery takes seconds to import.
     from dtr_fx.compiler.backend import dtr
     from dtr_fx.compiler.memoryless import traceable
-    from dtr_fx.torch_private import dynamo_config, reset_code
+    from dtr_fx.torch_private import dynamo_config, reset_code, unset_fake_temporarily
 
     reports: list[Report] = []
     asked = {**vars(options), "executor": options.executor or "eager", "on_report": reports.append}
     compiled = torch.compile(model, backend=functools.partial(dtr, options=asked))
     try:
         with (
+            unset_fake_temporarily(),  # a mode that the model was made in
             traceable(model, inputs) as given,
             _left_alone(model),
             # Each plan is a compilation, and Dynamo runs what was compiled eight times uncompiled.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from functorch.compile import min_cut_rematerialization_partition
@@ -52,10 +52,10 @@ def pytorch_step(joint: GraphModule, inputs: Sequence[object], facts: Mapping[st
     return join(*pytorch_pair(joint, inputs, facts))
 
 
-def budget_of(step: GraphModule) -> Budget:
-    """The peak of such a graph, and what it saves from one pass to the other."""
-    planning = Planning(step, Options(costs="roofline"))
-    return replace(Options().budget, kind="bytes", value=planning.baseline_peak, saved=planning.saved)
+def budget_of(step: GraphModule, count: Literal["allocated", "reserved"]) -> Budget:
+    """The peak of such a graph in bytes that count, and what it saves from one pass to the other."""
+    planning = Planning(step, Options(costs="roofline", count=count))
+    return replace(Options().budget, kind="bytes", value=planning.whole, saved=planning.saved)
 
 
 def peak_of(gm: GraphModule) -> int:

@@ -111,7 +111,7 @@ def step_for(
     step, sizes = holding[0]  # all have one graph
     try:
         if step.trace.reference is not None:
-            options = replace(options, budget=budget_of(_sized(step.trace.reference, sizes)))
+            options = replace(options, budget=budget_of(_sized(step.trace.reference, sizes), options.count))
         graph = _sized(step.trace.graph, sizes)
     except GraphError:
         return None
@@ -139,7 +139,7 @@ def plan_for(
         try:
             graph = _sized(step.trace.graph, sizes)
             if reference is not None:
-                options = replace(options, budget=budget_of(_sized(reference, sizes)))
+                options = replace(options, budget=budget_of(_sized(reference, sizes), options.count))
         except GraphError:
             return None
         try:

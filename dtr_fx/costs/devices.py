@@ -7,6 +7,7 @@ dense, without sparsity.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -125,13 +126,14 @@ def _of_table(given: dict[str, Any], path: Path) -> Device:
     for name in given:
         if name not in (*numbers, "flops"):
             raise OptionError(f"{path}: unknown {name!r}{did_you_mean(name, (*numbers, 'flops'))}")
-    speeds = given.pop("flops", {})
+    speeds = given.pop("flops", None)
+    speeds = speeds if isinstance(speeds, dict) else {}
     widths = {str(kind).removeprefix("torch."): width for kind, width in _WIDTHS.items()}
-    values = [*given.values(), *(speeds.values() if isinstance(speeds, dict) else [None])]
     is_whole = (
         {"memory", "bandwidth"} <= given.keys() and "float32" in speeds and speeds.keys() <= widths.keys()
     )
-    if not is_whole or not all(type(value) in (int, float) and value > 0 for value in values):
+    values = (*given.values(), *speeds.values())
+    if not is_whole or not all(type(value) in (int, float) and 0 < value < math.inf for value in values):
         raise OptionError(
             f"{path}: write memory (bytes), bandwidth (bytes/s), and a table flops (FLOP/s) of "
             f"{', '.join(widths)}, float32 at least; launch (s) and transfer (bytes/s) if known; all above 0"

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from dtr_fx.errors import InfeasibleBudgetError
+from dtr_fx.passes.tensors import is_here
 from dtr_fx.planning.planning import Planning
 from dtr_fx.runtime import Plan
 
@@ -123,5 +124,7 @@ def in_slices(planning: Planning, target: float = 0) -> Planning | None:
     """See ``planning.slices``, which is not imported before a graph needs it: few do."""
     from dtr_fx.planning.slices import in_slices
 
-    # What runs in slices belongs to no part of the model.
-    return None if planning.planner.has_parts else in_slices(planning, target)
+    # What runs in slices belongs to no part of the model; what operators do slice by slice is tried out.
+    if planning.planner.has_parts or not is_here(planning.graph.device):
+        return None
+    return in_slices(planning, target)
