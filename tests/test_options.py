@@ -120,7 +120,7 @@ def test_a_fraction_never_resolves_to_more_than_the_share_asked_for() -> None:
 def test_auto_is_the_available_memory_and_what_the_graph_holds_by_now(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dtr_fx.costs.measure.free_memory", lambda device: 100)
+    monkeypatch.setattr("dtr_fx.costs.machine.free_memory", lambda device: 100)
     assert resolve_budget(parse_budget("auto"), 1, CPU) == 100
     assert resolve_budget(parse_budget("auto"), 1, CPU, already_held=30) == 130
 

@@ -12,16 +12,14 @@ import torch
 from torch.fx import GraphModule
 
 from dtr_fx.compiler.as_on_card import traced_for_card
-from dtr_fx.compiler.backend import boxed_compiler, check_backward
+from dtr_fx.compiler.backend import boxed_compiler, make_ready
 from dtr_fx.compiler.dispatch import Dispatcher
 from dtr_fx.compiler.dynamo import module_names
 from dtr_fx.compiler.memoryless import traceable
-from dtr_fx.compiler.retrace import Retracer
+from dtr_fx.compiler.retrace import Compiled, Retracer
 from dtr_fx.costs.devices import Device
 from dtr_fx.errors import GraphError
-from dtr_fx.passes.accumulate import AccumulateInPlace
 from dtr_fx.passes.marking import mark_hints
-from dtr_fx.passes.split import prepare
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import copy_of
 from dtr_fx.planning.step import Inputs, call
@@ -112,7 +110,7 @@ def _backend(
     decompositions: Mapping[Any, Any] | None, card: Device | None, gm: GraphModule, inputs: Sequence[Any]
 ) -> Dispatcher:
     compile_step = functools.partial(_stop, decompositions, card)
-    return Dispatcher(Retracer(gm, Options(), compile_step, takes_symbols=False), 1, None, None)
+    return Dispatcher(Retracer(gm, Options(), compile_step), 1, None, None)
 
 
 def _stop(
@@ -121,16 +119,14 @@ def _stop(
     gm: GraphModule,
     inputs: Sequence[Any],
     options: Options,
-) -> Callable[..., Any]:
+) -> Compiled:
     """Trace as the backend does, up to where it plans."""
     parameters = [isinstance(value, torch.nn.Parameter) for value in inputs]
 
     def stop(joint: GraphModule, inputs: Any, **facts: Any) -> NoReturn:
         ready = copy_of(joint)
         mark_hints(ready, options.policy, module_names())
-        prepare(ready, facts.get("static_lifetime_input_indices") or (), parameters)
-        AccumulateInPlace().call(ready)
-        check_backward(ready)
+        make_ready(ready, facts, parameters)
         raise _Traced(Joint(joint, inputs, facts, ready))
 
     compiler = aot_autograd(
@@ -142,5 +138,4 @@ def _stop(
     )
     given = contextlib.nullcontext() if card is None else traced_for_card(gm, has_flash=card.has_flash)
     with given:
-        compiled: Callable[..., Any] = compiler(gm, inputs)
-    return compiled
+        return Compiled(compiler(gm, inputs))

@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from functorch.compile import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
 from dtr_fx.costs.workspaces import memory_timeline
+from dtr_fx.errors import InfeasibleBudgetError
 from dtr_fx.passes.modes import fake_mode_of
 from dtr_fx.planning.options import Budget, Options
-from dtr_fx.planning.planning import Carried, Planning, copy_of
+from dtr_fx.planning.planning import Planning, copy_of
 from dtr_fx.torch_private import functorch_config
+
+_T = TypeVar("_T")
 
 Pair: TypeAlias = "tuple[GraphModule, GraphModule]"
 
 # Each patch that is made leaves something in its thread (a ``ContextVar``, torch 2.13): made once.
 _AS_BY_DEFAULT = functorch_config.patch(activation_memory_budget=1.0)
-
-
-@dataclass(frozen=True)
-class Trace:
-    """A graph as AOTAutograd traced it, and what it was rewritten by.
-
-    Without options the budget is the peak of ``reference``, PyTorch's own forward and backward in one graph.
-    One without a backward pass ``saves_nothing``.
-    """
-
-    graph: GraphModule
-    reference: GraphModule | None
-    carried: Carried
-    saves_nothing: bool
 
 
 def pytorch_pair(joint: GraphModule, inputs: Sequence[object], facts: Mapping[str, Any]) -> Pair:
@@ -56,6 +45,14 @@ def budget_of(step: GraphModule) -> Budget:
     """The peak of such a graph, and what it saves from one pass to the other."""
     planning = Planning(step, Options(costs="roofline"))
     return replace(Options().budget, kind="bytes", value=planning.baseline_peak, saved=planning.saved)
+
+
+def rewrite_within(most: Budget, options: Options, rewrite: Callable[[Options], _T]) -> _T:
+    """Rewrite a graph for such a peak, or for as little more as a plan takes."""
+    try:
+        return rewrite(replace(options, budget=most))
+    except InfeasibleBudgetError as error:
+        return rewrite(replace(options, budget=replace(most, value=error.smallest)))
 
 
 def peak_of(gm: GraphModule) -> int:

@@ -31,7 +31,7 @@ from dtr_fx.costs.isolated import (
     prepared,
     signature,
 )
-from dtr_fx.costs.measure import free_memory
+from dtr_fx.costs.machine import free_memory
 from dtr_fx.errors import OptionError
 from dtr_fx.passes.tensors import is_selection
 

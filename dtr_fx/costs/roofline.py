@@ -16,7 +16,7 @@ from torch.utils.flop_counter import flop_registry
 
 from dtr_fx.costs.devices import Device, device_figures
 from dtr_fx.costs.files import cache_folder
-from dtr_fx.costs.measure import are_several
+from dtr_fx.costs.machine import are_several
 from dtr_fx.errors import OptionError, ask
 from dtr_fx.passes import subgraphs
 from dtr_fx.passes.slices import Sliced
