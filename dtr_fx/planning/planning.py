@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from dtr_fx import search
 from dtr_fx.costs import roofline as cost_model
-from dtr_fx.costs.workspaces import workspaces
+from dtr_fx.costs.workspaces import least_room, workspaces
 from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.passes import storages
 from dtr_fx.passes.hints import hint_of, is_budget
@@ -353,9 +353,6 @@ def _room(gm: GraphModule, options: Options, device: torch.device, peak: int) ->
     held = constant_bytes(gm)
     if options.max_overhead is None:
         return resolve_budget(options.budget, peak, device, already_held=held) - held
-    # Only here: it is imported where operators may be timed.
-    from dtr_fx.costs.in_order import least_room
-
     return least_room(gm.graph)
 
 
