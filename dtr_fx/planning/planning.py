@@ -31,7 +31,7 @@ from dtr_fx.planning.planner import Infeasible, Planner
 from dtr_fx.planning.reporting import source_line
 from dtr_fx.runtime import Plan, Program, RunFailed
 from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
-from dtr_fx.search import NOTHING, Moved, execute_order
+from dtr_fx.search import NOTHING, Moved
 from dtr_fx.tiers.tier import Tier
 
 # How closely a budget for an overhead is looked for, as a share of the graph's own peak.
@@ -204,7 +204,7 @@ class Planning:
             most = graph.held_between_passes + self._saved
             programs.insert(0, search.limit_saved(self.planner.program, most, budget))
         try:
-            plans = [execute_order(program, order, budget, moved) for program in programs]
+            plans = [search.execute_order(program, order, budget, moved) for program in programs]
         except RunFailed:
             return None
         is_obeyed = all(plan.order == order for plan in plans) and self.planner.holds(plans[-1])

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from torch.fx import GraphModule
 
+from dtr_fx import search
 from dtr_fx.errors import InfeasibleBudgetError
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.contract import ORDER, VALUES, Pipeline
@@ -34,7 +35,7 @@ from dtr_fx.planning.reporting import (
 from dtr_fx.report import Choice, Event, Relied
 from dtr_fx.runtime import Plan, collector_paused
 from dtr_fx.runtime.steps import COMPUTE
-from dtr_fx.search import NOTHING, execute_order
+from dtr_fx.search import NOTHING
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ def write_alike(gm: GraphModule, carried: Carried, options: Options) -> bool:
         if graph.program.structure != carried.structure:
             return False
         if carried.order is not None:
-            plan = execute_order(graph.program, carried.order, math.inf, carried.moved)
+            plan = search.execute_order(graph.program, carried.order, math.inf, carried.moved)
             Pipeline(Write(graph, plan, str(options.offload or "")), Verify(), given=(VALUES, ORDER))(gm)
         return True
 
