@@ -30,7 +30,6 @@ from dtr_fx.passes import rng, subgraphs, transfers
 from dtr_fx.passes.contract import PLAN, VALUES, VERIFIED, Pass
 from dtr_fx.passes.reach import given_back
 from dtr_fx.passes.roles import KEEP, SAVE_RNG, origin_name, role
-from dtr_fx.passes.slices import Sliced
 from dtr_fx.passes.tensors import (
     called_module,
     is_backward,
@@ -278,7 +277,7 @@ def _repeats(node: Node) -> bool:
     if isinstance(target, OpOverload):
         is_collective = "c10d" in target.namespace or target.namespace == "symm_mem"
         return not (is_collective or node.is_impure(impure_random=False))
-    if isinstance(target, Sliced):
+    if isinstance(target, subgraphs.InSlices):
         return all(map(_repeats, target.operators))
     if subgraphs.is_higher_order(node):
         inside = subgraphs.operators_of(node)

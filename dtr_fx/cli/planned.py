@@ -28,7 +28,7 @@ from dtr_fx.planning.options import Options, parse_budget
 
 if TYPE_CHECKING:
     from dtr_fx.compiler.joint import Joint
-    from dtr_fx.costs.devices import Device
+    from dtr_fx.costs.figures import Device
 
 CARD = torch.device("cuda")  # what a graph is traced for that runs on a named card
 

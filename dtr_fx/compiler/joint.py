@@ -17,7 +17,7 @@ from dtr_fx.compiler.dispatch import Dispatcher
 from dtr_fx.compiler.dynamo import module_names
 from dtr_fx.compiler.memoryless import traceable
 from dtr_fx.compiler.retrace import Compiled, Retracer
-from dtr_fx.costs.devices import Device
+from dtr_fx.costs.figures import Device
 from dtr_fx.errors import GraphError
 from dtr_fx.passes.marking import mark_hints
 from dtr_fx.planning.options import Options

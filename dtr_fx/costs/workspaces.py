@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from dtr_fx.passes.liveness import liveness
-from dtr_fx.passes.slices import Sliced
-from dtr_fx.passes.subgraphs import graphs_of, is_higher_order
+from dtr_fx.passes.subgraphs import InSlices, graphs_of, is_higher_order
 from dtr_fx.passes.tensors import (
     fresh_storages,
     graph_device,
@@ -58,7 +57,7 @@ def workspaces(nodes: Iterable[Node]) -> dict[Node, int]:
 
 def _inside(node: Node) -> int:
     """The most that one of its graphs holds above its inputs, and where it is a branch above its outputs."""
-    if isinstance(node.target, Sliced):
+    if isinstance(node.target, InSlices):
         return above_inputs(node.target.runs) + node.target.accumulator_bytes
     made = _fresh_bytes(node) if node.target is torch.ops.higher_order.cond else 0
     return max([0, *(above_inputs(gm) - made for gm in graphs_of(node))])

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.fx import GraphModule, Node
@@ -24,7 +24,7 @@ from dtr_fx.passes.hints import hint_of, is_budget
 from dtr_fx.passes.liveness import with_reserved
 from dtr_fx.passes.modes import WithoutMemory, fake_mode_of
 from dtr_fx.passes.roles import KEEP
-from dtr_fx.passes.slices import Sliced
+from dtr_fx.passes.subgraphs import InSlices
 from dtr_fx.passes.tensors import constant_bytes, graph_device, is_view
 from dtr_fx.planning.options import Budget, Options, resolve_budget
 from dtr_fx.planning.planner import Infeasible, Planner
@@ -32,7 +32,9 @@ from dtr_fx.planning.reporting import source_line
 from dtr_fx.runtime import Plan, Program, RunFailed
 from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
 from dtr_fx.search import NOTHING, Moved
-from dtr_fx.tiers.tier import Tier
+
+if TYPE_CHECKING:
+    from dtr_fx.tiers.tier import Tier
 
 # How closely a budget for an overhead is looked for, as a share of the graph's own peak.
 _TOLERANCE = 0.01
@@ -266,7 +268,7 @@ class Planning:
         """
         if plan is None:
             return 0.0
-        is_whole = not any(isinstance(call.node.target, Sliced) for call in self.graph.calls)
+        is_whole = not any(isinstance(call.node.target, InSlices) for call in self.graph.calls)
         if not is_whole or self.planner.program.tier is not None or not self.base_cost:
             return None
         return self.planner.least(max(budget, plan.peak)) / self.base_cost

@@ -15,6 +15,7 @@ from dtr_fx import search
 from dtr_fx.errors import InfeasibleBudgetError
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.contract import ORDER, VALUES, Pipeline
+from dtr_fx.passes.hints import hint_of
 from dtr_fx.passes.liveness import with_reserved
 from dtr_fx.passes.modes import fake_mode_of
 from dtr_fx.passes.reach import Reached, reached_by_caller, relied_on
@@ -25,14 +26,13 @@ from dtr_fx.planning.options import Options, Others
 from dtr_fx.planning.planning import Carried, Planning
 from dtr_fx.planning.reporting import (
     events_of,
-    hints_of,
     make_report,
     names_of,
     slices_of,
     source_line,
     stats_of,
 )
-from dtr_fx.report import Choice, Event, Relied
+from dtr_fx.report import Choice, Event, HintStats, Relied, StorageStats
 from dtr_fx.runtime import Plan, collector_paused
 from dtr_fx.runtime.steps import COMPUTE
 from dtr_fx.search import NOTHING
@@ -145,8 +145,7 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
     graph, options = planning.graph, planning.options
     events = events_of(gm, graph, after)
     storages = stats_of(graph, events)
-    hints = hints_of(graph, options.policy, events, storages)
-    planning.planner.check(hints)
+    hints = _hints(planning, events, storages)
     laps.take("report")
     report = make_report(
         need=planning.planner.need,
@@ -179,6 +178,20 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
     )
     _log(report, options.budget.others)
     return report
+
+
+def _hints(
+    planning: Planning, events: Sequence[Event], storages: Sequence[StorageStats]
+) -> tuple[HintStats, ...]:
+    """What came of the hints, if there are any; VerificationError where a part takes more than its budget."""
+    graph, given = planning.graph, planning.options.policy
+    if not given and not any(hint_of(call.node) for call in graph.calls):
+        return ()
+    from dtr_fx.planning.hinted import hints_of
+
+    hints = hints_of(graph, given, events, storages)
+    planning.planner.check(hints)
+    return hints
 
 
 def _choices(planning: Planning, plan: Plan | None, events: Sequence[Event]) -> tuple[Choice, ...]:
