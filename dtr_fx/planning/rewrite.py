@@ -19,6 +19,7 @@ from dtr_fx.passes.hints import hint_of
 from dtr_fx.passes.liveness import with_reserved
 from dtr_fx.passes.modes import fake_mode_of
 from dtr_fx.passes.reach import Reached, reached_by_caller, relied_on
+from dtr_fx.passes.storages import GraphProgram
 from dtr_fx.passes.verify import Verify, check_budget, check_reserved
 from dtr_fx.passes.write import Write
 from dtr_fx.planning.alternatives import Alternatives
@@ -99,7 +100,7 @@ def write_alike(gm: GraphModule, carried: Carried, options: Options) -> bool:
             return False
         if carried.order is not None:
             plan = search.execute_order(graph.program, carried.order, math.inf, carried.moved)
-            Pipeline(Write(graph, plan, str(options.offload or "")), Verify(), given=(VALUES, ORDER))(gm)
+            Pipeline(_write(graph, plan, options), Verify(), given=(VALUES, ORDER))(gm)
         return True
 
 
@@ -133,8 +134,7 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
     parameters = reached_by_caller(gm, "parameter")
     if planning.gm is not gm:
         gm.graph = planning.gm.graph
-    tier = str(planning.options.offload or "")
-    passes = () if plan is None else (Write(planning.graph, plan, tier), Verify())
+    passes = () if plan is None else (_write(planning.graph, plan, planning.options), Verify())
     Pipeline(*passes, given=(VALUES, ORDER))(gm, laps.take)
     after, reserved = with_reserved(gm, planning.workspace_of, planning.graph.device)
     if plan is not None:
@@ -178,6 +178,15 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
     )
     _log(report, options.budget.others)
     return report
+
+
+def _write(graph: GraphProgram, plan: Plan, options: Options) -> Write:
+    """The pass that writes the plan."""
+    if options.offload is None:
+        return Write(graph, plan)
+    from dtr_fx.passes.write_moves import WriteMoves  # only here: with it come threads and files
+
+    return WriteMoves(graph, plan, str(options.offload))
 
 
 def _hints(
