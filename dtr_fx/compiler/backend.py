@@ -21,7 +21,6 @@ from dtr_fx.compiler.accounting import shared_accounting
 from dtr_fx.compiler.dispatch import Dispatcher
 from dtr_fx.compiler.dynamo import keep_what_is_saved, module_names, sized_inputs
 from dtr_fx.compiler.frames import watch_frames, with_room
-from dtr_fx.compiler.reference import Pair, budget_of, pytorch_step, rewrite_within
 from dtr_fx.compiler.retrace import Compile, Compiled, Retracer
 from dtr_fx.compiler.zeros import make_zeros_late
 from dtr_fx.costs.machine import are_several
@@ -32,11 +31,11 @@ from dtr_fx.passes.effects import collectives
 from dtr_fx.passes.hints import hint_of, is_budget, says_something
 from dtr_fx.passes.marks import check_marks, runs_again
 from dtr_fx.passes.reach import has_gradients
-from dtr_fx.passes.split import prepare, repeat_results, split
+from dtr_fx.passes.split import Pair, prepare, repeat_results, split
 from dtr_fx.passes.tensors import graph_device
 from dtr_fx.passes.verify import VerificationError
 from dtr_fx.planning.options import Options
-from dtr_fx.planning.planning import Carried, Planning, copy_of
+from dtr_fx.planning.planning import Carried, copy_of
 from dtr_fx.planning.rewrite import rewrite_for_all
 from dtr_fx.runtime import collector_paused
 from dtr_fx.torch_private import (
@@ -114,15 +113,19 @@ def partition(
     check_marks(joint)  # before PyTorch's partitioner meets what it cannot obey either
     hints = ((node, hint_of(node)) for node in joint.graph.nodes)
     is_hinted = any(hint is not None and (runs_again(node) or is_budget(hint)) for node, hint in hints)
-    free = options.is_default and not is_hinted
-    reference = pytorch_step(joint, inputs, facts) if free else None
+    reference = None
+    if options.is_default and not is_hinted:
+        from dtr_fx.compiler.reference import Reference  # only here: else there is a budget
+
+        reference = Reference.of(joint, inputs, facts)
     make_ready(joint, facts, parameters)
     if options.is_default:
         repeat_results(joint)
+    rewrite = functools.partial(_rewrite, joint, record=record)
     if reference is None:
-        _rewrite(joint, options, record)
+        rewrite(options)
     else:
-        _rewrite_within(joint, options, record, reference)
+        reference.rewrite(joint, options, rewrite)
     return split(joint, inputs, **facts)
 
 
@@ -225,21 +228,6 @@ def boxed_compiler(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[[
 
     mark_boxed(run)
     return run
-
-
-def _rewrite_within(
-    joint: GraphModule, options: Options, record: Record | None, reference: GraphModule
-) -> None:
-    """Rewrite a graph so that it takes no more than the reference, or as little more as a plan does.
-
-    The user's checkpoints are obeyed as they are where they take no more.
-    """
-    most = budget_of(reference)
-    is_marked = any(map(runs_again, joint.graph.nodes))
-    if is_marked and Planning(joint, replace(options, costs="roofline")).baseline_peak <= most.value:
-        _rewrite(joint, options, record)
-        return
-    rewrite_within(most, options, functools.partial(_rewrite, joint, record=record, reference=reference))
 
 
 def _rewrite(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from functorch.compile import min_cut_rematerialization_partition
@@ -13,14 +14,15 @@ from torch.fx import GraphModule
 
 from dtr_fx.costs.workspaces import memory_timeline
 from dtr_fx.errors import InfeasibleBudgetError
+from dtr_fx.passes.join import join
+from dtr_fx.passes.marks import runs_again
 from dtr_fx.passes.modes import fake_mode_of
+from dtr_fx.passes.split import Pair
 from dtr_fx.planning.options import Budget, Options
 from dtr_fx.planning.planning import Planning, copy_of
 from dtr_fx.torch_private import functorch_config
 
 _T = TypeVar("_T")
-
-Pair: TypeAlias = "tuple[GraphModule, GraphModule]"
 
 # Each patch that is made leaves something in its thread (a ``ContextVar``, torch 2.13): made once.
 _AS_BY_DEFAULT = functorch_config.patch(activation_memory_budget=1.0)
@@ -34,17 +36,33 @@ def pytorch_pair(joint: GraphModule, inputs: Sequence[object], facts: Mapping[st
     return pair
 
 
-def pytorch_step(joint: GraphModule, inputs: Sequence[object], facts: Mapping[str, Any]) -> GraphModule:
-    """These graphs as the one graph that runs them."""
-    from dtr_fx.passes.join import join  # only here: under a budget nothing is joined
-
-    return join(*pytorch_pair(joint, inputs, facts))
-
-
 def budget_of(step: GraphModule) -> Budget:
     """The peak of such a graph, and what it saves from one pass to the other."""
     planning = Planning(step, Options(costs="roofline"))
     return replace(Options().budget, kind="bytes", value=planning.baseline_peak, saved=planning.saved)
+
+
+class Reference(NamedTuple):
+    """PyTorch's own forward and backward graphs, as the one graph that runs them."""
+
+    graph: GraphModule
+
+    @classmethod
+    def of(cls, joint: GraphModule, inputs: Sequence[object], facts: Mapping[str, Any]) -> Reference:
+        """The reference for a joint graph, which stays as it is."""
+        return cls(join(*pytorch_pair(joint, inputs, facts)))
+
+    def rewrite(self, joint: GraphModule, options: Options, rewrite: Callable[..., None]) -> None:
+        """Rewrite the joint graph so that it takes no more than this, or as little more as a plan does.
+
+        The user's checkpoints are obeyed as they are where they take no more.
+        """
+        most = budget_of(self.graph)
+        is_marked = any(map(runs_again, joint.graph.nodes))
+        if is_marked and Planning(joint, replace(options, costs="roofline")).baseline_peak <= most.value:
+            rewrite(options)
+        else:
+            rewrite_within(most, options, functools.partial(rewrite, reference=self.graph))
 
 
 def rewrite_within(most: Budget, options: Options, rewrite: Callable[[Options], _T]) -> _T:
