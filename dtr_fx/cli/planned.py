@@ -18,13 +18,16 @@ from torch.fx import GraphModule
 from dtr_fx.cli.arguments import read, setting
 from dtr_fx.cli.output import waiting
 from dtr_fx.cli.targets import LOGS, PROGRAM, SAVED, fails_by_itself, load_fake, load_target, one_line
+from dtr_fx.compiler.as_on_card import assumed
 from dtr_fx.costs.devices import named_device
 from dtr_fx.costs.roofline import roofline
 from dtr_fx.errors import CommandError, GraphError, did_you_mean
 from dtr_fx.inspect.views import Report
+from dtr_fx.lab.log_plans import LogPlanning
 from dtr_fx.passes.modes import WithoutMemory
 from dtr_fx.passes.sizes import put_on
 from dtr_fx.planning.options import Options, parse_budget
+from dtr_fx.planning.transform import rewritten_copy
 
 if TYPE_CHECKING:
     from dtr_fx.compiler.joint import Joint
@@ -52,8 +55,6 @@ def planner(arguments: argparse.Namespace) -> Planner:
 
         return plan_for_device
     if target.endswith(LOGS):
-        from dtr_fx.lab.log_plans import LogPlanning
-
         _check_no(settings, target)
         program = read(Path(target))
         return lambda options: [LogPlanning(program, options).report()]
@@ -114,14 +115,10 @@ def told_of(graph: GraphModule, name: str) -> str:
     """A device by its name, and of one that is not here what was assumed."""
     if name == "cpu":
         return name
-    from dtr_fx.compiler.as_on_card import assumed
-
     return f"cuda ({', '.join(filter(None, (f'{name}, which is not here', assumed(graph))))})"
 
 
 def _planned(graph: GraphModule, options: Options) -> Report:
-    from dtr_fx.planning.transform import rewritten_copy
-
     with waiting("planning"):
         return rewritten_copy(graph, options)[1]
 

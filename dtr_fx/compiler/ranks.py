@@ -32,7 +32,7 @@ from dtr_fx.errors import DTRError, GraphError
 from dtr_fx.passes.effects import collectives
 from dtr_fx.passes.tensors import graph_device
 from dtr_fx.planning.options import Options
-from dtr_fx.torch_private import group_of
+from dtr_fx.torch_private import default_store, group_of, resolve_process_group
 
 log = logging.getLogger(__name__)
 
@@ -140,16 +140,12 @@ def groups_around() -> list[str]:
 
 
 def _group(name: str) -> dist.ProcessGroup:
-    from dtr_fx.torch_private import resolve_process_group  # which not every build of torch has
-
     found: dist.ProcessGroup = resolve_process_group(name)
     return found
 
 
 def _put(what: str, values: dict[str, Any]) -> dict[str, Any]:
     """Put this rank's value into each group's store; the stores, by the groups' names."""
-    from dtr_fx.torch_private import default_store
-
     stores = {}
     for group, value in values.items():
         place = f"dtr_fx/{group}/{what}"

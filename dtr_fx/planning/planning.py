@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.fx import GraphModule, Node
@@ -32,9 +32,6 @@ from dtr_fx.planning.reporting import source_line
 from dtr_fx.runtime import Plan, Program, RunFailed
 from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
 from dtr_fx.search import NOTHING, Moved
-
-if TYPE_CHECKING:
-    from dtr_fx.tiers.tier import Tier
 
 # How closely a budget for an overhead is looked for, as a share of the graph's own peak.
 _TOLERANCE = 0.01
@@ -94,7 +91,11 @@ class Planning:
             trusts_caller=trusts_caller,
             moves=options.offload is not None,
         )
-        tier = None if options.offload is None else _usable(options.offload, device)
+        tier = options.offload
+        if tier is not None:
+            from dtr_fx.costs.bandwidth import with_speed  # only here: with it come threads and files
+
+            tier = with_speed(tier, device)
         self.offload = "" if tier is None else f"{tier}: {tier.speed}"
         program = self.graph.program if tier is None else replace(self.graph.program, tier=tier)
         self.planner = self._planner(program)
@@ -368,16 +369,6 @@ def _under_plan(as_it_is: Mapping[Node, int], extra: Mapping[str, int]) -> dict[
 
 def _by_name(workspace: Mapping[Node, int]) -> dict[str, int]:
     return {node.name: nbytes for node, nbytes in workspace.items()}
-
-
-def _usable(tier: Tier, device: torch.device) -> Tier:
-    """The tier with its speed, which is measured where it is not given; OptionError if it has no use here."""
-    # Only here: its threads and files need not be known where nothing is moved.
-    from dtr_fx.costs.bandwidth import measured_bandwidth
-    from dtr_fx.tiers.pinned import check_device
-
-    check_device(tier, device)
-    return replace(tier, speed=tier.speed or measured_bandwidth(tier, device))
 
 
 def copy_of(gm: GraphModule) -> GraphModule:
