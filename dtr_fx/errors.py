@@ -12,7 +12,11 @@ from dtr_fx.units import format_bytes, format_percent, format_source
 
 
 class DTRError(Exception):
-    """Any error that dtr_fx reports about what it was given."""
+    """Any error that dtr_fx reports about what it was given; one of several fields is a dataclass."""
+
+    def __post_init__(self) -> None:
+        # As positional arguments of the exception the fields survive copying and pickling.
+        super().__init__(*vars(self).values())
 
 
 class OptionError(DTRError, ValueError):
@@ -53,10 +57,6 @@ class InfeasibleBudgetError(DTRError, ValueError):
     sliced: Mapping[str, int] = field(default_factory=dict)
     offloaded: int | None = None
     counted: str = "allocated"
-
-    def __post_init__(self) -> None:
-        # As positional arguments of the exception the fields survive copying and pickling.
-        super().__init__(*vars(self).values())
 
     def __str__(self) -> str:
         kinds = sorted(((size, kind) for kind, size in self.pinned.items() if size), reverse=True)
@@ -114,9 +114,6 @@ class InfeasiblePartError(DTRError, ValueError):
     asked: int
     smallest: int
 
-    def __post_init__(self) -> None:
-        super().__init__(*vars(self).values())
-
     def __str__(self) -> str:
         return (
             f"policy[{self.pattern!r}]: no plan keeps what these operators make within {self.asked} bytes = "
@@ -134,9 +131,6 @@ class OverBudgetError(DTRError):
 
     budget: int
     excess: int
-
-    def __post_init__(self) -> None:
-        super().__init__(*vars(self).values())
 
     @property
     def smallest(self) -> int:
@@ -161,9 +155,6 @@ class UncompiledError(DTRError):
     budget: str
     place: str
     reason: str
-
-    def __post_init__(self) -> None:
-        super().__init__(*vars(self).values())
 
     def __str__(self) -> str:
         return (
@@ -193,9 +184,6 @@ class WrittenTensorError(DTRError):
     name: str
     source: str
     safe_budget: int | None
-
-    def __post_init__(self) -> None:
-        super().__init__(*vars(self).values())
 
     def __str__(self) -> str:
         instead = "it after the backward pass" if self.kind == "parameter" else "a clone"

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from dtr_fx.passes.marks import saves_inputs
 from dtr_fx.passes.roles import role
-from dtr_fx.passes.slices import Sliced
+from dtr_fx.passes.subgraphs import InSlices
 from dtr_fx.passes.tensors import is_backward, is_tangent, storage_keys
 from dtr_fx.runtime.steps import RECOMPUTE
 from dtr_fx.torch_private import GradAOTOutput, InputMutationAOTOutput, PlainAOTInput, PlainAOTOutput
@@ -89,7 +89,7 @@ def relied_on(gm: GraphModule, reached: Mapping[int, Reached]) -> list[Reached]:
     found = {
         key: None
         for node in gm.graph.nodes
-        if is_backward(node) and (role(node) == RECOMPUTE or isinstance(node.target, Sliced))
+        if is_backward(node) and (role(node) == RECOMPUTE or isinstance(node.target, InSlices))
         for used in node.all_input_nodes
         for key in storage_keys(used)
     }

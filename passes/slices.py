@@ -12,6 +12,8 @@ from typing import Any, Final, NamedTuple, cast
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from dtr_fx.passes.subgraphs import InSlices
+
 # Sums of these are added up in single precision.
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -58,7 +60,7 @@ class Result(NamedTuple):
     device: torch.device
 
 
-class Sliced:
+class Sliced(InSlices):
     """Some operators as one, which runs them once for each slice: ``rows`` of ``extent``, or what is left.
 
     ``graph`` takes what one slice reads of what is ``given`` and returns a tuple of what it makes of each of
@@ -82,16 +84,6 @@ class Sliced:
         self.is_exact = is_exact
         self.__name__ = "sliced"
 
-    @property
-    def slices(self) -> int:
-        """How many there are."""
-        return -(-self.extent // self.rows)
-
-    @cached_property
-    def module(self) -> GraphModule:
-        """One slice of the region."""
-        return GraphModule(torch.nn.Module(), self.graph)
-
     @cached_property
     def runs(self) -> GraphModule:
         """One slice as it runs, which takes the sums that it adds to, and by what to multiply them before."""
@@ -106,11 +98,6 @@ class Sliced:
         """What sums that are added up in single precision take above their results."""
         wide = (each for each in self.results if each.join is SUM and each.dtype in _LOW_PRECISION)
         return sum(math.prod(each.shape) * each.dtype.itemsize for each in wide)
-
-    @property
-    def operators(self) -> list[Node]:
-        """What each slice runs."""
-        return [node for node in self.graph.nodes if node.op == "call_function"]
 
     @cached_property
     def _written(self) -> list[int]:

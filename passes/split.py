@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Container, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from functorch.compile import default_partition
@@ -19,6 +19,8 @@ from dtr_fx.passes.modes import fake_mode_of
 from dtr_fx.passes.reach import mark_parameters, written_after_forward
 from dtr_fx.passes.tensors import is_backward, layout, storage_key, storage_keys, view_like
 from dtr_fx.torch_private import OpOverload, pytree, side_effectful_functions
+
+Pair: TypeAlias = tuple[GraphModule, GraphModule]  # of the forward and the backward pass
 
 
 def prepare(joint: GraphModule, static: Iterable[int], parameters: Sequence[bool] | None = None) -> None:
@@ -182,7 +184,7 @@ def _replace(node: Node, other: Node) -> None:
     node.graph.erase_node(node)
 
 
-def split(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, GraphModule]:
+def split(joint: GraphModule, inputs: Any, **facts: Any) -> Pair:
     """The forward and the backward graph, by where nodes stand, whatever tags ask PyTorch to recompute.
 
     They are to be recompiled before they run.

@@ -28,13 +28,13 @@ from dtr_fx.passes.tensors import (
     held_by,
     held_by_tensor,
     is_backward,
+    is_movable,
     is_selection,
     is_tangent,
     is_update,
     module_state,
     tensors_of,
 )
-from dtr_fx.passes.transfers import is_movable
 from dtr_fx.runtime.program import Call, Constant, Instruction, Keep, Output, Program, Release
 from dtr_fx.runtime.steps import COMPUTE
 from dtr_fx.torch_private import pytree

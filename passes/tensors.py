@@ -247,3 +247,19 @@ def module_state(gm: GraphModule) -> list[tuple[str, torch.Tensor]]:
     named = {node.target for node in gm.graph.find_nodes(op="get_attr")}
     tensors = [*gm.named_parameters(), *gm.named_buffers()]
     return [(name, tensor) for name, tensor in tensors if name not in named]
+
+
+def is_movable(value: object) -> bool:
+    """True of a tensor of fixed sizes that fills its storage: one that can be moved out, and made anew.
+
+    >>> is_movable(torch.ones(2, 3).t()), is_movable(torch.ones(2, 3)[:, 1])
+    (True, False)
+    """
+    if type(value) is not torch.Tensor and not hasattr(value, "fake_mode"):
+        return False
+    assert isinstance(value, torch.Tensor)
+    dims = (*value.shape, *value.stride(), value.storage_offset())
+    if value.layout != torch.strided or not all(isinstance(dim, int) for dim in dims):
+        return False
+    is_whole = value.numel() * value.element_size() == value.untyped_storage().nbytes()
+    return is_whole and not value.storage_offset() and not (value.is_conj() or value.is_neg())

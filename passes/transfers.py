@@ -15,19 +15,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dtr_fx.tiers import operators as tiers
+
 
 def offload(value: Tensor, tier: str) -> Tensor:
     """Start to move ``value`` out; the handle is a tensor on the CPU that takes no memory to speak of."""
-    from dtr_fx.tiers import operators as tiers  # only here: with it come threads and files
-
     handle: Tensor = tiers.offload(value, tier)
     return handle
 
 
 def wait_offload(handle: Tensor, value: Tensor) -> Tensor:
     """Wait until ``value`` has been moved out."""
-    from dtr_fx.tiers import operators as tiers
-
     tiers.wait_offload(handle, value)
     return handle
 
@@ -36,31 +34,11 @@ def reload(
     handle: Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: str
 ) -> Tensor:
     """Start to bring back what was moved out."""
-    from dtr_fx.tiers import operators as tiers
-
     value: Tensor = tiers.reload(handle, size, stride, dtype, torch.device(device))
     return value
 
 
 def wait_reload(value: Tensor, handle: Tensor) -> Tensor:
     """Wait until ``value`` is there."""
-    from dtr_fx.tiers import operators as tiers
-
     tiers.wait_reload(value, handle)
     return value
-
-
-def is_movable(value: object) -> bool:
-    """True of a tensor of fixed sizes that fills its storage: one that can be moved out, and made anew.
-
-    >>> is_movable(torch.ones(2, 3).t()), is_movable(torch.ones(2, 3)[:, 1])
-    (True, False)
-    """
-    if type(value) is not torch.Tensor and not hasattr(value, "fake_mode"):
-        return False
-    assert isinstance(value, torch.Tensor)
-    dims = (*value.shape, *value.stride(), value.storage_offset())
-    if value.layout != torch.strided or not all(isinstance(dim, int) for dim in dims):
-        return False
-    is_whole = value.numel() * value.element_size() == value.untyped_storage().nbytes()
-    return is_whole and not value.storage_offset() and not (value.is_conj() or value.is_neg())

@@ -26,11 +26,10 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from dtr_fx.errors import DTRError
-from dtr_fx.passes import rng, subgraphs, transfers
+from dtr_fx.passes import rng, subgraphs
 from dtr_fx.passes.contract import PLAN, VALUES, VERIFIED, Pass
 from dtr_fx.passes.reach import given_back
 from dtr_fx.passes.roles import KEEP, SAVE_RNG, origin_name, role
-from dtr_fx.passes.slices import Sliced
 from dtr_fx.passes.tensors import (
     called_module,
     is_backward,
@@ -124,6 +123,8 @@ class _Check:
 
     def _check_transfer(self, node: Node) -> None:
         """The rule ``moved``; values are told by their storages, handles by the nodes."""
+        from dtr_fx.passes import transfers  # only here: most graphs move nothing
+
         name = origin_name(node)
         value, handle = node.args[0], node.args[-1]
         if node.target is transfers.offload:
@@ -152,8 +153,7 @@ class _Check:
 
     def _check_live(self, node: Node) -> None:
         for used in node.all_input_nodes:
-            is_waited_for = node.target is transfers.wait_reload
-            if not (is_waited_for or self._arriving.keys().isdisjoint(self._keys.get(used, ()))):
+            if not (role(node) == WAIT or self._arriving.keys().isdisjoint(self._keys.get(used, ()))):
                 raise _broken("moved", node, f"it reads {used.name} before it is there")
             if role(node) == DROP and not self._leaving.keys().isdisjoint(self._keys.get(used, ())):
                 raise _broken("moved", node, f"{used.name} has not been moved out yet")
@@ -278,7 +278,7 @@ def _repeats(node: Node) -> bool:
     if isinstance(target, OpOverload):
         is_collective = "c10d" in target.namespace or target.namespace == "symm_mem"
         return not (is_collective or node.is_impure(impure_random=False))
-    if isinstance(target, Sliced):
+    if isinstance(target, subgraphs.InSlices):
         return all(map(_repeats, target.operators))
     if subgraphs.is_higher_order(node):
         inside = subgraphs.operators_of(node)

@@ -11,19 +11,19 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from dtr_fx.passes import rng, transfers
+from dtr_fx.passes import rng
 from dtr_fx.passes.contract import ORDER, PLAN, VALUES, VERIFIED, Pass
 from dtr_fx.passes.drops import drop, hoist_drops
 from dtr_fx.passes.modes import fake_mode_of
-from dtr_fx.passes.roles import ARRIVE, SAVE_RNG, role
+from dtr_fx.passes.roles import ARRIVE, SAVE_RNG
 from dtr_fx.passes.storages import GraphProgram, NodeCall
 from dtr_fx.passes.tensors import empty_like, is_backward, storage_key, tensors_of, view_like
 from dtr_fx.runtime import Plan, Step
-from dtr_fx.runtime.steps import COMPUTE, DROP, OFFLOAD, RECOMPUTE, RELOAD, WAIT
+from dtr_fx.runtime.steps import BANISH, COMPUTE, DROP, RECOMPUTE
 from dtr_fx.torch_private import pytree, rename
 
 # What ``meta`` says of where a node comes from.
-_PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "fwd_nn_module_stack", "original_aten")
+PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "fwd_nn_module_stack", "original_aten")
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,12 @@ class Write(Pass):
     """Write a plan into the graph that its program was read from.
 
     Drop and Recompute nodes stand in the order of the plan; what is read after a drop is the newest copy;
-    every new node has ``meta["dtr"]`` with its role and, for a recompute, its origin.  What the plan moves
-    goes to the ``tier`` (see ``tiers``).
+    every new node has ``meta["dtr"]`` with its role and, for a recompute, its origin.  A plan with transfers
+    is for ``WriteMoves``.
     """
 
     program: GraphProgram
     plan: Plan
-    tier: str = ""
 
     name = "emit"
     requires = (VALUES, ORDER)
@@ -45,14 +44,14 @@ class Write(Pass):
     breaks = (VERIFIED,)
 
     def call(self, gm: GraphModule) -> bool:
-        _Writer(gm, self.program, self.plan, self.tier).run()
+        Writer(gm, self.program, self.plan).run()
         return True
 
 
-class _Writer:
+class Writer:
     """Edits a graph so that it does what a plan says."""
 
-    def __init__(self, gm: GraphModule, program: GraphProgram, plan: Plan, tier: str) -> None:
+    def __init__(self, gm: GraphModule, program: GraphProgram, plan: Plan) -> None:
         self._program = program
         self._steps = plan.steps
         self._calls = program.calls
@@ -66,8 +65,6 @@ class _Writer:
         self._origin: dict[Node, Node] = {}
         self._old_value: dict[Node, Any] = {}
         self._saved: dict[int, Node] = {}
-        self._tier = tier
-        self._handle: dict[int, Node] = {}
         self._resident: set[int] = set()
         self._selections: list[Node] = []
         self._anchor = self._graph.output_node()
@@ -81,10 +78,10 @@ class _Writer:
                     self._run_first(self._calls[step.op], anchors)
                 elif step.kind == RECOMPUTE:
                     self._recompute(self._calls[step.op])
-                elif step.kind in (OFFLOAD, RELOAD, WAIT):
-                    self._transfer(step)
-                else:
+                elif step.kind in (DROP, BANISH):
                     self._give_up(step)
+                else:
+                    self._transfer(step)
         self._read_newest(self._anchor)
         for selection in reversed(self._selections):
             if not selection.users:
@@ -197,41 +194,8 @@ class _Writer:
         self._selections.append(node)
 
     def _transfer(self, step: Step) -> None:
-        """Move a storage out, bring it back, or wait for either."""
-        origin = self._holder[step.storage]
-        value = self._newest_of(origin)
-        target, arguments, result = self._transfer_call(step, origin, value)
-        with self._graph.inserting_before(self._anchor):
-            node = self._graph.call_function(target, arguments)
-        node.meta["val"] = result
-        rename(node, f"{origin.name}_{step.kind}")
-        if target in (transfers.reload, transfers.wait_reload):
-            self._newest[origin] = node
-            self._origin[node] = origin
-        else:
-            self._handle[step.storage] = node
-        if step.kind == RELOAD:
-            self._resident.add(step.storage)
-            node.meta |= {key: fact for key, fact in origin.meta.items() if key in _PROVENANCE}
-        self._describe(node, role=step.kind, origin=origin.name, seconds=step.seconds)
-
-    def _transfer_call(self, step: Step, origin: Node, value: Node) -> tuple[Any, tuple[Any, ...], Any]:
-        """The function, its arguments, and the fake value that it returns."""
-        if step.kind == OFFLOAD:
-            return transfers.offload, (value, self._tier), self._handle_value()
-        handle = self._handle[step.storage]
-        if step.kind == RELOAD:
-            like = origin.meta["val"]
-            layout = [*like.shape], [*like.stride()], like.dtype, str(like.device)
-            return transfers.reload, (handle, *layout), empty_like(like)
-        if role(value) == RELOAD:
-            again = view_like(value.meta["val"], value.meta["val"])
-            return transfers.wait_reload, (value, handle), again
-        return transfers.wait_offload, (handle, value), handle.meta["val"]
-
-    def _handle_value(self) -> torch.Tensor:
-        with self._mode or contextlib.nullcontext():
-            return torch.empty(1, dtype=torch.int64)
+        """See ``WriteMoves``."""
+        raise NotImplementedError(step.kind)
 
     def _drop(self, step: Step) -> None:
         holder = self._holder[step.storage]

@@ -22,7 +22,7 @@ from dtr_fx.lab.planners import OperatorGraph, training_chain
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Planning
 from dtr_fx.runtime import HEURISTICS, Program
-from dtr_fx.search import Infeasible, Policy, search
+from dtr_fx.search import Infeasible, Policy, find_plan
 from dtr_fx.torch_private import FakeTensorMode
 
 # Of the LSTM the steps, and budgets in MiB.
@@ -109,7 +109,7 @@ def optima(graph: OperatorGraph, most: int) -> npt.NDArray[np.float64]:
 def cost_of(program: Program, budget: int, seconds: float | None = None) -> float:
     """The cost of the plan that is found, infinite without one."""
     try:
-        return program.cost + search(program, budget, Policy(HEURISTICS["next-use"]), seconds).cost
+        return program.cost + find_plan(program, budget, Policy(HEURISTICS["next-use"]), seconds).cost
     except Infeasible:
         return float("inf")
 

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import networkx as nx
@@ -95,16 +96,25 @@ def test_the_product_does_without_the_laboratory() -> None:
     assert [module for module in _loaded_by(f"import {product}") if module.startswith("dtr_fx.lab")] == []
 
 
-def test_a_compile_loads_little_of_the_package() -> None:
-    """What is for slices, transfers, symbols or views is imported where it is needed."""
-    lines = [len(FILES[module].read_text(encoding="utf-8").splitlines()) for module in _loaded_by(_COMPILE)]
-    assert sum(lines) <= 14_500
+def test_a_compile_loads_little_of_the_package(tmp_path: Path) -> None:
+    """What is for slices, transfers, symbols or views is imported where it is needed.
+
+    The first process times the operators and searches for a plan; the second finds times and plan on disk.
+    """
+    first, second = (_lines(_loaded_by(_COMPILE, DTR_CACHE=str(tmp_path))) for _ in range(2))
+    assert first <= 13_300
+    assert second <= 10_000
 
 
-def _loaded_by(code: str) -> list[str]:
+def _lines(modules: Iterable[str]) -> int:
+    return sum(len(FILES[module].read_text(encoding="utf-8").splitlines()) for module in modules)
+
+
+def _loaded_by(code: str, **environment: str) -> list[str]:
     """The modules of the package that are there after a program has run."""
     code += "\nimport sys; print(*(name for name in sys.modules if name.split('.')[0] == 'dtr_fx'))"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    given = {**os.environ, **environment}
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=given)
     return done.stdout.split()
 
 

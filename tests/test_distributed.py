@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_gather_tensor, all_reduce
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
-from dtr_fx.costs import measure
+from dtr_fx.costs import machine
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"
@@ -121,8 +121,8 @@ def planned_together(rank: int, folder: str) -> dict[str, Any]:
     found = {"sizes differ": [outcome(reduced, 256 * (rank + 1), budget) for budget in (None, "272KiB")]}
     found["rank 1 has no plan"] = outcome(reduced, 256 * (1 + 7 * rank), "272KiB")
     found["other collectives"] = outcome((reduced, gathered)[rank], 256, "100%")
-    measure._MEMINFO = Path(folder) / str(rank)  # what the system tells each rank
-    measure._MEMINFO.write_text(f"MemAvailable: {2000 * (2 - rank)} kB\n")
+    machine._MEMINFO = Path(folder) / str(rank)  # what the system tells each rank
+    machine._MEMINFO.write_text(f"MemAvailable: {2000 * (2 - rank)} kB\n")
     found["auto"] = outcome(reduced, 256, "auto")
     return found
 
@@ -155,8 +155,8 @@ def test_a_rank_without_a_plan_ends_those_that_wait_for_it_outside_of_graphs(sta
 
 def under_auto(rank: int, folder: str) -> int:
     """The budget of DDP's one graph."""
-    measure._MEMINFO = Path(folder) / str(rank)
-    measure._MEMINFO.write_text(f"MemAvailable: {8000 * (2 - rank)} kB\n")
+    machine._MEMINFO = Path(folder) / str(rank)
+    machine._MEMINFO.write_text(f"MemAvailable: {8000 * (2 - rank)} kB\n")
     reports: list[Any] = []
     options = {"budget": "auto", "on_report": reports.append, "cache": False}
     model = ddp_outside(nn.Sequential(Block(), Block()), compiling_with("dtr", options))

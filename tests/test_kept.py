@@ -34,13 +34,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The budgets that were searched for."""
     budgets: list[int] = []
-    original = search.search
+    original = search.find_plan
 
     def counted(program: Any, budget: int, *arguments: Any) -> Plan:
         budgets.append(budget)
         return original(program, budget, *arguments)
 
-    monkeypatch.setattr(search, "search", counted)
+    monkeypatch.setattr(search, "find_plan", counted)
     return budgets
 
 

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import dtr_fx
 from dtr_fx.cli import main
-from dtr_fx.costs import devices
+from dtr_fx.costs import figures
 from dtr_fx.costs import roofline as costs
 from dtr_fx.costs.kernels import of_kernels
 from dtr_fx.passes.kernels import ContractKernels, ExpandKernels, is_kernel, moved
@@ -127,7 +127,7 @@ def seconds(gm: GraphModule, name: str, device: torch.device) -> float:
 def test_on_a_cpu_generated_code_computes_for_longer_than_it_moves_bytes():
     x = torch.ones(256, 256)
     gm = contracted(graph_of(lambda x: (x.tanh() + 1) @ x, x))
-    moving = 2 * x.nbytes / devices.CPU.bandwidth
+    moving = 2 * x.nbytes / figures.CPU.bandwidth
     assert seconds(gm, "add", CPU) > 2 * moving
     assert seconds(gm, "add", ACCELERATOR) < moving
 
@@ -135,8 +135,8 @@ def test_on_a_cpu_generated_code_computes_for_longer_than_it_moves_bytes():
 def test_what_is_fused_is_launched_with_its_readers():
     x = torch.ones(4)
     gm = contracted(graph_of(lambda x: ((y := x + 1).cos() @ x) + (y.sin() @ x), x))
-    assert seconds(gm, "add", CPU) < devices.CPU.launch
-    assert seconds(gm, "cos", CPU) >= devices.CPU.launch
+    assert seconds(gm, "add", CPU) < figures.CPU.launch
+    assert seconds(gm, "cos", CPU) >= figures.CPU.launch
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import dtr_fx
-from dtr_fx.costs import measure
+from dtr_fx.costs import machine
 from dtr_fx.errors import DTRError, InfeasibleBudgetError, OptionError
 from dtr_fx.planning.options import Budget, Options, parse_budget, resolve_budget
 from dtr_fx.runtime import HEURISTICS
@@ -120,7 +120,7 @@ def test_a_fraction_never_resolves_to_more_than_the_share_asked_for() -> None:
 def test_auto_is_the_available_memory_and_what_the_graph_holds_by_now(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dtr_fx.costs.measure.free_memory", lambda device: 100)
+    monkeypatch.setattr("dtr_fx.costs.machine.free_memory", lambda device: 100)
     assert resolve_budget(parse_budget("auto"), 1, CPU) == 100
     assert resolve_budget(parse_budget("auto"), 1, CPU, already_held=30) == 130
 
@@ -128,14 +128,14 @@ def test_auto_is_the_available_memory_and_what_the_graph_holds_by_now(
 def test_auto_reads_what_linux_says_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:  200 kB\nMemFree:  10 kB\nMemAvailable:  100 kB\n")
-    monkeypatch.setattr(measure, "_MEMINFO", meminfo)
+    monkeypatch.setattr(machine, "_MEMINFO", meminfo)
     assert resolve_budget(parse_budget("auto"), 1, CPU) == 100 * 1024
 
 
 def test_auto_is_this_ranks_part_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemAvailable:  100 kB\n")
-    monkeypatch.setattr(measure, "_MEMINFO", meminfo)
+    monkeypatch.setattr(machine, "_MEMINFO", meminfo)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert resolve_budget(parse_budget("auto"), 1, CPU) == 100 * 1024  # no job of several ranks
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -150,7 +150,7 @@ def test_auto_says_so_where_the_system_does_not_tell(tmp_path: Path, monkeypatch
         raise ValueError(name)
 
     monkeypatch.setattr(os, "sysconf", unknown)
-    monkeypatch.setattr(measure, "_MEMINFO", tmp_path / "nothing")
+    monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "nothing")
     with pytest.raises(OptionError, match="write the bytes"):
         resolve_budget(parse_budget("auto"), 1, CPU)
     with pytest.raises(OptionError, match="meta"):

@@ -7,7 +7,7 @@ import pytest
 from dtr_fx.lab import networks
 from dtr_fx.runtime import HEURISTICS, Plan
 from dtr_fx.runtime.program import Call, Keep, Output, Program
-from dtr_fx.search import Policy, execute_order, paper, run_policy, search
+from dtr_fx.search import Policy, execute_order, find_plan, paper, run_policy
 
 # f0 makes 4 bytes in 2 s, which f2 reads again; f1 needs 6 bytes meanwhile, f3 runs between.
 PROGRAM = Program(
@@ -36,8 +36,8 @@ def test_a_drop_has_its_reason_in_numbers():
 
 
 def test_a_plan_is_a_value():
-    one, same = (search(networks.residual(4), 16, Policy(HEURISTICS["next-use"]), 0.03) for _ in range(2))
-    other = search(networks.residual(4), 20, Policy(HEURISTICS["next-use"]), 0.03)
+    one, same = (find_plan(networks.residual(4), 16, Policy(HEURISTICS["next-use"]), 0.03) for _ in range(2))
+    other = find_plan(networks.residual(4), 20, Policy(HEURISTICS["next-use"]), 0.03)
     assert one == same
     assert hash(one) == hash(same)
     assert one != other

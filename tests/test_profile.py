@@ -24,8 +24,9 @@ from dtr_fx import OptionError
 from dtr_fx.cli import main
 from dtr_fx.cli.bench.costs import OperatorCost, fit
 from dtr_fx.costs.measure import measure_peak
-from dtr_fx.costs.profile import Profile, Timings
+from dtr_fx.costs.profile import Profile
 from dtr_fx.costs.roofline import resolve, roofline
+from dtr_fx.costs.timings import Timings
 from dtr_fx.inspect.diff import render_diff
 from dtr_fx.passes.propagate import propagate
 from dtr_fx.units import format_seconds
@@ -353,7 +354,7 @@ def test_two_writers_keep_what_both_found() -> None:
     assert second.seconds == Timings(CPU).seconds == {"a": 1.0, "b": 3.0, "both": 2.0}
 
 
-def test_readers_never_see_half_a_file(cache: Path) -> None:
+def test_writers_at_once_lose_nothing_and_readers_never_see_half_a_file(cache: Path) -> None:
     def write(number: int) -> None:
         Timings(CPU).add({f"{number}-{entry}": 1.0 for entry in range(100)})
 
@@ -361,7 +362,7 @@ def test_readers_never_see_half_a_file(cache: Path) -> None:
         # A file that cannot be read is a warning, and so an error here.
         list(threads.map(write, range(64)))
     seconds = Timings(CPU).seconds
-    assert 100 <= len(seconds) <= 6400
+    assert len(seconds) == 6400
     assert len(list(cache.iterdir())) == 1
 
 
@@ -563,7 +564,7 @@ def test_custom_operators_are_timed_only_where_the_user_asks() -> None:
 def test_verbs_plan_by_the_same_times(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DTR_CACHE", str(tmp_path / "cache"))  # of several writers at once the last one counts
+    monkeypatch.setenv("DTR_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "model.py"
     deep = "*[layer for _ in range(6) for layer in (nn.Linear(16, 16), nn.GELU())]), torch.randn(1024, 16)"
     path.write_text(f"{MODEL.partition('nn.Linear')[0]}{deep}")

@@ -23,9 +23,11 @@ from dtr_fx.costs.devices import named_device
 from dtr_fx.costs.roofline import roofline
 from dtr_fx.errors import CommandError, GraphError, did_you_mean
 from dtr_fx.inspect.views import Report
+from dtr_fx.lab.log_plans import LogPlanning
 from dtr_fx.passes.modes import WithoutMemory
 from dtr_fx.passes.sizes import put_on
 from dtr_fx.planning.options import Options, parse_budget
+from dtr_fx.planning.transform import rewritten_copy
 
 if TYPE_CHECKING:
     from dtr_fx.compiler.joint import Joint
@@ -52,8 +54,6 @@ def planner(arguments: argparse.Namespace) -> Planner:
 
         return plan_for_device
     if target.endswith(LOGS):
-        from dtr_fx.lab.log_plans import LogPlanning
-
         _check_no(settings, target)
         program = read(Path(target))
         return lambda options: [LogPlanning(program, options).report()]
@@ -118,8 +118,6 @@ def told_of(graph: GraphModule, name: str) -> str:
 
 
 def _planned(graph: GraphModule, options: Options) -> Report:
-    from dtr_fx.planning.transform import rewritten_copy
-
     with waiting("planning"):
         return rewritten_copy(graph, options)[1]
 

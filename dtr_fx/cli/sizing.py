@@ -14,7 +14,7 @@ from dtr_fx.cli.planned import CARD, joint_of, optimizer_of
 from dtr_fx.cli.targets import default_of, load_fake, one_line
 from dtr_fx.compiler.as_on_card import traced_for
 from dtr_fx.compiler.joint import Joint
-from dtr_fx.costs.devices import CPU, Device
+from dtr_fx.costs.figures import CPU, Device
 from dtr_fx.costs.roofline import roofline
 from dtr_fx.errors import CommandError
 from dtr_fx.inspect.views import Report

@@ -292,12 +292,13 @@ class StepAccounting(threading.local):
         path = (self._gradients, *self._graphs)
         self._known[path] = run
 
-    def end_graph(self, outputs: Any, arguments: Sequence[Any], earlier: Collection[Any]) -> None:
-        """The graph ran: remember what it saved, unless hooks keep that: looking would run a region again."""
+    def end_graph(self, node: Any, outputs: Any, arguments: Sequence[Any]) -> None:
+        """The graph ran, as a ``compiled_node``: remember what it saved.
+
+        Not if hooks keep that: looking would run a region again.
+        """
         self._runs = False
-        is_hooked = top_saved_tensors_hooks(True) is not None
-        node = None if is_hooked else compiled_node(outputs, arguments, earlier)
-        if node is None:
+        if node is None or top_saved_tensors_hooks(True) is not None:
             return
         self._savers.append(_Saver(node))
         if self._is_added:

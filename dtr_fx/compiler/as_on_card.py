@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule
 
-from dtr_fx.costs.devices import Device
+from dtr_fx.costs.figures import Device
 from dtr_fx.torch_private import forget_dispatch, scoped_library
 
 _aten = torch.ops.aten

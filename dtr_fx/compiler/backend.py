@@ -21,10 +21,9 @@ from dtr_fx.compiler.accounting import shared_accounting
 from dtr_fx.compiler.dispatch import Dispatcher
 from dtr_fx.compiler.dynamo import keep_what_is_saved, module_names, sized_inputs
 from dtr_fx.compiler.frames import watch_frames, with_room
-from dtr_fx.compiler.ranks import at_hand
-from dtr_fx.compiler.reference import Pair, Trace, budget_of, pytorch_step
-from dtr_fx.compiler.retrace import Record, Retracer
-from dtr_fx.compiler.zeros import make_zeros_late, without_zeros
+from dtr_fx.compiler.retrace import Compile, Compiled, Retracer
+from dtr_fx.compiler.zeros import make_zeros_late
+from dtr_fx.costs.machine import are_several
 from dtr_fx.errors import DTRError, GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
 from dtr_fx.passes.accumulate import AccumulateInPlace
 from dtr_fx.passes.drops import LowerDrops
@@ -32,11 +31,11 @@ from dtr_fx.passes.effects import collectives
 from dtr_fx.passes.hints import hint_of, is_budget, says_something
 from dtr_fx.passes.marks import check_marks, runs_again
 from dtr_fx.passes.reach import has_gradients
-from dtr_fx.passes.split import prepare, repeat_results, split
+from dtr_fx.passes.split import Pair, prepare, repeat_results, split
 from dtr_fx.passes.tensors import graph_device
 from dtr_fx.passes.verify import VerificationError
 from dtr_fx.planning.options import Options
-from dtr_fx.planning.planning import Planning, copy_of
+from dtr_fx.planning.planning import Carried, copy_of
 from dtr_fx.planning.rewrite import rewrite_for_all
 from dtr_fx.runtime import collector_paused
 from dtr_fx.torch_private import (
@@ -47,6 +46,9 @@ from dtr_fx.torch_private import (
 )
 
 log = logging.getLogger(__name__)
+
+# Is given the fields of a ``symbolic.Trace``.
+Record = Callable[[GraphModule, "GraphModule | None", Carried, bool], None]
 
 
 def dtr(
@@ -71,11 +73,19 @@ def dtr(
         # Raised here, Dynamo would wrap it in an error of its own.
         return functools.partial(_raise, copy.copy(error))
     compile_step = _COMPILE[chosen.executor or _default_executor(gm, example_inputs, chosen)]
-    retracer = Retracer(gm, chosen, compile_step, takes_symbols=compile_step is _compile_eagerly)
+    retracer = _retracer(gm, compile_step)(gm, chosen, compile_step)
     return Dispatcher(retracer, chosen.plans_kept, shared_accounting(chosen), options)
 
 
 watch_frames(dtr)
+
+
+def _retracer(gm: GraphModule, compile_step: Compile) -> type[Retracer]:
+    if compile_step is not _compile_eagerly or not sized_inputs(gm):
+        return Retracer
+    from dtr_fx.compiler.symbolic import SymbolicRetracer  # only here: sizes of most graphs are numbers
+
+    return SymbolicRetracer
 
 
 def _raise(error: DTRError, *_: Any) -> Any:
@@ -103,23 +113,25 @@ def partition(
     check_marks(joint)  # before PyTorch's partitioner meets what it cannot obey either
     hints = ((node, hint_of(node)) for node in joint.graph.nodes)
     is_hinted = any(hint is not None and (runs_again(node) or is_budget(hint)) for node, hint in hints)
-    free = options.is_default and not is_hinted
-    reference = pytorch_step(joint, inputs, facts) if free else None
-    prepare(joint, facts.get("static_lifetime_input_indices") or (), parameters)
-    AccumulateInPlace().call(joint)
-    check_backward(joint)
+    reference = None
+    if options.is_default and not is_hinted:
+        from dtr_fx.compiler.reference import Reference  # only here: else there is a budget
+
+        reference = Reference.of(joint, inputs, facts)
+    make_ready(joint, facts, parameters)
     if options.is_default:
         repeat_results(joint)
+    rewrite = functools.partial(_rewrite, joint, record=record)
     if reference is None:
-        _rewrite(joint, options, record)
+        rewrite(options)
     else:
-        _rewrite_within(joint, options, record, reference)
+        reference.rewrite(joint, options, rewrite)
     return split(joint, inputs, **facts)
 
 
 def _compile_eagerly(
     gm: GraphModule, inputs: Sequence[Any], options: Options, record: Record | None = None
-) -> Callable[..., Any]:
+) -> Compiled:
     parameters = [isinstance(value, torch.nn.Parameter) for value in inputs]
 
     def compile_inference(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -147,7 +159,7 @@ def _compile_eagerly(
     )
     with collector_paused():
         compiled: Callable[..., Any] = with_room(compiler, gm, inputs)
-    return without_zeros(compiled) if takes_none else compiled
+    return Compiled(compiled, takes_none)
 
 
 def _compile_backward(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -155,8 +167,13 @@ def _compile_backward(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., A
     return boxed_compiler(gm, inputs)
 
 
-def check_backward(joint: GraphModule) -> None:
-    """Raise GraphError where PyTorch traced a model that trains without its backward pass."""
+def make_ready(joint: GraphModule, facts: Mapping[str, Any], parameters: Sequence[bool] | None) -> None:
+    """Bring a joint graph, as AOTAutograd traced it, into the form that is planned.
+
+    GraphError where PyTorch traced a model that trains without its backward pass.
+    """
+    prepare(joint, facts.get("static_lifetime_input_indices") or (), parameters)
+    AccumulateInPlace().call(joint)
     if graph_device(joint).type == "meta" and not has_gradients(joint):
         raise GraphError(
             "PyTorch traces no backward pass of this model on the meta device, where some losses, such as "
@@ -175,14 +192,14 @@ def _default_executor(gm: GraphModule, inputs: Sequence[Any], options: Options) 
     return "inductor if it fits" if on_gpu and has_triton() and not sized_inputs(gm) else "eager"
 
 
-def _compile_with_inductor(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+def _compile_with_inductor(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Compiled:
     # Importing Inductor's scheduler takes a second, which other executors do without.
     from dtr_fx.compiler.inductor import compile_step
 
-    return compile_step(gm, inputs, options)
+    return Compiled(compile_step(gm, inputs, options))
 
 
-def _compile_as_it_fits(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+def _compile_as_it_fits(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Compiled:
     try:
         return _compile_with_inductor(gm, inputs, replace(options, executor="inductor"))
     except (InfeasibleBudgetError, OverBudgetError) as error:
@@ -213,25 +230,6 @@ def boxed_compiler(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[[
     return run
 
 
-def _rewrite_within(
-    joint: GraphModule, options: Options, record: Record | None, reference: GraphModule
-) -> None:
-    """Rewrite a graph so that it takes no more than the reference, or as little more as a plan does.
-
-    The user's checkpoints are obeyed as they are where they take no more.
-    """
-    most = budget_of(reference, options.count)
-    is_marked = any(map(runs_again, joint.graph.nodes))
-    if is_marked and Planning(joint, replace(options, costs="roofline")).whole <= most.value:
-        _rewrite(joint, options, record)
-        return
-    try:
-        _rewrite(joint, replace(options, budget=most), record, reference=reference)
-    except InfeasibleBudgetError as error:
-        least = replace(most, value=error.smallest)
-        _rewrite(joint, replace(options, budget=least), record, reference=reference)
-
-
 def _rewrite(
     gm: GraphModule,
     options: Options,
@@ -244,16 +242,15 @@ def _rewrite(
         return
     original = copy_of(gm) if record is not None else gm
     called = collectives(gm)
-    together = at_hand()
-    if together is not None:
-        together.see(gm)
-        if options.budget.kind == "auto" and together.has_groups:
-            options = replace(options, budget=replace(options.budget, value=together.free(gm)))
+    if are_several():
+        from dtr_fx.compiler.ranks import with_room_of_all
+
+        options = with_room_of_all(gm, options)
     report, carried = rewrite_for_all(gm, options, saves_nothing=saves_nothing)
     if collectives(gm) != called:
         raise VerificationError("a plan calls collectives in another order than the graph")
     if record is not None and carried is not None:
-        record(Trace(original, reference, carried, saves_nothing))
+        record(original, reference, carried, saves_nothing)
     LowerDrops().call(gm)
     if options.on_report is not None:
         options.on_report(report)

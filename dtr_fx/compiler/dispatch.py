@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dtr_fx.compiler.accounting import StepAccounting, makers
+from dtr_fx.compiler.accounting import StepAccounting, compiled_node, makers
+from dtr_fx.compiler.dynamo import without_numbers
 from dtr_fx.compiler.guard import guard
-from dtr_fx.compiler.ranks import groups_around, planning_together
 from dtr_fx.compiler.retrace import CompiledStep, LivePlan, Retracer, Sizes
-from dtr_fx.costs.measure import are_several
+from dtr_fx.costs.machine import are_several
 from dtr_fx.errors import InfeasibleBudgetError, OverBudgetError
 from dtr_fx.planning.options import Budget, Others
 from dtr_fx.torch_private import compile_lock
@@ -59,19 +59,18 @@ class Dispatcher:
             own = self._known(arguments) or self._agreed(
                 arguments, lambda: self._make(arguments), is_early=is_early
             )
-            return _run(own, arguments)
+            return _run(own, arguments, is_looked_at=False)[0]
         accounting.start_graph()
         known = self._known(arguments)
-
-        def fit() -> CompiledStep:
-            if known is not None and accounting.continues(known.need):
-                return known
-            return self._make_fit(known, arguments, accounting)
-
-        step = self._agreed(arguments, fit, is_early=accounting.is_early)
-        earlier = set(makers(arguments))
-        outputs = _run(step, arguments)
-        accounting.end_graph(outputs, arguments, earlier)
+        step = known if known is not None and accounting.continues(known.need) else None
+        if step is None or accounting.is_early:
+            step = self._agreed(
+                arguments,
+                lambda: step or self._make_fit(known, arguments, accounting),
+                is_early=accounting.is_early,
+            )
+        outputs, node = _run(step, arguments, is_looked_at=True)
+        accounting.end_graph(node, outputs, arguments)
         return outputs
 
     def __deepcopy__(self, memo: object) -> Dispatcher:
@@ -98,11 +97,13 @@ class Dispatcher:
         is_first = not self._steps
         if not (is_first or is_early) or not are_several():
             return make()
+        from dtr_fx.compiler.ranks import groups_around, planning_together  # only here: there are others
+
         with planning_together(groups_around() if is_early else (), is_first=is_first) as together:
             step = make()
         error = together.agree(step.plan.error)
         if error is not None:
-            step = replace(step, run=None, plan=replace(step.plan, error=error))
+            step = replace(step, compiled=None, plan=replace(step.plan, error=error))
             self._keep(arguments, step)
         return step
 
@@ -118,7 +119,7 @@ class Dispatcher:
             step = self._known(arguments)  # another thread may have made it meanwhile
             if step is None:
                 step = self._retracer.compile(arguments)
-                if step.run is not None or not self._retracer.asks_the_device:
+                if step.compiled is not None or not self._retracer.asks_the_device:
                     self._keep(arguments, step)
             return step
 
@@ -128,13 +129,13 @@ class Dispatcher:
         """A step that fits beside what other graphs hold."""
         key, is_part = self._retracer.key(arguments), self._retracer.is_part(arguments)
         others = accounting.others(key, self._given, arguments, is_part=is_part)
-        is_new = step is None or step.run is None
-        if step is None or step.run is None:
+        is_new = step is None or step.compiled is None
+        if step is None or step.compiled is None:
             step = self._plan(arguments, accounting.first_budget(key, others), accounting)
-        if step.run is not None and not accounting.is_right(step.need, others, is_new=is_new):
+        if step.compiled is not None and not accounting.is_right(step.need, others, is_new=is_new):
             budget = accounting.budget_for(step.need, others)
             step = self._plan(arguments, budget, accounting, step.need.smallest)
-        if step.run is not None:
+        if step.compiled is not None:
             accounting.add(step.need, self._given, arguments)
         return step
 
@@ -173,17 +174,23 @@ def plans() -> tuple[LivePlan, ...]:
     return tuple(plan for dispatcher in list(_DISPATCHERS) for plan in dispatcher.plans())
 
 
-def _run(step: CompiledStep, arguments: Sequence[Any]) -> Any:
-    if step.run is None:
+def _run(step: CompiledStep, arguments: Sequence[Any], *, is_looked_at: bool) -> tuple[Any, Any]:
+    """What the step returns, and if it ``is_looked_at`` its node in autograd's graph."""
+    compiled = step.compiled
+    if compiled is None:
         assert step.plan.error is not None
         raise copy.copy(step.plan.error)
-    given = step.given(arguments)
-    if not step.relied:
-        return step.run(*given)
+    given = arguments if compiled.takes_numbers else without_numbers(arguments)
+    if not (is_looked_at or step.relied or compiled.takes_none):
+        return compiled.run(*given), None
     earlier = set(makers(given))
-    outputs = step.run(*given)
-    guard(step.relied, given, outputs, earlier)
-    return outputs
+    outputs = compiled.run(*given)
+    node = compiled_node(outputs, given, earlier)
+    if node is not None and compiled.takes_none:
+        node.set_materialize_grads(False)
+    if node is not None and step.relied:
+        guard(node, step.relied, given, outputs)
+    return outputs, node
 
 
 def _with_others(

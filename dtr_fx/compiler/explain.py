@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 
+from dtr_fx.compiler.backend import dtr
+from dtr_fx.compiler.memoryless import traceable
 from dtr_fx.inspect.views import Report, in_notebook
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.step import Inputs, call, loss_of
+from dtr_fx.torch_private import dynamo_config, reset_code, unset_fake_temporarily
 
 
 class Reports(tuple[Report, ...]):
@@ -60,11 +63,6 @@ def explain(
 
 def plan_step(model: Callable[..., Any], inputs: Inputs, options: Options) -> list[Report]:
     """A report for each graph of one step that is compiled and run; see ``explain``."""
-    # Compilation machinery takes seconds to import.
-    from dtr_fx.compiler.backend import dtr
-    from dtr_fx.compiler.memoryless import traceable
-    from dtr_fx.torch_private import dynamo_config, reset_code, unset_fake_temporarily
-
     reports: list[Report] = []
     asked = {**vars(options), "executor": options.executor or "eager", "on_report": reports.append}
     compiled = torch.compile(model, backend=functools.partial(dtr, options=asked))

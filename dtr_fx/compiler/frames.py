@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import re
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,29 +30,6 @@ from dtr_fx.torch_private import (
 log = logging.getLogger(__name__)
 
 _TORCH = Path(torch.__file__).parent
-_MODULES = _TORCH / "nn" / "modules"
-# Dynamo's reasons to break a graph at an operator, which then runs between the parts, and its name.
-_OPERATORS = (
-    re.compile(
-        r"(Dynamic shape operator|Operator does not support).*debug context: ([^\n]* )?(?P<name>\S+)",
-        re.DOTALL,
-    ),
-    re.compile(r"Attempted to (?P<name>copy\.deepcopy) a tensor"),
-    re.compile(r"using `(?P<name>torch\.autograd\.grad)`"),
-    # These read a value; the two that are left out allocate nothing.
-    re.compile(
-        r"Data dependent operator.*debug context: (?!aten\.(?:_local_scalar_dense|equal)\b)(?P<name>\S+)",
-        re.DOTALL,
-    ),
-)
-# Those to break it at a function of torch's that it is not to trace.
-_FUNCTION = re.compile(
-    r"Attempted to (call|inline) function marked as skipped.* function `(?P<name>[\w.]+)`.*"
-    rf" (in file|filename:) `{re.escape(str(_TORCH))}/(nn|ao|distributions|utils/checkpoint)\b",
-    re.DOTALL,
-)
-# Those to break it in a function that reads a value, as a branch on one does.
-_READS = re.compile(r"Data[- ]dependent|generic_jump|Unsupported Tensor\.item|Tensor\.tolist")
 # Each patch that is made leaves something in its thread (a ``ContextVar``, torch 2.13): made once.
 _ALLOW_RNN = dynamo_config.patch(allow_rnn=True)
 # The functions that torch.compile made of this backend and that have been told of, by id.
@@ -92,57 +68,14 @@ def watch_frames(dtr: Callable[..., Any]) -> None:
             if not read(self, "_one_graph"):  # else the user gets the error
                 _warn_or_raise(backend, options, frame.f_code.co_name, str(error), read(error, "real_stack"))
             raise
-        for broken in graph_break_reasons[earlier:]:
-            stack = broken.user_stack
-            if "torch.compiler.disable" in broken.reason:
-                _warn_or_raise(backend, options, "the call", broken.reason, stack)
-            elif (at := _called_in_torch(stack, frame, broken.reason)) is not None:
-                name = f"the call of {Path(stack[at].filename).relative_to(_TORCH.parent)}"
-                _warn_or_raise(backend, options, name, broken.reason, stack[:at])
-            elif operator := next(filter(None, (each.match(broken.reason) for each in _OPERATORS)), None):
-                _warn_or_raise(backend, options, f"the operator {operator['name']}", broken.reason, stack)
-            elif function := _FUNCTION.match(broken.reason):
-                _warn_or_raise(backend, options, f"the function {function['name']}", broken.reason, stack)
+        if len(graph_break_reasons) > earlier:
+            from dtr_fx.compiler.breaks import left_uncompiled  # only here: most models are one graph
+
+            for each in left_uncompiled(graph_break_reasons[earlier:], frame):
+                _warn_or_raise(backend, options, *each)
         return converted
 
     ConvertFrameAssert.__call__ = watched
-
-
-def _called_in_torch(stack: Sequence[Any], frame: Any, reason: str) -> int | None:
-    """The place in a graph break's stack of the first of torch's own functions that computes.
-
-    The frame that breaks is compiled in parts; what it calls there is compiled by itself, but torch's own
-    modules never are, nor are its functions, as those of its distributions, which check their arguments.
-    """
-    models = [value for value in frame.f_locals.values() if isinstance(value, torch.nn.Module)]
-    calls = {_MODULES / "module.py"}  # calls a module's hooks and its forward, nothing else
-    if not any(map(_runs_torchs_modules, models)):
-        calls.add(_MODULES / "container.py")
-    paths = [Path(line.filename) for line in stack]
-    reads = _READS.match(reason) is not None and _is_torchs(paths[-1])
-    return next(
-        (
-            at
-            for at, path in enumerate(paths)
-            if path not in calls and (path.parent == _MODULES or (reads and _is_torchs(path)))
-        ),
-        None,
-    )
-
-
-def _is_torchs(path: Path) -> bool:
-    """True of a file of torch's, unless Dynamo runs it in place of another's."""
-    return _TORCH in path.parents and _TORCH / "_dynamo" not in path.parents
-
-
-def _runs_torchs_modules(model: torch.nn.Module) -> bool:
-    """True if a container in the model has a module of torch's beside modules of others."""
-    for container in model.modules():
-        if isinstance(container, torch.nn.Sequential):
-            own = [type(child).__module__.startswith("torch.") for child in container]
-            if any(own) and not all(own):
-                return True
-    return False
 
 
 def _options(backend: Any, dtr: Callable[..., Any]) -> Options | None:

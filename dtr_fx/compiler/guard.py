@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dtr_fx.compiler.accounting import compiled_node
 from dtr_fx.errors import WrittenTensorError
 from dtr_fx.report import Relied
 from dtr_fx.torch_private import pytree, version_of
 
 
-def guard(relied: Sequence[Relied], arguments: Sequence[Any], outputs: Any, earlier: Collection[Any]) -> None:
+def guard(node: Any, relied: Sequence[Relied], arguments: Sequence[Any], outputs: Any) -> None:
     """Have the backward pass of a step that ran check that what it recomputes from is as it was.
 
     It raises a ``WrittenTensorError`` otherwise.  A version tells what was written through PyTorch, a hash
-    and the sum of the elements what was written past it.  ``earlier`` is as for ``compiled_node``.
+    and the sum of the elements what was written past it.
     """
-    node = compiled_node(outputs, arguments, earlier)
-    if node is None:
-        return
     given = {"input": arguments, "parameter": arguments, "output": pytree.tree_leaves(outputs)}
     # The backward pass holds these tensors as well, and the check lets go of them when it starts.
     held = [(tensor, given[tensor.kind][tensor.position].detach()) for tensor in relied]

@@ -10,15 +10,13 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch.fx import GraphModule
 
-from dtr_fx.compiler.backend import boxed_compiler, check_backward
+from dtr_fx.compiler.backend import boxed_compiler, make_ready
 from dtr_fx.compiler.dispatch import Dispatcher
 from dtr_fx.compiler.dynamo import module_names
 from dtr_fx.compiler.memoryless import traceable
-from dtr_fx.compiler.retrace import Retracer
+from dtr_fx.compiler.retrace import Compiled, Retracer
 from dtr_fx.errors import GraphError
-from dtr_fx.passes.accumulate import AccumulateInPlace
 from dtr_fx.passes.marking import mark_hints
-from dtr_fx.passes.split import prepare
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import copy_of
 from dtr_fx.planning.step import Inputs, call
@@ -104,7 +102,7 @@ def _trace(
 
 def _backend(decompositions: Mapping[Any, Any] | None, gm: GraphModule, inputs: Sequence[Any]) -> Dispatcher:
     compile_step = functools.partial(_stop, decompositions)
-    return Dispatcher(Retracer(gm, Options(), compile_step, takes_symbols=False), 1, None, None)
+    return Dispatcher(Retracer(gm, Options(), compile_step), 1, None, None)
 
 
 def _stop(
@@ -112,16 +110,14 @@ def _stop(
     gm: GraphModule,
     inputs: Sequence[Any],
     options: Options,
-) -> Callable[..., Any]:
+) -> Compiled:
     """Trace as the backend does, up to where it plans."""
     parameters = [isinstance(value, torch.nn.Parameter) for value in inputs]
 
     def stop(joint: GraphModule, inputs: Any, **facts: Any) -> NoReturn:
         ready = copy_of(joint)
         mark_hints(ready, options.policy, module_names())
-        prepare(ready, facts.get("static_lifetime_input_indices") or (), parameters)
-        AccumulateInPlace().call(ready)
-        check_backward(ready)
+        make_ready(ready, facts, parameters)
         raise _Traced(Joint(joint, inputs, facts, ready))
 
     compiler = aot_autograd(
@@ -131,5 +127,4 @@ def _stop(
         decompositions=decompositions,
         keep_inference_input_mutations=True,
     )
-    compiled: Callable[..., Any] = compiler(gm, inputs)
-    return compiled
+    return Compiled(compiler(gm, inputs))

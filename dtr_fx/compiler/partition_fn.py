@@ -10,8 +10,8 @@ from typing import Any
 from torch.fx import GraphModule
 
 from dtr_fx.compiler.backend import partition
-from dtr_fx.compiler.reference import Pair
 from dtr_fx.errors import OptionError
+from dtr_fx.passes.split import Pair
 from dtr_fx.planning.options import Options
 
 log = logging.getLogger(__name__)

@@ -19,6 +19,7 @@ import pickle
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator
 from contextvars import ContextVar
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -26,11 +27,12 @@ import torch.distributed as dist
 from torch.fx import GraphModule
 
 from dtr_fx.compiler.dynamo import modules_entered
-from dtr_fx.costs.measure import free_memory
+from dtr_fx.costs.machine import free_memory
 from dtr_fx.errors import DTRError, GraphError
 from dtr_fx.passes.effects import collectives
 from dtr_fx.passes.tensors import graph_device
-from dtr_fx.torch_private import group_of
+from dtr_fx.planning.options import Options
+from dtr_fx.torch_private import default_store, group_of, resolve_process_group
 
 log = logging.getLogger(__name__)
 
@@ -51,27 +53,23 @@ class Together:
         self._is_first = is_first
         self._free: int | None = None
 
-    def see(self, gm: GraphModule) -> None:
-        """Know a graph, before or after it was planned."""
+    def see(self, gm: GraphModule) -> bool:
+        """Know a graph before it is planned; True if other ranks plan it, too."""
         if not self._is_first:
-            return
+            return bool(self._called)
         called: defaultdict[str, list[str]] = defaultdict(list, {group: [] for group in self._around})
         for group, operator in collectives(gm):
             if dist.get_backend(_group(group)) != "fake":
                 called[group].append(operator)
         self._called = dict(called)
-
-    @property
-    def has_groups(self) -> bool:
-        """True if other ranks plan the graph, too."""
-        return bool(self._called)
+        return bool(called)
 
     def free(self, gm: GraphModule) -> int:
         """The bytes that the rank has free that has the fewest; 0 where the device does not tell."""
         if self._free is None:
             own = free_memory(graph_device(gm)) or 0
             told = _exchange("free", dict.fromkeys(self._called, own), self._around)
-            self._free = min((each for group in told.values() for _, each in group), default=own)
+            self._free = min(each for group in told.values() for _, each in group)
         return self._free
 
     def tell(self, error: BaseException) -> None:
@@ -111,9 +109,12 @@ def planning_together(around: Iterable[str], *, is_first: bool) -> Iterator[Toge
         _AT_HAND.reset(token)
 
 
-def at_hand() -> Together | None:
-    """What this rank plans together with others."""
-    return _AT_HAND.get()
+def with_room_of_all(gm: GraphModule, options: Options) -> Options:
+    """The options for a graph that is to be planned: where the ranks plan it together, by what all have."""
+    together = _AT_HAND.get()
+    if together is None or not together.see(gm) or options.budget.kind != "auto":
+        return options
+    return replace(options, budget=replace(options.budget, value=together.free(gm)))
 
 
 def groups_around() -> list[str]:
@@ -139,16 +140,12 @@ def groups_around() -> list[str]:
 
 
 def _group(name: str) -> dist.ProcessGroup:
-    from dtr_fx.torch_private import resolve_process_group  # which not every build of torch has
-
     found: dist.ProcessGroup = resolve_process_group(name)
     return found
 
 
 def _put(what: str, values: dict[str, Any]) -> dict[str, Any]:
     """Put this rank's value into each group's store; the stores, by the groups' names."""
-    from dtr_fx.torch_private import default_store
-
     stores = {}
     for group, value in values.items():
         place = f"dtr_fx/{group}/{what}"

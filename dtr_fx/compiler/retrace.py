@@ -7,11 +7,11 @@ import itertools
 import logging
 import re
 import time
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from numbers import Number
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.fx import GraphModule
@@ -33,9 +33,6 @@ from dtr_fx.compiler.dynamo import (
     without_numbers,
 )
 from dtr_fx.compiler.publish import publish
-from dtr_fx.compiler.reference import Trace
-from dtr_fx.compiler.symbolic import SymbolicInputs, SymbolicStep, plan_for, planned_anew, step_for
-from dtr_fx.compiler.traced import traces_kept
 from dtr_fx.errors import (
     DTRError,
     GraphError,
@@ -57,11 +54,24 @@ log = logging.getLogger(__name__)
 _NUMBERS = itertools.count()
 
 Sizes = tuple[Any, ...]
-Record = Callable[[Trace], None]
-Compile = Callable[..., Callable[..., Any]]
-# How many steps with symbols for sizes a graph keeps, the last ones compiled.
-_MOST_STEPS = 16
 _ALONE = Others()
+
+
+class Compiled(NamedTuple):
+    """A compiled function, and how it is called.
+
+    It ``takes_numbers`` where sizes are symbols to it; else they are bound.  One that ``takes_none`` does so
+    for gradients that are zero, see ``zeros``.  Of one that serves other sizes, too, ``sources`` are the
+    names of the texts that FX keeps.
+    """
+
+    run: Callable[..., Any]
+    takes_none: bool = False
+    takes_numbers: bool = False
+    sources: Set[str] = frozenset()
+
+
+Compile = Callable[..., Compiled]
 
 
 @dataclass(frozen=True)
@@ -102,21 +112,13 @@ class LivePlan:
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """A step for one tuple of sizes: a compiled function, or the plan's error.
-
-    The function ``takes_numbers`` where sizes are symbols to it; else they are bound.
-    """
+    """A step for one tuple of sizes: a compiled function, or the plan's error."""
 
     plan: LivePlan
     need: Need
-    run: Callable[..., Any] | None
-    takes_numbers: bool = False
+    compiled: Compiled | None
 
-    def given(self, arguments: Sequence[Any]) -> Sequence[Any]:
-        """Those arguments that the function takes."""
-        return arguments if self.takes_numbers else without_numbers(arguments)
-
-    @property
+    @cached_property
     def relied(self) -> tuple[Relied, ...]:
         """What the caller must not write before the backward pass."""
         reports = self.plan.reports
@@ -126,13 +128,10 @@ class CompiledStep:
 class Retracer:
     """A graph of Dynamo's, compiled whenever sizes come that no step of before serves.
 
-    ``compile_step`` traces, plans and compiles it on fake inputs: with symbols for sizes if it
-    ``takes_symbols`` and the graph can be traced so, else for the sizes at hand.
+    ``compile_step`` traces, plans and compiles it on fake inputs.
     """
 
-    def __init__(
-        self, gm: GraphModule, options: Options, compile_step: Compile, *, takes_symbols: bool
-    ) -> None:
+    def __init__(self, gm: GraphModule, options: Options, compile_step: Compile) -> None:
         self.gm = copy_of_dynamos(gm)
         self._options = options
         self._compile_step = compile_step
@@ -145,9 +144,6 @@ class Retracer:
         self._is_followed = is_followed(gm)
         self._last: Mapping[str, Any] | None = None
         self._number = next(_NUMBERS)
-        self._takes_symbols = takes_symbols and bool(self._sized)
-        self._serves_others = False
-        self._symbolic: deque[SymbolicStep] = deque(maxlen=_MOST_STEPS)
         self._has_reports = False
 
     @property
@@ -189,13 +185,11 @@ class Retracer:
         key = self.key(arguments)
         reports: list[Report] = []
         options = replace(self._options, budget=budget or self._options.budget, on_report=reports.append)
-        run = error = None
-        symbolic: SymbolicStep | None = None
+        compiled = error = None
         started = time.perf_counter()
         try:
             with stores_watched() as sources:
-                symbolic = self._compile_for_all(arguments, options, reports)
-                run = self._compile(arguments, options) if symbolic is None else symbolic.run
+                compiled = self._serving_all(arguments, options, reports) or self._compile(arguments, options)
         except (InfeasibleBudgetError, OverBudgetError) as caught:
             error = copy.copy(caught)  # without the frames that it came through
         seconds = time.perf_counter() - started
@@ -203,7 +197,7 @@ class Retracer:
         reason = self._reason if self._last is None else _changes(self._last, named)
         self._check_hints(reports, arguments)
         self._last = named
-        takes_numbers = symbolic is not None
+        takes_numbers = compiled is not None and compiled.takes_numbers
         names = input_names(self.gm, arguments, with_numbers=takes_numbers)
         saves_least = options.strict and options.budget.saved == 0
         published = tuple(_told(report, reason, names, others, saves_least=saves_least) for report in reports)
@@ -211,84 +205,17 @@ class Retracer:
             for report in published:
                 publish(report, self._options)
         plan = LivePlan(self._compile_id, reason, named, published, error, seconds)
-        step = CompiledStep(plan, _need(key, reports, smallest), run, takes_numbers)
-        forget_with(step, sources if symbolic is None else sources - symbolic.sources)
+        step = CompiledStep(plan, _need(key, reports, smallest), compiled)
+        forget_with(step, sources if compiled is None else sources - compiled.sources)
         return step
 
-    def _compile_for_all(
+    def _serving_all(
         self, arguments: Sequence[Any], options: Options, reports: list[Report]
-    ) -> SymbolicStep | None:
-        """A step that serves these sizes, and others; None where one has to be compiled for these alone."""
-        if not self._takes_symbols or fake_mode_of_values(arguments) is not None:
-            return None
-        try:
-            found = self._of_known(arguments, options)
-        except InfeasibleBudgetError:
-            if options.slices == "off":
-                raise
-            return None  # what has symbols for sizes is not cut into slices
-        if found is not None:
-            step, report = found
-            reports.append(report)
-            self._serves_others = True
-            return step
-        if len(self._symbolic) > 1 and not self._serves_others:
-            self._takes_symbols = False
-            return None
-        traces: list[Trace] = []
-        unbound = [None if isinstance(given, int) else given for given in arguments]
-        try:
-            inputs = SymbolicInputs(self.gm, arguments, self._fixed)
-            graph = bound(self.gm, unbound, self._fixed)
-            with (
-                tracing_again(self._context, inputs.mode),
-                stores_watched() as sources,
-                traces_kept() as kept,
-            ):
-                run = self._compile_step(graph, inputs.fakes, options, traces.append)
-        except InfeasibleBudgetError:
-            if options.slices == "off":
-                raise
-            return None  # what has symbols for sizes is not cut into slices
-        except (OverBudgetError, OptionError):
-            raise
-        except Exception as reason:
-            if isinstance(reason, GuardOnDataDependentSymNode) and self._floats and not self._fixed:
-                self._fixed = self._floats
-                return self._compile_for_all(arguments, options, reports)
-            log.info("sizes are fixed, as the graph does not trace with symbols for them: %s", reason)
-            traces = []
-        if len(traces) != 1:
-            # So it will be at other sizes.
-            self._takes_symbols = False
-            reports.clear()
-            return None
-        # What AOTAutograd takes from the graph itself, it puts before the arguments: that is traced anew.
-        is_whole = len(kept) == 1 and not [*graph.parameters(), *graph.buffers()]
-        return self._remember(SymbolicStep(inputs, traces[0], run, sources, kept[0] if is_whole else None))
+    ) -> Compiled | None:
+        """A function that serves these sizes, and others; None where these are numbers to each."""
+        return None
 
-    def _of_known(self, arguments: Sequence[Any], options: Options) -> tuple[SymbolicStep, Report] | None:
-        """A step that was traced for other sizes, with a plan of before, or else a new one.
-
-        InfeasibleBudgetError where no plan fits.
-        """
-        known = tuple(self._symbolic)
-        with tracing_again(self._context, static_mode()):
-            found = step_for(arguments, options, known)
-            planned = plan_for(arguments, options, known) if found is None else None
-        if planned is None:
-            return found
-        step, carried, report = planned
-        with tracing_again(self._context, step.inputs.mode), stores_watched() as sources:
-            anew = planned_anew(step, carried, options)
-        return None if anew is None else (self._remember(replace(anew, sources=sources)), report)
-
-    def _remember(self, step: SymbolicStep) -> SymbolicStep:
-        forget_with(step, step.sources)
-        self._symbolic.appendleft(step)
-        return step
-
-    def _compile(self, arguments: Sequence[Any], options: Options) -> Callable[..., Any]:
+    def _compile(self, arguments: Sequence[Any], options: Options) -> Compiled:
         """Compile for these sizes alone.
 
         Floats are any, unless the graph does not trace so: then they are told apart, too.  A graph that does
@@ -313,7 +240,7 @@ class Retracer:
         self._fixed = self._floats
         return self._compile(arguments, options)
 
-    def _untraced(self, error: Exception, arguments: Sequence[Any]) -> Callable[..., Any]:
+    def _untraced(self, error: Exception, arguments: Sequence[Any]) -> Compiled:
         """The graph as it is; said aloud, or an error, if a budget is to be in force."""
         node = next(node for node in self.gm.graph.nodes if node.op not in ("placeholder", "get_attr"))
         place = f"the graph that starts at {source_line(node) or node.name}"
@@ -322,7 +249,7 @@ class Retracer:
         if self._options.limits and self._options.strict:
             raise told from None
         log.log(logging.WARNING if self._options.limits else logging.INFO, "%s", told)
-        return bound(self.gm, arguments, self._fixed)
+        return Compiled(bound(self.gm, arguments, self._fixed))
 
     def _check_hints(self, reports: Sequence[Report], arguments: Sequence[Any]) -> None:
         """Say once which hints cover nothing; of a part of a step that may be as the user means it."""

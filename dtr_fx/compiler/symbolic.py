@@ -2,25 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+import logging
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import sympy
 from torch import SymInt, Tensor
 from torch.fx import GraphModule
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
 
-from dtr_fx.compiler.reference import Trace, budget_of
-from dtr_fx.compiler.traced import Traced
-from dtr_fx.errors import GraphError, InfeasibleBudgetError
+from dtr_fx.compiler.dynamo import bound, forget_with, stores_watched, tracing_again
+from dtr_fx.compiler.reference import budget_of, rewrite_within
+from dtr_fx.compiler.retrace import Compile, Compiled, Retracer
+from dtr_fx.compiler.traced import Traced, traces_kept
+from dtr_fx.errors import GraphError, InfeasibleBudgetError, OptionError, OverBudgetError
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.drops import LowerDrops
+from dtr_fx.passes.modes import fake_mode_of_values, static_mode
 from dtr_fx.passes.sizes import give_sizes
 from dtr_fx.planning.options import Options
 from dtr_fx.planning.planning import Carried, copy_of
 from dtr_fx.planning.rewrite import rewrite_alike, rewrite_for_all, write_alike
 from dtr_fx.torch_private import ConstantSource, FakeTensorMode, base_of
+
+log = logging.getLogger(__name__)
+
+# How many steps with symbols for sizes a graph keeps, the last ones compiled.
+_MOST_STEPS = 16
+
+
+class Trace(NamedTuple):
+    """A graph as AOTAutograd traced it, and what it was rewritten by.
+
+    Without options the budget is the peak of ``reference``, PyTorch's own forward and backward in one graph.
+    One without a backward pass ``saves_nothing``.
+    """
+
+    graph: GraphModule
+    reference: GraphModule | None
+    carried: Carried
+    saves_nothing: bool
 
 
 class SymbolicInputs:
@@ -88,16 +117,101 @@ def _sizes(value: Any) -> Sequence[int | SymInt]:
 
 @dataclass(frozen=True)
 class SymbolicStep:
-    """A step compiled for symbolic inputs; ``run`` takes their numbers, too.
-
-    ``sources`` are the names of the texts that FX keeps of it.  It can be planned anew if it was ``traced``.
-    """
+    """A step compiled for symbolic inputs; it can be planned anew if it was ``traced``."""
 
     inputs: SymbolicInputs
     trace: Trace
-    run: Callable[..., Any]
-    sources: Set[str]
+    compiled: Compiled
     traced: Traced | None
+
+
+class SymbolicRetracer(Retracer):
+    """A graph with symbols for sizes: compiled with them if it can be traced so, else as any other."""
+
+    def __init__(self, gm: GraphModule, options: Options, compile_step: Compile) -> None:
+        super().__init__(gm, options, compile_step)
+        self._steps: deque[SymbolicStep] = deque(maxlen=_MOST_STEPS)
+        self._takes_symbols, self._serves_others = True, False
+
+    def _serving_all(
+        self, arguments: Sequence[Any], options: Options, reports: list[Report]
+    ) -> Compiled | None:
+        if not self._takes_symbols or fake_mode_of_values(arguments) is not None:
+            return None
+        try:
+            found = self._of_known(arguments, options)
+        except InfeasibleBudgetError:
+            if options.slices == "off":
+                raise
+            return None  # what has symbols for sizes is not cut into slices
+        if found is not None:
+            step, report = found
+            reports.append(report)
+            self._serves_others = True
+            return step.compiled
+        if len(self._steps) > 1 and not self._serves_others:
+            self._takes_symbols = False
+            return None
+        traces: list[Trace] = []
+        unbound = [None if isinstance(given, int) else given for given in arguments]
+        try:
+            inputs = SymbolicInputs(self.gm, arguments, self._fixed)
+            graph = bound(self.gm, unbound, self._fixed)
+            with (
+                tracing_again(self._context, inputs.mode),
+                stores_watched() as sources,
+                traces_kept() as kept,
+            ):
+                compiled = self._compile_step(
+                    graph, inputs.fakes, options, lambda *facts: traces.append(Trace(*facts))
+                )
+        except InfeasibleBudgetError:
+            if options.slices == "off":
+                raise
+            return None  # what has symbols for sizes is not cut into slices
+        except (OverBudgetError, OptionError):
+            raise
+        except Exception as reason:
+            if isinstance(reason, GuardOnDataDependentSymNode) and self._floats and not self._fixed:
+                self._fixed = self._floats
+                return self._serving_all(arguments, options, reports)
+            log.info("sizes are fixed, as the graph does not trace with symbols for them: %s", reason)
+            traces = []
+        if len(traces) != 1:
+            # So it will be at other sizes.
+            self._takes_symbols = False
+            reports.clear()
+            return None
+        # What AOTAutograd takes from the graph itself, it puts before the arguments: that is traced anew.
+        is_whole = len(kept) == 1 and not [*graph.parameters(), *graph.buffers()]
+        compiled = compiled._replace(takes_numbers=True, sources=sources)
+        return self._remember(
+            SymbolicStep(inputs, traces[0], compiled, kept[0] if is_whole else None)
+        ).compiled
+
+    def _of_known(self, arguments: Sequence[Any], options: Options) -> tuple[SymbolicStep, Report] | None:
+        """A step that was traced for other sizes, with a plan of before, or else a new one.
+
+        InfeasibleBudgetError where no plan fits.
+        """
+        known = tuple(self._steps)
+        with tracing_again(self._context, static_mode()):
+            found = step_for(arguments, options, known)
+            planned = plan_for(arguments, options, known) if found is None else None
+        if planned is None:
+            return found
+        step, carried, report = planned
+        with tracing_again(self._context, step.inputs.mode), stores_watched() as sources:
+            anew = planned_anew(step, carried, options)
+        if anew is None:
+            return None
+        compiled = anew.compiled._replace(sources=sources)
+        return self._remember(replace(anew, compiled=compiled)), report
+
+    def _remember(self, step: SymbolicStep) -> SymbolicStep:
+        forget_with(step, step.compiled.sources)
+        self._steps.appendleft(step)
+        return step
 
 
 def step_for(
@@ -135,20 +249,14 @@ def plan_for(
         if step.traced is None or sizes is None:
             continue
         options = replace(options, slices="off")  # what has symbols for sizes is not cut
-        reference, saves_nothing = step.trace.reference, step.trace.saves_nothing
+        reference = step.trace.reference
         try:
             graph = _sized(step.trace.graph, sizes)
-            if reference is not None:
-                options = replace(options, budget=budget_of(_sized(reference, sizes), options.count))
+            most = None if reference is None else budget_of(_sized(reference, sizes), options.count)
         except GraphError:
             return None
-        try:
-            report, carried = rewrite_for_all(graph, options, saves_nothing=saves_nothing)
-        except InfeasibleBudgetError as error:
-            if reference is None:
-                raise
-            options = replace(options, budget=replace(options.budget, value=error.smallest))
-            report, carried = rewrite_for_all(graph, options, saves_nothing=saves_nothing)
+        rewrite = partial(rewrite_for_all, graph, saves_nothing=step.trace.saves_nothing)
+        report, carried = rewrite(options) if most is None else rewrite_within(most, options, rewrite)
         return None if carried is None else (step, carried, report)
     return None
 
@@ -159,7 +267,8 @@ def planned_anew(step: SymbolicStep, carried: Carried, options: Options) -> Symb
     if step.traced is None or not write_alike(graph, carried, options):
         return None
     LowerDrops().call(graph)
-    return replace(step, trace=replace(step.trace, carried=carried), run=step.traced.compile(graph))
+    compiled = Compiled(step.traced.compile(graph), takes_numbers=True)
+    return replace(step, trace=step.trace._replace(carried=carried), compiled=compiled)
 
 
 def _sized(gm: GraphModule, sizes: Mapping[sympy.Symbol, sympy.Integer]) -> GraphModule:

@@ -6,19 +6,17 @@ of a language model as much as for its loss, for each key and value of a cache. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from dtr_fx.compiler.accounting import compiled_node, makers
 from dtr_fx.passes.tensors import is_tangent
 
 
 def make_zeros_late(backward: GraphModule) -> bool:
-    """Let a backward graph take None for each of its tangents, as zeros.
+    """Let a backward graph take None for each of its tangents, as zeros; the step then asks autograd for it.
 
     False where there is nothing to win, or a tangent has symbols for sizes or is no plain tensor.
     """
@@ -45,20 +43,6 @@ def given_or_zeros(
     if tangent is not None:
         return tangent
     return torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
-
-
-def without_zeros(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled step whose backward pass is given None in place of zeros."""
-
-    def run(*arguments: Any) -> Any:
-        earlier = set(makers(arguments))
-        outputs = step(*arguments)
-        node = compiled_node(outputs, arguments, earlier)
-        if node is not None:
-            node.set_materialize_grads(False)
-        return outputs
-
-    return run
 
 
 def _is_plain(tangent: Node) -> bool:

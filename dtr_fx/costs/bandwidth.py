@@ -10,6 +10,7 @@ import platform
 import re
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,6 +29,12 @@ log = logging.getLogger(__name__)
 _SMALL, _LARGE = 4096, 8 * 2**20  # bytes
 _SECONDS = {_SMALL: 0.05, _LARGE: 0.2}
 _FEWEST = 3  # copies of a size, of which the first counts not
+
+
+def with_speed(tier: Tier, device: torch.device) -> Tier:
+    """The tier with its speed, which is measured where it is not given; OptionError if it has no use here."""
+    check_device(tier, device)
+    return replace(tier, speed=tier.speed or measured_bandwidth(tier, device))
 
 
 def measured_bandwidth(tier: Tier, device: torch.device) -> Bandwidth:

@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from dtr_fx.costs.isolated import CannotRunAlone, outside_of_tracing, signature
-from dtr_fx.costs.measure import free_memory
+from dtr_fx.costs.isolated import outside_of_tracing
+from dtr_fx.costs.machine import free_memory
+from dtr_fx.costs.operators import CannotRunAlone, signature
 from dtr_fx.passes.cuts import Arguments, Axis, axes, is_elementwise
 from dtr_fx.passes.slices import Cut, is_added_up
 from dtr_fx.passes.tensors import tensors_of

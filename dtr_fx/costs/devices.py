@@ -9,46 +9,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dtr_fx.costs.figures import CPU, Device
 from dtr_fx.errors import OptionError, did_you_mean
 from dtr_fx.tiers.tier import Bandwidth
 
-# What generated code computes on a CPU (see ``kernels``).
-FUNCTION = "function"  # vectorized
-SCALAR = "scalar"  # one element after the other
-
-
-@dataclass(frozen=True)
-class Device:
-    """FLOP/s by bytes per element, bytes/s of memory, seconds of launching, bytes of memory.
-
-    ``transfer`` is the speed of copies to the host and back; cards older than Ampere have no flash attention.
-    ``arithmetic`` is seconds per element of what
-    Inductor generates code for, by kind, where that is slow.  The launch and the latency of
-    a transfer are our own estimates.
-    """
-
-    flops: Mapping[int, float]
-    bandwidth: float
-    launch: float = 4e-6
-    arithmetic: Mapping[str, float] = field(default_factory=dict)
-    memory: float = 0
-    transfer: Bandwidth | None = None
-    has_flash: bool = True
-    source: str = ""
-
-
 _PCIE3, _PCIE4, _PCIE5 = 16e9, 32e9, 64e9  # 16 lanes, one direction
 _LATENCY = 1e-5  # seconds of a transfer, beside its bytes
-CPU = Device(
-    {4: 2e11, 2: 1e11, 8: 1e11}, 3e10, 2e-6, {FUNCTION: 1.5e-10, SCALAR: 1.2e-9}, source="an estimate"
-)
 
 
 def _card(
@@ -88,9 +60,7 @@ _WIDTHS = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 4, torch.float64:
 
 
 def device_figures(device: torch.device) -> Device:
-    """The figures of a device that is here, by its name."""
-    if device.type == "cpu":
-        return CPU
+    """The figures of an accelerator that is here, by its name."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" and torch.cuda.is_available() else ""
     plain = name.lower().replace(" ", "")
     found = (card for key, card in CARDS.items() if all(part in plain for part in key.split("-")))

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+
+if sys.platform != "win32":
+    import fcntl
 
 # What ``DTR_CACHE`` is where nothing is to be kept.
 _OFF = ("off", "no", "false", "0")
@@ -21,6 +27,25 @@ def cache_folder(given: str | os.PathLike[str] | bool | None = None) -> Path | N
     if asked and asked is not True:
         return Path(asked).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dtr_fx"
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep all others, threads and processes, that ask for the same folder waiting; not on Windows.
+
+    The folder is made.  On a file system without locks none waits.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if sys.platform == "win32":
+        yield
+        return
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)  # which unlocks it, too
 
 
 def replace_file(file: Path, content: bytes) -> None:

@@ -11,36 +11,29 @@ from __future__ import annotations
 import contextlib
 import logging
 import statistics
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 from torch.fx.node import map_arg
 
 from dtr_fx.costs.isolated import (
     KEPT_BYTES,
+    SHORTEST,
     Maker,
-    bytes_made_up,
-    bytes_to_run,
+    clock,
     generators_kept,
-    is_custom,
-    may_run,
+    median_seconds,
+    on_real_tensors,
+    outside_of_tracing,
+    prepared,
 )
+from dtr_fx.costs.operators import bytes_made_up, bytes_to_run, is_custom, is_free, may_run
 from dtr_fx.costs.workspaces import workspaces
 from dtr_fx.passes import rng
-from dtr_fx.passes.effects import may_run_twice
-from dtr_fx.passes.tensors import (
-    fresh_storages,
-    held_by,
-    is_selection,
-    is_tangent,
-    is_view,
-    storage_keys,
-    tensors_of,
-)
+from dtr_fx.passes.tensors import is_selection, is_view, tensors_of
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +41,23 @@ _CPU = torch.device("cpu")
 # Passes over the graph, and one before them, in which code is made ready and memory is had from the system;
 # runs of an operator, or fewer that take so many seconds, that are enough in all passes.
 _PASSES, _ENOUGH, _FEW, _FEW_SECONDS = 3, 5, 2, 0.02
-SHORTEST = 1e-9  # seconds: the resolution of the clock; a cost is above zero
 
 
-def clock() -> Callable[[], float]:
-    """The seconds of this thread, where no other computes with it: a busy machine does not count."""
-    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+def timed(keys: Mapping[Node, str], device: torch.device, room: float) -> dict[str, float]:
+    """Seconds by key, of nodes of one graph: functions on a CPU in its order, else each key's alone."""
+    is_ordered = device.type == "cpu"
+    calls = {node: key for node, key in keys.items() if is_ordered and node.op == "call_function"}
+    with on_real_tensors(device):
+        found = seconds_in_order(calls, room) if calls else {}
+    with outside_of_tracing(device):
+        for key, node in {key: node for node, key in keys.items() if node not in calls}.items():
+            try:
+                found[key] = median_seconds(prepared(node, room), device)
+            except Exception as reason:
+                log.debug("%s is estimated: %s", key, reason)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the device's memory is as it was
+    return found
 
 
 def seconds_in_order(keys: Mapping[Node, str], room: float) -> dict[str, float]:
@@ -78,31 +82,6 @@ def seconds_to_time(keys: Iterable[str], seconds: Mapping[str, float]) -> float:
         max(least[key] * seconds[key], min(number * seconds[key], 2 * _FEW_SECONDS))
         for key, number in runs.items()
     )
-
-
-def least_room(graph: Graph) -> int:
-    """Bytes beside its inputs that no plan for a graph does without, as one operator needs them."""
-    calls = [node for node in graph.nodes if node.op.startswith("call")]
-    own = workspaces(calls)
-    given = {key for node in graph.nodes if _is_given(node) for key in storage_keys(node)}
-
-    def beside_inputs(node: Node) -> int:
-        touched = (held for used in (node, *node.all_input_nodes) for held in held_by(used))
-        sizes = {held.storage: held.nbytes for held in touched}
-        return own[node] + sum(nbytes for storage, nbytes in sizes.items() if storage not in given)
-
-    return max(map(beside_inputs, calls))
-
-
-def _is_given(node: Node) -> bool:
-    """True if what the node gives is there before the graph runs."""
-    return node.op in ("placeholder", "get_attr") and not is_tangent(node)
-
-
-def is_free(node: Node) -> bool:
-    """True if the node's operator makes no storage and does nothing else."""
-    is_pure = node.op.startswith("call") and may_run_twice(node)
-    return is_selection(node) or (is_pure and not fresh_storages(node))
 
 
 def _is_own_view(node: Node) -> bool:

@@ -1,4 +1,4 @@
-"""An operator by itself: run on made-up tensors, whatever is being traced, and all that decides its time.
+"""An operator by itself, run on made-up tensors, whatever is being traced.
 
 Floats are random, since max pooling on equal numbers takes a third of its time; integers are zero, which is
 a valid index, and booleans true, which is the most that a mask can select.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import statistics
+import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
@@ -16,19 +18,18 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from dtr_fx.passes import rng
-from dtr_fx.passes.effects import may_run_twice
-from dtr_fx.passes.modes import largest_to_run
-from dtr_fx.passes.subgraphs import is_higher_order
-from dtr_fx.passes.tensors import called_module, nbytes_of, sizes_of, tensors_of
-from dtr_fx.torch_private import (
-    OpOverload,
-    disable_current_modes,
-    is_traceable_wrapper_subclass,
-    no_python_dispatcher,
-    pytree,
-    schema_of,
+from dtr_fx.costs.operators import (
+    GIVEN,
+    CannotRunAlone,
+    bytes_to_run,
+    call_of,
+    extent,
+    is_too_large,
+    value_of,
 )
+from dtr_fx.passes.effects import may_run_twice
+from dtr_fx.passes.tensors import called_module, sizes_of
+from dtr_fx.torch_private import disable_current_modes, no_python_dispatcher, pytree
 
 
 @contextlib.contextmanager
@@ -57,6 +58,10 @@ def generators_kept(device: torch.device) -> contextlib.AbstractContextManager[N
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
+SHORTEST = 1e-9  # seconds: the resolution of the clock; a cost is above zero
+_WARM_UPS = 3
+_MOST_REPEATS, _FEWEST_REPEATS = 50, 3
+_TIME_CAP = 0.02  # seconds of repeats of one operator, unless so many are fewer than the fewest
 # Bytes of a kept state, and one to be given back.
 KEPT_BYTES = 2 * 5056
 # Elements that are drawn of a tensor, and the types that can be.
@@ -92,7 +97,7 @@ class Maker:
 
     def tensor(self, like: Tensor) -> Tensor:
         """A tensor of the same layout."""
-        dtype, device, elements = like.dtype, like.device, _extent(like)
+        dtype, device, elements = like.dtype, like.device, extent(like)
         if dtype.is_floating_point or dtype.is_complex:
             made = torch.empty(elements, dtype=dtype, device=device)
             self._fill(made)
@@ -119,26 +124,9 @@ class Maker:
         return self.tensor(value) if isinstance(value, Tensor) else value_of(value)
 
 
-def bytes_made_up(node: Node) -> int:
-    """Those of a made-up value in the place of the node's."""
-    return sum(_extent(tensor) * tensor.element_size() for tensor in tensors_of(node.meta.get("val")))
-
-
-def bytes_to_run(node: Node) -> int:
-    """Those of its operands and results, and of a module's own tensors."""
-    module = called_module(node) if node.op == "call_module" else None
-    state = () if module is None else (*module.parameters(), *module.buffers())
-    return sum(map(bytes_made_up, (node, *node.all_input_nodes))) + sum(map(nbytes_of, state))
-
-
-def is_too_large(node: Node) -> bool:
-    """True if the node is of a model without memory, and too large to be run for a figure."""
-    return bytes_to_run(node) > largest_to_run(node)
-
-
 def prepared(node: Node, room: float) -> Callable[[], Any]:
     """The node's operator on made-up tensors, which live as long as the function and fit into ``room``."""
-    if not (node.op in _GIVEN or may_run_twice(node)):
+    if not (node.op in GIVEN or may_run_twice(node)):
         raise CannotRunAlone("it may not run twice")
     if is_too_large(node):
         raise CannotRunAlone("it is large, and the model has no memory")
@@ -146,7 +134,7 @@ def prepared(node: Node, room: float) -> Callable[[], Any]:
     # As much again for what the operator takes for itself.
     if 2 * needed > room:
         raise CannotRunAlone(f"{needed} bytes of operands are too many for {room}")
-    return on_made_up(node, *_call(node))
+    return on_made_up(node, *call_of(node))
 
 
 def on_made_up(node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
@@ -160,116 +148,43 @@ def on_made_up(node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str,
     return lambda: target(*args, **kwargs)
 
 
-def value_of(value: Any) -> Any:
-    """A symbol's value in the trace at hand, None for what only the data says; anything else as it is."""
-    symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
-    return value.node.hint if isinstance(value, symbols) else value
+def median_seconds(run: Callable[[], Any], device: torch.device) -> float:
+    repeats = _MOST_REPEATS
+    for _ in range(_WARM_UPS):
+        started = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        took = time.perf_counter() - started
+        repeats = max(_FEWEST_REPEATS, min(_MOST_REPEATS, int(_TIME_CAP / max(took, SHORTEST))))
+        if took > _TIME_CAP:
+            break
+    times = _cuda_times if device.type == "cuda" else _cpu_times
+    return max(statistics.median(times(run, repeats)), SHORTEST)
 
 
-def _extent(tensor: Tensor) -> int:
-    """Elements from the tensor's first to its last, gaps included."""
-    shape, stride = sizes_of(tensor)
-    return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride))
+def _cpu_times(run: Callable[[], Any], repeats: int) -> list[float]:
+    times = []
+    now = clock()
+    for _ in range(repeats):
+        started = now()
+        run()
+        times.append(now() - started)
+    return times
 
 
-# --- by what an operator is known --------------------------------------------------------------------------
-
-_PLAIN = (
-    bool, int, float, complex, str, type(None), type(...),
-    torch.dtype, torch.device, torch.layout, torch.memory_format,
-)  # fmt: skip
-
-
-_GIVEN = ("placeholder", "get_attr")
-
-
-class CannotRunAlone(Exception):
-    """Why an operator cannot be run by itself."""
+def _cuda_times(run: Callable[[], Any], repeats: int) -> list[float]:
+    """Between two events around each run, with no wait between them: the longer of launch and kernel."""
+    event = functools.partial(torch.cuda.Event, enable_timing=True)
+    events = [(event(), event()) for _ in range(repeats)]
+    for before, after in events:
+        before.record()
+        run()
+        after.record()
+    torch.cuda.synchronize()
+    return [before.elapsed_time(after) * 1e-3 for before, after in events]
 
 
-def may_run(node: Node) -> bool:
-    """True if the node's operator does no more than compute, or write to what it is given."""
-    target = node.target
-    writes = isinstance(target, OpOverload) and target.namespace == "aten" and schema_of(target).is_mutable
-    return writes or may_run_twice(node)
-
-
-def is_custom(node: Node) -> bool:
-    """True of an operator that is not PyTorch's own."""
-    return isinstance(node.target, OpOverload) and node.target.namespace not in ("aten", "prims")
-
-
-def signature(node: Node, described: dict[Node, str]) -> str:
-    """All that decides the time of a node's operator, as text; ``CannotRunAlone`` says why it cannot be.
-
-    ``described`` takes what each node makes, in words, from one call to the next: as a rule several read it.
-    """
-    target, args, kwargs = _call(node)
-    numbers: dict[Node, int] = {}
-
-    def describe(value: Any) -> str:
-        if isinstance(value, Node):
-            if value in numbers:
-                return f"%{numbers[value]}"
-            numbers[value] = len(numbers)
-            return made_by(value)
-        if isinstance(value, (list, tuple)):
-            return f"[{', '.join(map(describe, value))}]"
-        if isinstance(value, slice):
-            return f"{describe(value.start)}:{describe(value.stop)}:{describe(value.step)}"
-        if isinstance(value, Tensor):
-            return _layout(value)
-        value = value_of(value)
-        if not isinstance(value, _PLAIN):
-            raise CannotRunAlone(f"a {type(value).__name__} among its arguments or results")
-        return repr(value)
-
-    def made_by(node: Node) -> str:
-        if node not in described:
-            described[node] = describe(node.meta.get("val"))
-        return described[node]
-
-    given = [*map(describe, args), *(f"{name}={describe(value)}" for name, value in sorted(kwargs.items()))]
-    return f"{_name(node, target)}({', '.join(given)}) -> {made_by(node)}"
-
-
-def _call(node: Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Target and arguments; an input of the graph stands for a copy of it."""
-    if node.op in _GIVEN:
-        return torch.ops.aten.clone.default, (node,), {}
-    if not may_run(node):
-        raise CannotRunAlone("it does more than compute")
-    if is_higher_order(node):
-        raise CannotRunAlone("it runs graphs of its own")
-    return node.target, node.args, node.kwargs
-
-
-def _name(node: Node, target: Any) -> str:
-    if node.op == "call_module":
-        return _describe_module(called_module(node))
-    if isinstance(target, OpOverload):
-        return str(target)
-    name = rng.reference(node)
-    if name is None:
-        raise CannotRunAlone("its function has no name to be known by")
-    return str(name)
-
-
-def _describe_module(module: nn.Module) -> str:
-    """Its parts with their plain attributes (``repr`` does not tell the number of heads), and its tensors."""
-    parts = []
-    for part in module.modules():
-        kind = type(part)
-        if not kind.__module__.startswith("torch.nn."):
-            raise CannotRunAlone(f"{kind.__name__} is no module of PyTorch's own")
-        plain = {name: value for name, value in vars(part).items() if isinstance(value, (*_PLAIN, tuple))}
-        parts.append(f"{kind.__name__}{plain}")
-    state = map(_layout, [*module.parameters(), *module.buffers()])
-    return f"{', '.join(parts)} [{', '.join(state)}]"
-
-
-def _layout(tensor: Tensor) -> str:
-    if tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor):
-        raise CannotRunAlone(f"a {type(tensor).__name__} of layout {tensor.layout}")
-    shape, stride = sizes_of(tensor)
-    return f"{tensor.device.type} {str(tensor.dtype).removeprefix('torch.')}{shape}@{stride}"
+def clock() -> Callable[[], float]:
+    """The seconds of this thread, where no other computes with it: a busy machine does not count."""
+    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter

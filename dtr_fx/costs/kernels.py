@@ -14,8 +14,8 @@ from typing import cast
 import torch
 from torch.fx import Node
 
-from dtr_fx.costs.devices import FUNCTION, SCALAR, device_figures
-from dtr_fx.costs.roofline import Cost
+from dtr_fx.costs.figures import FUNCTION, SCALAR
+from dtr_fx.costs.roofline import Cost, figures_of
 from dtr_fx.passes import kernels
 from dtr_fx.passes.tensors import hint, tensors_of
 
@@ -35,7 +35,7 @@ def of_kernels(cost: Cost, device: torch.device) -> Cost:
 
     What is fused with its readers is part of their launch, and leaves nothing in memory that they would read.
     """
-    figures = device_figures(device)
+    figures = figures_of(device)
 
     def of(node: Node) -> float:
         if not kernels.is_kernel(node):

@@ -1,24 +1,20 @@
-"""The peak memory that a call really reaches, read from the allocator, and the memory that is free."""
+"""The peak memory that a call really reaches, read from the allocator."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from dtr_fx.torch_private import EventType, profile_tree, pytree
 
 _REGION = "dtr_fx.costs.measure"
-_MEMINFO = Path("/proc/meminfo")
 
 
 def measure_peak(
@@ -126,37 +122,3 @@ def _cpu_memory_events(profiler: torch.profiler.profile) -> list[list[tuple[int,
         found[bisect_left(found, start, key=time) : bisect_right(found, end, key=time)]
         for start, end in sorted(regions)
     ]
-
-
-def free_memory(device: torch.device) -> int | None:
-    """Bytes that this process can have on the device by now; None where neither device nor system tells.
-
-    On CUDA: what the caching allocator holds and does not use, too, within the limit of
-    ``torch.cuda.set_per_process_memory_fraction``.  On a CPU: without swapping, and of that this rank's part.
-    """
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        reserved = torch.cuda.memory_reserved(device)
-        number = torch.cuda.current_device() if device.index is None else device.index
-        allowed = int(torch.cuda.get_per_process_memory_fraction(number) * total) - reserved
-        return min(free, allowed) + reserved - torch.cuda.memory_allocated(device)
-    if device.type != "cpu":
-        return None
-    with contextlib.suppress(OSError, KeyError), _MEMINFO.open() as lines:
-        sizes = dict(line.split(":", 1) for line in lines)
-        return int(sizes["MemAvailable"].split()[0]) * 1024 // _ranks_here()
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _ranks_here()
-    return None
-
-
-def are_several() -> bool:
-    """True if other ranks take part in this program."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def _ranks_here() -> int:
-    """The processes of this job on this host; all of them, where the launcher does not tell."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return 1
-    return int(os.environ.get("LOCAL_WORLD_SIZE") or dist.get_world_size())

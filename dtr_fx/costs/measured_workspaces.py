@@ -14,15 +14,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from dtr_fx.costs.isolated import (
-    CannotRunAlone,
-    is_too_large,
-    on_made_up,
-    outside_of_tracing,
-    signature,
-    value_of,
-)
+from dtr_fx.costs.isolated import on_made_up, outside_of_tracing
 from dtr_fx.costs.measure import cpu_peaks
+from dtr_fx.costs.operators import CannotRunAlone, is_too_large, signature, value_of
 from dtr_fx.passes.effects import may_run_twice
 from dtr_fx.passes.tensors import fresh_storages, sizes_of, tensors_of
 from dtr_fx.torch_private import OpOverload, any_profiler_runs, compile_lock

@@ -14,12 +14,11 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils.flop_counter import flop_registry
 
-from dtr_fx.costs.devices import Device, device_figures
+from dtr_fx.costs.figures import CPU, Device
 from dtr_fx.costs.files import cache_folder
-from dtr_fx.costs.measure import are_several
+from dtr_fx.costs.machine import are_several
 from dtr_fx.errors import OptionError, ask
 from dtr_fx.passes import subgraphs
-from dtr_fx.passes.slices import Sliced
 from dtr_fx.passes.tensors import held_by, hint, tensors_of
 
 Cost = Callable[[Node], float]
@@ -35,11 +34,15 @@ _ON_CARDS = {
 
 def roofline(device: torch.device | Device) -> Cost:
     """A cost function for the nodes of a graph on a device that is here, or one with these figures."""
-    figures = device if isinstance(device, Device) else device_figures(device)
+    figures = device if isinstance(device, Device) else figures_of(device)
 
     def cost(node: Node) -> float:
         if subgraphs.is_higher_order(node) and subgraphs.graphs_of(node):
-            joined = sum(held.elements for held in held_by(node)) if isinstance(node.target, Sliced) else 0
+            joined = (
+                sum(held.elements for held in held_by(node))
+                if isinstance(node.target, subgraphs.InSlices)
+                else 0
+            )
             return figures.launch + subgraphs.cost_inside(node, cost) + 2 * joined / figures.bandwidth
         written = tensors_of(node.meta.get("val"))
         moved = sum(held.elements for touched in (node, *node.all_input_nodes) for held in held_by(touched))
@@ -48,6 +51,15 @@ def roofline(device: torch.device | Device) -> Cost:
         return figures.launch + max(flops(node) / speed, moved / figures.bandwidth)
 
     return cost
+
+
+def figures_of(device: torch.device) -> Device:
+    """The figures of a device that is here."""
+    if device.type == "cpu":
+        return CPU
+    from dtr_fx.costs.devices import device_figures  # only here: the cards by name
+
+    return device_figures(device)
 
 
 def flops(node: Node) -> int:

@@ -12,12 +12,21 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from dtr_fx.passes.liveness import liveness
-from dtr_fx.passes.slices import Sliced
-from dtr_fx.passes.subgraphs import graphs_of, is_higher_order
-from dtr_fx.passes.tensors import fresh_storages, graph_device, held_by, hint, nbytes_of, sizes_of, tensors_of
+from dtr_fx.passes.subgraphs import InSlices, graphs_of, is_higher_order
+from dtr_fx.passes.tensors import (
+    fresh_storages,
+    graph_device,
+    held_by,
+    hint,
+    is_tangent,
+    nbytes_of,
+    sizes_of,
+    storage_keys,
+    tensors_of,
+)
 from dtr_fx.report import Point
 from dtr_fx.torch_private import OpOverload, schema_of
 
@@ -48,10 +57,29 @@ def workspaces(nodes: Iterable[Node]) -> dict[Node, int]:
 
 def _inside(node: Node) -> int:
     """The most that one of its graphs holds above its inputs, and where it is a branch above its outputs."""
-    if isinstance(node.target, Sliced):
+    if isinstance(node.target, InSlices):
         return above_inputs(node.target.runs) + node.target.accumulator_bytes
     made = _fresh_bytes(node) if node.target is torch.ops.higher_order.cond else 0
     return max([0, *(above_inputs(gm) - made for gm in graphs_of(node))])
+
+
+def least_room(graph: Graph) -> int:
+    """Bytes beside its inputs that no plan for a graph does without, as one operator needs them."""
+    calls = [node for node in graph.nodes if node.op.startswith("call")]
+    own = workspaces(calls)
+    given = {key for node in graph.nodes if _is_given(node) for key in storage_keys(node)}
+
+    def beside_inputs(node: Node) -> int:
+        touched = (held for used in (node, *node.all_input_nodes) for held in held_by(used))
+        sizes = {held.storage: held.nbytes for held in touched}
+        return own[node] + sum(nbytes for storage, nbytes in sizes.items() if storage not in given)
+
+    return max(map(beside_inputs, calls))
+
+
+def _is_given(node: Node) -> bool:
+    """True if what the node gives is there before the graph runs."""
+    return node.op in ("placeholder", "get_attr") and not is_tangent(node)
 
 
 def above_inputs(gm: GraphModule) -> int:

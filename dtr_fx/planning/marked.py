@@ -20,7 +20,6 @@ from dtr_fx.planning.planner import Planner
 from dtr_fx.report import HintStats
 from dtr_fx.runtime import Plan, Program, RunFailed
 from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
-from dtr_fx.search import Policy, execute_order, lower_bound
 
 # What the cost of a recompute is taken for where the user marked the operator.
 _WEIGHTS = {
@@ -69,7 +68,9 @@ class MarkedPlanner(Planner):
             return None
         as_it_is = range(sum(1 for _ in self.program.calls()))
         order = merged([as_it_is, *(plan.order for plan in self._plans_of_parts)])
-        plan = execute_order(self.program, search.rerun(self.program, order, again) if again else order)
+        plan = search.execute_order(
+            self.program, search.rerun(self.program, order, again) if again else order
+        )
         for part, taken in self._parts.above(plan):
             raise InfeasiblePartError(part.pattern, part.limit, taken)
         return replace(plan, decided_by="checkpoint")
@@ -79,17 +80,19 @@ class MarkedPlanner(Planner):
         """A plan for each part that takes more than its budget if nothing runs again."""
         if not self._parts.parts:
             return []
-        as_it_is = execute_order(self.program, range(sum(1 for _ in self.program.calls())))
+        as_it_is = search.execute_order(self.program, range(sum(1 for _ in self.program.calls())))
         return [self._plan_of_part(part) for part, _ in self._parts.above(as_it_is)]
 
     def _plan_of_part(self, part: Part) -> Plan:
         """The plan in which nothing but the part takes memory."""
         program = part.of(replace(self.program, tier=None))
-        bound = lower_bound(program).nbytes
+        bound = search.lower_bound(program).nbytes
         plan = None
         if part.limit >= bound:
             with contextlib.suppress(search.Infeasible):
-                plan = search.search(program, part.limit, Policy(self._policy.heuristic), self._seconds)
+                plan = search.find_plan(
+                    program, part.limit, search.Policy(self._policy.heuristic), self._seconds
+                )
         if plan is None:
             plan = search.smallest(program, bound, self._seconds)
         if plan.peak > part.limit:
@@ -120,7 +123,7 @@ class MarkedPlanner(Planner):
         """The plan with its true cost, and with what must be recomputed; None if that does not fit."""
         order = search.rerun(program, plan.order, self.must) if self.must else plan.order
         try:
-            obeying = execute_order(program, order, budget)
+            obeying = search.execute_order(program, order, budget)
         except RunFailed:
             return None
         if not self.holds(obeying):
@@ -135,7 +138,7 @@ def parts_of(graph: GraphProgram) -> list[Part]:
         hint = hint_of(call.node)
         if call.role == COMPUTE and hint is not None and is_budget(hint):
             calls[hint].append(number)
-    as_it_is = execute_order(graph.program, range(len(graph.calls))) if calls else None
+    as_it_is = search.execute_order(graph.program, range(len(graph.calls))) if calls else None
     found = []
     for hint, numbers in calls.items():
         part = Part(hint[0], frozenset(numbers), 0)

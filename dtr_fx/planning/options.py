@@ -135,7 +135,7 @@ def resolve_budget(
     if budget.kind == "auto":
         import torch
 
-        from dtr_fx.costs.measure import free_memory
+        from dtr_fx.costs.machine import free_memory
 
         device = device or torch.device("cpu")
         free = int(budget.value) or free_memory(device)

@@ -18,7 +18,7 @@ from dtr_fx.planning.options import Options
 from dtr_fx.report import HintStats
 from dtr_fx.runtime import Plan, Program, RunFailed, resolve
 from dtr_fx.runtime.caching_allocator import CachingAllocator
-from dtr_fx.search import Policy, execute_order, lower_bound, paper, portfolio, reserved_by
+from dtr_fx.search import lower_bound
 
 # How many budgets of allocated bytes are tried for one of reserved bytes.
 _TRIES = 8
@@ -47,8 +47,6 @@ class Planner:
         self._seconds = options.plan_seconds
         self._counts_reserved = options.count == "reserved"
         self._online = options.planner == "online"
-        heuristic = resolve(options.heuristic)
-        self._policy = paper(heuristic) if self._online else Policy(heuristic)
         # Of a function of the user's nothing tells what it does.
         is_known = isinstance(options.heuristic, str)
         folder = cache_folder(options.cache) if is_known else None
@@ -60,9 +58,14 @@ class Planner:
             self._least[budget] = search.least_recomputed(self.program, budget)
         return self._least[budget]
 
+    @cached_property
+    def _policy(self) -> search.Policy:
+        heuristic = resolve(self._options.heuristic)
+        return search.paper(heuristic) if self._online else search.Policy(heuristic)
+
     @property
-    def policies(self) -> Iterable[Policy]:
-        return [self._policy] if self._online else portfolio(self._policy)
+    def policies(self) -> Iterable[search.Policy]:
+        return [self._policy] if self._online else search.portfolio(self._policy)
 
     def plan(self, budget: int) -> Plan:
         """A plan within ``budget`` bytes; Infeasible if there is none at this budget or a smaller one."""
@@ -91,7 +94,7 @@ class Planner:
         allocator = CachingAllocator.as_configured()
         # Up to when something is held that was copied out depends on the room.
         within = plan.peak if plan.moved and not self._online else math.inf
-        return reserved_by(self.program, plan.order, allocator, plan.moved, within)
+        return search.reserved_by(self.program, plan.order, allocator, plan.moved, within)
 
     def _plan(self, budget: int) -> Plan:
         """The same, by the bytes that are allocated."""
@@ -123,7 +126,7 @@ class Planner:
         while plan is None:
             saved = 2 * saved + 1
             plan = self._repaired(free, budget, held + saved)
-        return execute_order(self.program, plan.order, budget, plan.moved)
+        return search.execute_order(self.program, plan.order, budget, plan.moved)
 
     @cached_property
     def _without_moves(self) -> Planner:
@@ -139,7 +142,7 @@ class Planner:
         fitting = []
         for order in (free.order, search.rerun_forward(self.program, free.order)):
             with contextlib.suppress(RunFailed):
-                fitting.append(execute_order(limited, order, budget, free.moved))
+                fitting.append(search.execute_order(limited, order, budget, free.moved))
         return _cheapest(filter(self.holds, fitting))
 
     @cached_property
@@ -206,7 +209,7 @@ class Planner:
         try:
             weighed = self._weighed(computed)
             least = self.least(budget) if weighed is computed else 0.0
-            plan = search.search(weighed, budget, self._policy, self._seconds, lowest, least)
+            plan = search.find_plan(weighed, budget, self._policy, self._seconds, lowest, least)
         except search.Infeasible:
             return None
         return self._obeying(plan, computed, budget)

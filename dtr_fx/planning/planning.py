@@ -17,22 +17,21 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from dtr_fx import search
 from dtr_fx.costs import roofline as cost_model
-from dtr_fx.costs.workspaces import workspaces
+from dtr_fx.costs.workspaces import least_room, workspaces
 from dtr_fx.errors import GraphError, InfeasibleBudgetError
 from dtr_fx.passes import storages
 from dtr_fx.passes.hints import hint_of, is_budget
 from dtr_fx.passes.liveness import with_reserved
 from dtr_fx.passes.modes import WithoutMemory, fake_mode_of
 from dtr_fx.passes.roles import KEEP
-from dtr_fx.passes.slices import Sliced
+from dtr_fx.passes.subgraphs import InSlices
 from dtr_fx.passes.tensors import constant_bytes, graph_device, is_view
 from dtr_fx.planning.options import Budget, Options, resolve_budget
 from dtr_fx.planning.planner import Infeasible, Planner
 from dtr_fx.planning.reporting import source_line
 from dtr_fx.runtime import Plan, Program, RunFailed
 from dtr_fx.runtime.steps import COMPUTE, RECOMPUTE
-from dtr_fx.search import NOTHING, Moved, execute_order
-from dtr_fx.tiers.tier import Tier
+from dtr_fx.search import NOTHING, Moved
 
 # How closely a budget for an overhead is looked for, as a share of the graph's own peak.
 _TOLERANCE = 0.01
@@ -92,7 +91,11 @@ class Planning:
             trusts_caller=trusts_caller,
             moves=options.offload is not None,
         )
-        tier = None if options.offload is None else _usable(options.offload, device)
+        tier = options.offload
+        if tier is not None:
+            from dtr_fx.costs.bandwidth import with_speed  # only here: with it come threads and files
+
+            tier = with_speed(tier, device)
         self.offload = "" if tier is None else f"{tier}: {tier.speed}"
         program = self.graph.program if tier is None else replace(self.graph.program, tier=tier)
         self.planner = self._planner(program)
@@ -204,7 +207,7 @@ class Planning:
             most = graph.held_between_passes + self._saved
             programs.insert(0, search.limit_saved(self.planner.program, most, budget))
         try:
-            plans = [execute_order(program, order, budget, moved) for program in programs]
+            plans = [search.execute_order(program, order, budget, moved) for program in programs]
         except RunFailed:
             return None
         is_obeyed = all(plan.order == order for plan in plans) and self.planner.holds(plans[-1])
@@ -266,7 +269,7 @@ class Planning:
         """
         if plan is None:
             return 0.0
-        is_whole = not any(isinstance(call.node.target, Sliced) for call in self.graph.calls)
+        is_whole = not any(isinstance(call.node.target, InSlices) for call in self.graph.calls)
         if not is_whole or self.planner.program.tier is not None or not self.base_cost:
             return None
         return self.planner.least(max(budget, plan.peak)) / self.base_cost
@@ -353,9 +356,6 @@ def _room(gm: GraphModule, options: Options, device: torch.device, peak: int) ->
     held = constant_bytes(gm)
     if options.max_overhead is None:
         return resolve_budget(options.budget, peak, device, already_held=held) - held
-    # Only here: it is imported where operators may be timed.
-    from dtr_fx.costs.in_order import least_room
-
     return least_room(gm.graph)
 
 
@@ -369,16 +369,6 @@ def _under_plan(as_it_is: Mapping[Node, int], extra: Mapping[str, int]) -> dict[
 
 def _by_name(workspace: Mapping[Node, int]) -> dict[str, int]:
     return {node.name: nbytes for node, nbytes in workspace.items()}
-
-
-def _usable(tier: Tier, device: torch.device) -> Tier:
-    """The tier with its speed, which is measured where it is not given; OptionError if it has no use here."""
-    # Only here: its threads and files need not be known where nothing is moved.
-    from dtr_fx.costs.bandwidth import measured_bandwidth
-    from dtr_fx.tiers.pinned import check_device
-
-    check_device(tier, device)
-    return replace(tier, speed=tier.speed or measured_bandwidth(tier, device))
 
 
 def copy_of(gm: GraphModule) -> GraphModule:

@@ -11,12 +11,15 @@ from dataclasses import replace
 
 from torch.fx import GraphModule
 
+from dtr_fx import search
 from dtr_fx.errors import InfeasibleBudgetError
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes.contract import ORDER, VALUES, Pipeline
+from dtr_fx.passes.hints import hint_of
 from dtr_fx.passes.liveness import with_reserved
 from dtr_fx.passes.modes import fake_mode_of
 from dtr_fx.passes.reach import Reached, reached_by_caller, relied_on
+from dtr_fx.passes.storages import GraphProgram
 from dtr_fx.passes.verify import Verify, check_budget, check_reserved
 from dtr_fx.passes.write import Write
 from dtr_fx.planning.alternatives import Alternatives
@@ -24,17 +27,16 @@ from dtr_fx.planning.options import Options, Others
 from dtr_fx.planning.planning import Carried, Planning
 from dtr_fx.planning.reporting import (
     events_of,
-    hints_of,
     make_report,
     names_of,
     slices_of,
     source_line,
     stats_of,
 )
-from dtr_fx.report import Choice, Event, Relied
+from dtr_fx.report import Choice, Event, HintStats, Relied, StorageStats
 from dtr_fx.runtime import Plan, collector_paused
 from dtr_fx.runtime.steps import COMPUTE
-from dtr_fx.search import NOTHING, execute_order
+from dtr_fx.search import NOTHING
 
 log = logging.getLogger(__name__)
 
@@ -97,8 +99,8 @@ def write_alike(gm: GraphModule, carried: Carried, options: Options) -> bool:
         if graph.program.structure != carried.structure:
             return False
         if carried.order is not None:
-            plan = execute_order(graph.program, carried.order, math.inf, carried.moved)
-            Pipeline(Write(graph, plan, str(options.offload or "")), Verify(), given=(VALUES, ORDER))(gm)
+            plan = search.execute_order(graph.program, carried.order, math.inf, carried.moved)
+            Pipeline(_write(graph, plan, options), Verify(), given=(VALUES, ORDER))(gm)
         return True
 
 
@@ -132,8 +134,7 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
     parameters = reached_by_caller(gm, "parameter")
     if planning.gm is not gm:
         gm.graph = planning.gm.graph
-    tier = str(planning.options.offload or "")
-    passes = () if plan is None else (Write(planning.graph, plan, tier), Verify())
+    passes = () if plan is None else (_write(planning.graph, plan, planning.options), Verify())
     Pipeline(*passes, given=(VALUES, ORDER))(gm, laps.take)
     after, reserved = with_reserved(gm, planning.workspace_of, planning.graph.device)
     if plan is not None:
@@ -144,8 +145,7 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
     graph, options = planning.graph, planning.options
     events = events_of(gm, graph, after)
     storages = stats_of(graph, events)
-    hints = hints_of(graph, options.policy, events, storages)
-    planning.planner.check(hints)
+    hints = _hints(planning, events, storages)
     laps.take("report")
     report = make_report(
         need=planning.planner.need,
@@ -178,6 +178,29 @@ def carry_out(gm: GraphModule, planning: Planning, budget: int, plan: Plan | Non
     )
     _log(report, options.budget.others)
     return report
+
+
+def _write(graph: GraphProgram, plan: Plan, options: Options) -> Write:
+    """The pass that writes the plan."""
+    if options.offload is None:
+        return Write(graph, plan)
+    from dtr_fx.passes.write_moves import WriteMoves  # only here: with it come threads and files
+
+    return WriteMoves(graph, plan, str(options.offload))
+
+
+def _hints(
+    planning: Planning, events: Sequence[Event], storages: Sequence[StorageStats]
+) -> tuple[HintStats, ...]:
+    """What came of the hints, if there are any; VerificationError where a part takes more than its budget."""
+    graph, given = planning.graph, planning.options.policy
+    if not given and not any(hint_of(call.node) for call in graph.calls):
+        return ()
+    from dtr_fx.planning.hinted import hints_of
+
+    hints = hints_of(graph, given, events, storages)
+    planning.planner.check(hints)
+    return hints
 
 
 def _choices(planning: Planning, plan: Plan | None, events: Sequence[Event]) -> tuple[Choice, ...]:

@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from .graph import Tensor
 from .program import Call, Constant, Program, Release
 from .runtime import Runtime
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Keep the cyclic collector from walking the objects of a run or a trace, all alive, again and again."""
-    enabled = gc.isenabled()
-    try:
-        gc.disable()
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def drive(runtime: Runtime, program: Program, *, reserve: int = 0) -> dict[int, Tensor]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from .program import Program
-from .runtime import Runtime
 from .steps import COMPUTE, DROP, OFFLOAD, RECOMPUTE, RELOAD, WAIT, Step, trace
+
+if TYPE_CHECKING:
+    from .runtime import Runtime
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, count
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from dtr_fx.tiers.tier import Tier
+if TYPE_CHECKING:
+    from dtr_fx.tiers.tier import Tier
 
 
 class Constant(NamedTuple):

@@ -12,10 +12,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from dtr_fx.runtime.program import Call, Output, Program
-from dtr_fx.tiers.tier import Tier
+
+if TYPE_CHECKING:
+    from dtr_fx.tiers.tier import Tier
 
 # The operators whose results are moved out.  They go when the copies have ended (None), or after the first
 # run of an operator, at which compute waits for that.

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dtr_fx.runtime import HEURISTICS, Heuristic, Order, Plan, Program, RunFailed, Runtime
-from dtr_fx.runtime.driver import collector_paused, drive
+from dtr_fx.runtime import HEURISTICS, Heuristic, Order, Plan, Program, RunFailed, Runtime, collector_paused
+from dtr_fx.runtime.driver import drive
 
 
 @dataclass(frozen=True)

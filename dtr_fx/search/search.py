@@ -75,7 +75,7 @@ def default_effort(program: Program) -> float:
     return max(0.7, float((sum(1 for _ in program.calls()) / 2300) ** 0.85))
 
 
-def search(
+def find_plan(
     program: Program,
     budget: int,
     first: Policy,

@@ -53,8 +53,8 @@ from torch.fx import Node
 from dtr_fx.cli.bench import Rows, add_targets, each_target
 from dtr_fx.cli.output import tracked
 from dtr_fx.cli.targets import load_trainee
-from dtr_fx.costs.devices import FUNCTION, SCALAR
-from dtr_fx.costs.isolated import signature
+from dtr_fx.costs.figures import FUNCTION, SCALAR
+from dtr_fx.costs.operators import signature
 from dtr_fx.costs.profile import Profile
 from dtr_fx.costs.roofline import roofline
 from dtr_fx.errors import CommandError

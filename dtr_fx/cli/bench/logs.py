@@ -18,7 +18,7 @@ from dtr_fx.errors import CommandError
 from dtr_fx.inspect.table import table
 from dtr_fx.runtime import HEURISTICS
 from dtr_fx.runtime.program import Program
-from dtr_fx.search import Infeasible, Policy, lower_bound, search
+from dtr_fx.search import Infeasible, Policy, find_plan, lower_bound
 from dtr_fx.units import format_percent, format_seconds
 
 FOLDER = Path("../shared/dtr_logs")
@@ -153,7 +153,7 @@ def _planned(program: Program, ratio: float, bound: int) -> PlannedRatio:
     slowdown = math.inf
     if budget >= bound:
         with contextlib.suppress(Infeasible):
-            slowdown = 1 + search(program, budget, Policy(HEURISTICS["next-use"])).cost / program.cost
+            slowdown = 1 + find_plan(program, budget, Policy(HEURISTICS["next-use"])).cost / program.cost
     return PlannedRatio(ratio, budget, slowdown, time.perf_counter() - started)
 
 

@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 import dtr_fx.passes
 from dtr_fx.compiler.dynamo import module_names
 from dtr_fx.compiler.publish import publish
-from dtr_fx.compiler.reference import Pair, peak_of, pytorch_pair
+from dtr_fx.compiler.reference import peak_of, pytorch_pair
 from dtr_fx.errors import OptionError
 from dtr_fx.inspect.views import Report
 from dtr_fx.passes import kernels
@@ -30,7 +30,7 @@ from dtr_fx.passes.lower_slices import LowerSlices
 from dtr_fx.passes.marking import mark_hints
 from dtr_fx.passes.marks import is_marked
 from dtr_fx.passes.modes import fake_mode_of
-from dtr_fx.passes.split import prepare, split
+from dtr_fx.passes.split import Pair, prepare, split
 from dtr_fx.passes.tensors import graph_device, is_tangent, is_view, storage_bytes, storage_keys, tensors_of
 from dtr_fx.planning.options import Options, Others, resolve_budget
 from dtr_fx.planning.planning import copy_of

@@ -16,7 +16,7 @@ from dtr_fx.lab.planners.moving import plan_moving
 from dtr_fx.lab.planners.plan import CannotPlan, Solution, check, plan_dtr
 from dtr_fx.lab.planners.transfers import Moved, solve_transfers
 from dtr_fx.runtime import HEURISTICS, Plan
-from dtr_fx.search import Infeasible, Policy, default_effort, search, with_moves
+from dtr_fx.search import Infeasible, Policy, default_effort, find_plan, with_moves
 from dtr_fx.tiers.tier import Bandwidth, Tier
 
 SEARCH = "search"
@@ -106,7 +106,7 @@ def _solve(graph: OperatorGraph, budget: int, seconds: float) -> Solution:
 def _cost(graph: OperatorGraph, budget: int, heuristic: str) -> float:
     try:
         if heuristic == SEARCH:
-            plan = search(graph.program, budget, Policy(HEURISTICS["next-use"]))
+            plan = find_plan(graph.program, budget, Policy(HEURISTICS["next-use"]))
         else:
             plan = plan_dtr(graph, budget, heuristic)
         return check(graph, plan, budget).total
@@ -125,7 +125,7 @@ def recompute_alone(graph: OperatorGraph, budget: int, link: Bandwidth) -> Seque
 
 @lru_cache(maxsize=1)
 def _searched(graph: OperatorGraph, budget: int) -> Sequence[Action]:
-    return as_actions(search(graph.program, budget, Policy(HEURISTICS["next-use"])))
+    return as_actions(find_plan(graph.program, budget, Policy(HEURISTICS["next-use"])))
 
 
 def search_with_moves(graph: OperatorGraph, budget: int, link: Bandwidth) -> Sequence[Action]:
@@ -135,7 +135,7 @@ def search_with_moves(graph: OperatorGraph, budget: int, link: Bandwidth) -> Seq
 
     def computed(raised: int) -> Plan | None:
         try:
-            return search(graph.program, raised, Policy(HEURISTICS["next-use"]))
+            return find_plan(graph.program, raised, Policy(HEURISTICS["next-use"]))
         except Infeasible:
             return None
 
