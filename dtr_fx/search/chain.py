@@ -182,9 +182,20 @@ class Chain:
             ends.append(len(writer.order))
         line.settle(writer.order)
         slots = [*line.slots, line.end]
-        used = [line.used[slots[start] : slots[end]] for start, end in pairwise(ends)]
-        states = accumulate((int(self.states[k, k + 1]) for k in range(self.length - 1)), initial=0)
-        return [max([0, *part]) - before for part, before in zip(reversed(used), states)]
+        beside = line.used[: line.end + 1] - self._waiting(line, [slots[end] for end in ends])
+        used = [beside[slots[start] : slots[end]] for start, end in pairwise(ends)]
+        return [int(max([0, *part])) for part in reversed(used)]
+
+    def _waiting(self, line: Timeline, starts: list[int]) -> _Array:
+        """The bytes in each slot that wait for the segments that made them; visits start, the last one first."""
+        change = np.zeros(line.end + 2, np.int64)
+        for storage, made in self._made.items():
+            first = line.runs[self.operators.maker[storage]][0]
+            end = min(line.last_read(storage, first) + 1, starts[self.length - 1 - made])
+            if end > starts[0]:
+                change[starts[0]] += self.operators.size[storage]
+                change[end] -= self.operators.size[storage]
+        return np.cumsum(change)[: line.end + 1]
 
     def _bytes(self, storages: Iterable[int]) -> int:
         return sum(self.operators.size[storage] for storage in storages)

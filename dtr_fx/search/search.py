@@ -220,7 +220,7 @@ class _Search:
         self._limit = min(self._limit, plan.cost)
 
     def _walk(self) -> None:
-        walks = self._walk_small() if self._is_small else self._walk_from_starts()
+        walks = self._walk_from_starts()
         costs = (found.cost for found in (*walks, self._best) if found is not None)
         if min(costs, default=math.inf) > _POOR * self._program.cost:
             walks += self._rescue()
@@ -231,14 +231,6 @@ class _Search:
                     self._take(plan)
                 break
             self._refused += 1
-
-    def _walk_small(self) -> list[Found]:
-        """Of few operators any is moved often enough to end anywhere, so the start does not matter."""
-        left = self._seconds * self._worth(self._best)
-        count = max(1, math.ceil(0.75 * left / _SECONDS_OVER_SMALL))
-        seconds = left / count
-        walks = (self._walk_from(self._order, seconds, _HOT, seed) for seed in range(count))
-        return self._until_enough(walks)
 
     def _walk_from(
         self, order: Sequence[int], seconds: float, temperature: float, seed: int = 0
@@ -255,7 +247,7 @@ class _Search:
         return found
 
     def _walk_from_starts(self) -> list[Found]:
-        """A short walk from each start, and a long one from the best; chains where there is much to gain."""
+        """A short walk from each start, and long ones from the best; chains where there is much to gain."""
         spent = _STARTS_SECONDS_PER_OPERATOR * self._operators
         seconds = max(self._seconds - spent, self._seconds / 2)
         short = _STARTS * seconds / _MOST_STARTS
@@ -269,8 +261,13 @@ class _Search:
         if best is not None and best.cost <= self._enough:
             return found
         order = self._order if best is None else best.order
-        last = self._walk_from(order, self._worth(best) * (1 - _STARTS) * seconds, _WARM)
-        return found if last is None else [*found, last]
+        return found + self._walk_long(order, self._worth(best) * (1 - _STARTS) * seconds)
+
+    def _walk_long(self, order: Sequence[int], seconds: float) -> list[Found]:
+        """One walk, or some: of few operators any is moved often enough to end anywhere."""
+        count = max(1, math.ceil(0.75 * seconds / _SECONDS_OVER_SMALL)) if self._is_small else 1
+        heat = _HOT if self._is_small else _WARM
+        return self._until_enough(self._walk_from(order, seconds / count, heat, seed) for seed in range(count))
 
     def _worth(self, best: Plan | Found | None) -> float:
         """The share of a long walk's time that what it could gain is worth."""
