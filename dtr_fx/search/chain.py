@@ -26,8 +26,8 @@ _Array = npt.NDArray[Any]
 
 # A place between segments is one where this many times its bytes are live before and behind it.
 _RISE = 2.0
-# The least cost of a segment, as a share of the average one's, and how many there are at most.
-_CHEAP, _MOST = 0.5, 500
+# How many segments there are at most.
+_MOST = 500
 # How many segments are saved by one cut at most, if there are few, and at which prices of a byte, as factors
 # on the forward pass's cost for its bytes.
 _CHUNK = 8
@@ -414,13 +414,16 @@ def _valleys(operators: Operators, backward: int, last: Mapping[int, int]) -> li
     ``last`` is the operator that last reads each storage.  Of places with little cost between them it is the
     one with the least bytes.
     """
-    change, made = [0] * (backward + 2), [0] * backward
+    change, made, count = [0] * (backward + 2), [0] * backward, [0] * (backward + 2)
     for storage, end in last.items():
         op, size = operators.maker[storage], operators.size[storage]
         made[op] += size
         change[op + 1] += size
         change[end + 1] -= size
+        count[op + 1] += size > 0
+        count[end + 1] -= size > 0
     live = list(accumulate(change))
+    alone = [op for op, storages in enumerate(accumulate(count)) if 0 < op < backward and storages == 1]
     valleys: list[int] = []
     at = before = behind = 0  # the lowest place since the last valley, the most live since, and behind it
     for op in range(backward):
@@ -430,8 +433,9 @@ def _valleys(operators: Operators, backward: int, last: Mapping[int, int]) -> li
         if at and behind >= _RISE * live[at]:
             valleys.append(at)
             at, before = 0, behind
+    valleys = sorted({*valleys, *alone})
     done = [0.0, *accumulate(operators.again[:backward])]
-    near = done[-1] * max(_CHEAP / (len(valleys) + 1), 1 / _MOST)
+    near = done[-1] / _MOST
     places: list[int] = []
     first = 0.0  # the cost before the first of the places of which the last one was chosen
     for op in valleys:

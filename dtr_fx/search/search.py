@@ -267,7 +267,9 @@ class _Search:
         """One walk, or some: of few operators any is moved often enough to end anywhere."""
         count = max(1, math.ceil(0.75 * seconds / _SECONDS_OVER_SMALL)) if self._is_small else 1
         heat = _HOT if self._is_small else _WARM
-        return self._until_enough(self._walk_from(order, seconds / count, heat, seed) for seed in range(count))
+        return self._until_enough(
+            self._walk_from(order, seconds / count, heat, seed) for seed in range(count)
+        )
 
     def _worth(self, best: Plan | Found | None) -> float:
         """The share of a long walk's time that what it could gain is worth."""
