@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 from dtr_fx.runtime import HEURISTICS, Plan
 from dtr_fx.runtime.program import Program
@@ -253,7 +253,7 @@ class _Search:
         short = _STARTS * seconds / _MOST_STARTS
         found: list[Found] = []
         best: Found | None = None
-        for starts in (self._cuts, self._returns):
+        for starts in (self._cuts, lambda: self._returns):
             found += self._until_enough(self._walk_from(start, short, _COLD) for start in starts())
             best = min(found, key=lambda found: found.cost, default=None)
             if self._worth(best) <= _LITTLE:
@@ -284,7 +284,12 @@ class _Search:
         if self._is_better(lowest.cost):
             self._take(lowest)
         temperature = _HOTTER if self._is_small else _WARM
-        found = walk(self._line, lowest.order, self._seconds, temperature=temperature, penalty=_PENALTY)
+        starts = [lowest.order, *self._returns[:1]]
+        share = self._seconds / len(starts)
+        walks = (
+            walk(self._line, start, share, temperature=temperature, penalty=_PENALTY) for start in starts
+        )
+        found = min(filter(None, walks), key=lambda found: found.cost, default=None)
         if found is None:
             return []
         cheaper = walk(self._line, found.order, _CHEAPER * self._seconds, temperature=_COLD)
@@ -302,6 +307,7 @@ class _Search:
         backward = self._program.backward
         return [self._order, *([] if backward is None else cuts(self._line, backward))]
 
+    @cached_property
     def _returns(self) -> list[Sequence[int]]:
         from dtr_fx.search.chain import Chain, returns
 
