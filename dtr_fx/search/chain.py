@@ -180,7 +180,7 @@ class Chain:
         return [int(max([0, *part])) for part in reversed(used)]
 
     def _waiting(self, line: Timeline, starts: list[int]) -> _Array:
-        """The bytes in each slot that wait for the segments that made them; visits start, the last one first."""
+        """The bytes in each slot that wait for the visits of their segments, which start at these."""
         change = np.zeros(line.end + 2, np.int64)
         for storage, made in self._made.items():
             first = line.runs[self.operators.maker[storage]][0]

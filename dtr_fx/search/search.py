@@ -42,11 +42,10 @@ _VISITS_PER_OPERATOR = 50
 _PASSES, _PASSES_OF_MANY = 0.25, 0.1
 _STARTS, _MOST_STARTS = 0.15, 5
 # The temperatures of these walks, of the last one, and of those over programs of so few operators.
-_COLD, _WARM, _HOT = 0.02, 0.3, 2.0
+_COLD, _WARM, _HOT = 0.02, 0.3, 5.0
 # Of walks from the lowest plan, where all others recompute so much of the program or more:
-# how hot they are over few operators, and for what share of their time another one makes them cheap.
+# for what share of their time another one makes them cheap.
 _POOR = 0.5
-_HOTTER = 5.0
 _CHEAPER = 0.4
 _SMALL = 200
 _SECONDS_OVER_SMALL = 0.45
@@ -251,17 +250,19 @@ class _Search:
         spent = _STARTS_SECONDS_PER_OPERATOR * self._operators
         seconds = max(self._seconds - spent, self._seconds / 2)
         short = _STARTS * seconds / _MOST_STARTS
+        tried = 0
         found: list[Found] = []
         best: Found | None = None
         for starts in (self._cuts, lambda: self._returns):
-            found += self._until_enough(self._walk_from(start, short, _COLD) for start in starts())
+            tried += len(orders := starts())
+            found += self._until_enough(self._walk_from(order, short, _COLD) for order in orders)
             best = min(found, key=lambda found: found.cost, default=None)
             if self._worth(best) <= _LITTLE:
                 break
         if best is not None and best.cost <= self._enough:
             return found
         order = self._order if best is None else best.order
-        return found + self._walk_long(order, self._worth(best) * (1 - _STARTS) * seconds)
+        return found + self._walk_long(order, self._worth(best) * (seconds - tried * short))
 
     def _walk_long(self, order: Sequence[int], seconds: float) -> list[Found]:
         """One walk, or some: of few operators any is moved often enough to end anywhere."""
@@ -283,7 +284,7 @@ class _Search:
             return []
         if self._is_better(lowest.cost):
             self._take(lowest)
-        temperature = _HOTTER if self._is_small else _WARM
+        temperature = _HOT if self._is_small else _WARM
         starts = [lowest.order, *self._returns[:1]]
         share = self._seconds / len(starts)
         walks = (
