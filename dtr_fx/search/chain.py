@@ -10,6 +10,7 @@ and save what their gradients read (rotor: Beaumont et al., arXiv 1911.13214), o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -25,15 +26,15 @@ _Array = npt.NDArray[Any]
 
 # A place between segments is one where this many times its bytes are live before and behind it.
 _RISE = 2.0
-# The least cost of a segment, as a share of the average one's, and how many there are at most.
-_CHEAP, _MOST = 0.5, 500
+# How many segments there are at most.
+_MOST = 500
 # How many segments are saved by one cut at most, if there are few, and at which prices of a byte, as factors
 # on the forward pass's cost for its bytes.
 _CHUNK = 8
 _PRICES = (16.0, 4.0, 1.0, 0.25)
-# Of how many parts an interval is at least that is not parted everywhere, among few segments and among many,
-# and of how many units a budget is.
-_PARTS_OF_FEW, _PARTS, _FEW = 16, 8, 128
+# Intervals are parted everywhere up to a length that takes so much work, in segments squared and units, or up
+# to this one; longer ones into this many parts at least.  Of how many units a budget is at most.
+_WORK, _FINE, _PARTS = 8e6, 16, 8
 _UNITS = 256
 # How far above the budget, as a factor, the program may plan: it adds up what is never there at once.
 _ABOVE = 1.2
@@ -61,10 +62,6 @@ class Chain:
         last = {storage: op for storage, op in last.items() if operators.repeats[operators.maker[storage]]}
         self.bounds = [0, *_valleys(operators, backward, last), backward]
         self.length = len(self.bounds) - 1
-        self._parts = _PARTS_OF_FEW if self.length <= _FEW else _PARTS
-        while self.length % self.step(self.length):  # the last segments may be empty
-            self.bounds.append(backward)
-            self.length += 1
         segment = [k for k in range(self.length) for _ in range(*self.bounds[k : k + 2])]
         self._made = {storage: segment[operators.maker[storage]] for storage in last}
         self._until = {storage: segment[op] for storage, op in last.items()}
@@ -81,14 +78,10 @@ class Chain:
         }
         self.need = self._needs(line)
 
-    def step(self, length: int) -> int:
-        """At every so many segments intervals of a length start and are parted: a power of two."""
-        return int(2 ** max(0, (length // self._parts).bit_length() - 1))
-
     def _chunks(self) -> Iterator[int]:
-        """How many segments are saved together: enough that every interval can begin with some."""
+        """How many segments are saved together."""
         count = 1
-        while count <= max(_CHUNK, self.step(self.length)) and count < self.length:
+        while count <= _CHUNK and count < self.length:
             yield count
             count *= 2
 
@@ -182,9 +175,20 @@ class Chain:
             ends.append(len(writer.order))
         line.settle(writer.order)
         slots = [*line.slots, line.end]
-        used = [line.used[slots[start] : slots[end]] for start, end in pairwise(ends)]
-        states = accumulate((int(self.states[k, k + 1]) for k in range(self.length - 1)), initial=0)
-        return [max([0, *part]) - before for part, before in zip(reversed(used), states)]
+        beside = line.used[: line.end + 1] - self._waiting(line, [slots[end] for end in ends])
+        used = [beside[slots[start] : slots[end]] for start, end in pairwise(ends)]
+        return [int(max([0, *part])) for part in reversed(used)]
+
+    def _waiting(self, line: Timeline, starts: list[int]) -> _Array:
+        """The bytes in each slot that wait for the visits of their segments, which start at these."""
+        change = np.zeros(line.end + 2, np.int64)
+        for storage, made in self._made.items():
+            first = line.runs[self.operators.maker[storage]][0]
+            end = min(line.last_read(storage, first) + 1, starts[self.length - 1 - made])
+            if end > starts[0]:
+                change[starts[0]] += self.operators.size[storage]
+                change[end] -= self.operators.size[storage]
+        return np.cumsum(change)[: line.end + 1]
 
     def _bytes(self, storages: Iterable[int]) -> int:
         return sum(self.operators.size[storage] for storage in storages)
@@ -222,27 +226,34 @@ class _Writer:
 
 
 class _Saving(NamedTuple):
-    """Of one way to save ``length`` segments: of each chunk the mode, its units, its cost, and its need."""
+    """Of one way to save ``length`` segments: of each chunk the mode, its units, two costs, and its need."""
 
     length: int
     modes: list[_Mode]
     units: _Array
-    cost: _Array
+    run: _Array
+    again: _Array
     need: _Array
 
 
 class _Way:
-    """The cheapest way back along each interval of segments, for any number of units of bytes up to ``most``.
+    """The cheapest way back along intervals of segments, for any number of units of bytes up to ``units``.
 
     ``_costs[length][row, units]`` are those of the intervals that start at every so many segments, ``_picks``
     how they begin: 0 if one segment is visited at once, the number of segments that a state is kept behind,
-    or less than 0 for one of ``_savings``.
+    or less than 0 for one of ``_savings``.  ``_last`` and ``_last_picks`` are the same for the intervals up
+    to the last segment, by where they start: these run for the first time, which costs nothing.
     """
 
     def __init__(self, chain: Chain, most: int) -> None:
         self._chain = chain
-        self._unit = max(1, most) / _UNITS
+        length = chain.length
+        divisor = int(np.gcd.reduce(np.asarray([*chain.states.ravel(), *chain.need], np.int64)))
+        self._unit = max(1, most / _UNITS, divisor)
+        self.units = max(1, round(most / self._unit))
+        self._fine = min(length, max(_FINE, math.isqrt(int(_WORK / (length * self.units)))))
         self._states, self._need = self._in_units(chain.states), self._in_units(chain.need)
+        self._leaf = np.array([self._cost(leaf) for leaf in chain.leaf])
         self._advance = np.array([0.0, *accumulate(map(self._cost, chain.advance))])
         self._savings = [
             self._saving(count, [modes[number] for modes in kinds])
@@ -251,10 +262,18 @@ class _Way:
         ]
         self._costs: dict[int, _Array] = {}
         self._picks: dict[int, _Array] = {}
-        for length in range(1, chain.length + 1):
-            if length % chain.step(length) == 0:
-                self._solve(length)
-        self.least = int(np.isinf(self._costs[chain.length][0]).sum())
+        for each in range(1, length):
+            if each % self._step(each) == 0:
+                self._solve(each)
+        self._last = np.zeros((length + 1, self.units + 1))
+        self._last_picks = np.zeros((length, self.units + 1), np.int16)
+        for start in reversed(range(length)):
+            self._solve_last(start)
+        self.least = int(np.isinf(self._last[0]).sum())
+
+    def _step(self, length: int) -> int:
+        """At every so many segments intervals of a length start and are parted: a power of two."""
+        return 1 if length <= self._fine else int(2 ** (length // _PARTS).bit_length()) // 2 or 1
 
     def _in_units(self, nbytes: Any) -> _Array:
         return np.rint(np.asarray(nbytes) / self._unit).astype(np.int64)
@@ -268,24 +287,23 @@ class _Way:
         chunks = [slice(k * count, (k + 1) * count) for k in range(len(modes))]
         both = [max(beside[chunk]) + mode.saved + mode.made for chunk, mode in zip(chunks, modes)]
         need = [max(nbytes, *chain.need[chunk]) for chunk, nbytes in zip(chunks, both)]
-        cost = [self._cost(mode.run) + self._cost(mode.again) for mode in modes]
+        run, again = ([self._cost(ops) for ops in of] for of in zip(*((m.run, m.again) for m in modes)))
         units = self._in_units([mode.saved for mode in modes])
-        return _Saving(count, modes, units, np.array(cost), self._in_units(need))
+        return _Saving(count, modes, units, np.array(run), np.array(again), self._in_units(need))
 
     def _solve(self, length: int) -> None:
-        step, units = self._chain.step(length), np.arange(_UNITS + 1)
+        step, units = self._step(length), np.arange(self.units + 1)
         starts = np.arange(0, self._chain.length - length + 1, step)
-        best = np.full((len(starts), _UNITS + 1), np.inf)
+        best = np.full((len(starts), self.units + 1), np.inf)
         picks = np.zeros(best.shape, np.int16)
         if length == 1:
-            leaves = np.array([self._cost(leaf) for leaf in self._chain.leaf])
-            best = np.where(units >= self._need[:, None], leaves[:, None], np.inf)
+            best = np.where(units >= self._need[:, None], self._leaf[:, None], np.inf)
         for number, saving in enumerate(self._savings):
             rows = np.flatnonzero(starts % saving.length == 0)
             if saving.length % step == 0 and saving.length <= length and len(rows):
                 chunks = starts[rows] // saving.length
                 costs = self._behind(starts[rows], saving.length, length, saving.units[chunks])
-                costs += saving.cost[chunks, None]
+                costs += (saving.run + saving.again)[chunks, None]
                 costs[units < saving.need[chunks, None]] = np.inf
                 cheaper = costs < best[rows]
                 best[rows] = np.where(cheaper, costs, best[rows])
@@ -299,17 +317,37 @@ class _Way:
             picks[cheaper] = kept
         self._costs[length], self._picks[length] = best, picks
 
+    def _solve_last(self, start: int) -> None:
+        units, length = np.arange(self.units + 1), self._chain.length - start
+        best, picks = self._last[start], self._last_picks[start]
+        best[:] = np.inf
+        if length == 1:
+            best[units >= self._need[start]] = 0.0
+        for number, saving in enumerate(self._savings):
+            if start % saving.length == 0 and saving.length <= length:
+                chunk = start // saving.length
+                costs = _taking(saving.units[chunk], self._last[start + saving.length]) + saving.again[chunk]
+                costs[units < saving.need[chunk]] = np.inf
+                picks[costs < best] = -1 - number
+                np.minimum(best, costs, out=best)
+        kept = [k for k in range(1, length) if start % self._step(k) == k % self._step(k) == 0]
+        if kept:
+            taken = self._states[start, [start + k for k in kept]]
+            costs = _taking(taken[:, None], self._last[[start + k for k in kept]])
+            costs += [self._costs[k][start // self._step(k)] for k in kept]
+            which = costs.argmin(0)
+            costs = np.take_along_axis(costs, which[None], 0)[0]
+            picks[:] = np.where(costs < best, np.array(kept, np.int16)[which], picks)
+            np.minimum(best, costs, out=best)
+
     def _behind(self, starts: _Array, first: int, length: int, taken: _Array) -> _Array:
         """The costs of the rest of intervals behind their first segments, where units are taken."""
-        left = np.arange(_UNITS + 1) - taken[:, None]
         if first == length:
-            return np.where(left < 0, np.inf, 0.0)
-        costs = np.take_along_axis(self._table(starts + first, length - first), np.maximum(left, 0), 1)
-        costs[left < 0] = np.inf
-        return costs
+            return np.where(np.arange(self.units + 1) < taken[:, None], np.inf, 0.0)
+        return _taking(taken[:, None], self._table(starts + first, length - first))
 
     def _table(self, starts: _Array, length: int) -> _Array:
-        table: _Array = self._costs[length][starts // self._chain.step(length)]
+        table: _Array = self._costs[length][starts // self._step(length)]
         return table
 
     def order(self, units: int) -> list[int]:
@@ -321,7 +359,7 @@ class _Way:
             if again is not None:
                 writer.visit(start, start + length, again)
             elif length:
-                pick = int(self._picks[length][start // chain.step(length), units])
+                pick = self._pick(start, length, units)
                 if pick == 0:
                     writer.visit(start, start + 1, chain.leaf[start])
                 elif pick < 0:
@@ -338,12 +376,25 @@ class _Way:
                     pending += [(start, pick, units, None), (after, length - pick, left, None)]
         return writer.order
 
+    def _pick(self, start: int, length: int, units: int) -> int:
+        if start + length == self._chain.length:
+            return int(self._last_picks[start, units])
+        return int(self._picks[length][start // self._step(length), units])
+
+
+def _taking(taken: _Array, costs: _Array) -> _Array:
+    """Costs by units of which some are taken before."""
+    left = np.arange(costs.shape[-1]) - taken
+    found: _Array = np.take_along_axis(costs, np.maximum(left, 0), -1)
+    found[left < 0] = np.inf
+    return found
+
 
 def returns(chain: Chain, line: Timeline) -> list[list[int]]:
     """The cheapest order along the chain that fits and, of those that cost less, the nearest, if any."""
     way = _Way(chain, int(_ABOVE * line.budget))
     found: list[Found] = []
-    low, high = way.least, _UNITS
+    low, high = way.least, way.units
     while low <= high:
         middle = (low + high + 1) // 2
         found.append(line.settle(way.order(middle)))
@@ -363,13 +414,16 @@ def _valleys(operators: Operators, backward: int, last: Mapping[int, int]) -> li
     ``last`` is the operator that last reads each storage.  Of places with little cost between them it is the
     one with the least bytes.
     """
-    change, made = [0] * (backward + 2), [0] * backward
+    change, made, count = [0] * (backward + 2), [0] * backward, [0] * (backward + 2)
     for storage, end in last.items():
         op, size = operators.maker[storage], operators.size[storage]
         made[op] += size
         change[op + 1] += size
         change[end + 1] -= size
+        count[op + 1] += size > 0
+        count[end + 1] -= size > 0
     live = list(accumulate(change))
+    alone = [op for op, storages in enumerate(accumulate(count)) if 0 < op < backward and storages == 1]
     valleys: list[int] = []
     at = before = behind = 0  # the lowest place since the last valley, the most live since, and behind it
     for op in range(backward):
@@ -379,8 +433,9 @@ def _valleys(operators: Operators, backward: int, last: Mapping[int, int]) -> li
         if at and behind >= _RISE * live[at]:
             valleys.append(at)
             at, before = 0, behind
+    valleys = sorted({*valleys, *alone})
     done = [0.0, *accumulate(operators.again[:backward])]
-    near = done[-1] * max(_CHEAP / (len(valleys) + 1), 1 / _MOST)
+    near = done[-1] / _MOST
     places: list[int] = []
     first = 0.0  # the cost before the first of the places of which the last one was chosen
     for op in valleys:

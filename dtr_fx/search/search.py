@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 from dtr_fx.runtime import HEURISTICS, Plan
 from dtr_fx.runtime.program import Program
@@ -42,11 +42,10 @@ _VISITS_PER_OPERATOR = 50
 _PASSES, _PASSES_OF_MANY = 0.25, 0.1
 _STARTS, _MOST_STARTS = 0.15, 5
 # The temperatures of these walks, of the last one, and of those over programs of so few operators.
-_COLD, _WARM, _HOT = 0.02, 0.3, 2.0
+_COLD, _WARM, _HOT = 0.02, 0.3, 5.0
 # Of walks from the lowest plan, where all others recompute so much of the program or more:
-# how hot they are over few operators, and for what share of their time another one makes them cheap.
+# for what share of their time another one makes them cheap.
 _POOR = 0.5
-_HOTTER = 5.0
 _CHEAPER = 0.4
 _SMALL = 200
 _SECONDS_OVER_SMALL = 0.45
@@ -220,7 +219,7 @@ class _Search:
         self._limit = min(self._limit, plan.cost)
 
     def _walk(self) -> None:
-        walks = self._walk_small() if self._is_small else self._walk_from_starts()
+        walks = self._walk_from_starts()
         costs = (found.cost for found in (*walks, self._best) if found is not None)
         if min(costs, default=math.inf) > _POOR * self._program.cost:
             walks += self._rescue()
@@ -231,14 +230,6 @@ class _Search:
                     self._take(plan)
                 break
             self._refused += 1
-
-    def _walk_small(self) -> list[Found]:
-        """Of few operators any is moved often enough to end anywhere, so the start does not matter."""
-        left = self._seconds * self._worth(self._best)
-        count = max(1, math.ceil(0.75 * left / _SECONDS_OVER_SMALL))
-        seconds = left / count
-        walks = (self._walk_from(self._order, seconds, _HOT, seed) for seed in range(count))
-        return self._until_enough(walks)
 
     def _walk_from(
         self, order: Sequence[int], seconds: float, temperature: float, seed: int = 0
@@ -255,22 +246,31 @@ class _Search:
         return found
 
     def _walk_from_starts(self) -> list[Found]:
-        """A short walk from each start, and a long one from the best; chains where there is much to gain."""
+        """A short walk from each start, and long ones from the best; chains where there is much to gain."""
         spent = _STARTS_SECONDS_PER_OPERATOR * self._operators
         seconds = max(self._seconds - spent, self._seconds / 2)
         short = _STARTS * seconds / _MOST_STARTS
+        tried = 0
         found: list[Found] = []
         best: Found | None = None
-        for starts in (self._cuts, self._returns):
-            found += self._until_enough(self._walk_from(start, short, _COLD) for start in starts())
+        for starts in (self._cuts, lambda: self._returns):
+            tried += len(orders := starts())
+            found += self._until_enough(self._walk_from(order, short, _COLD) for order in orders)
             best = min(found, key=lambda found: found.cost, default=None)
             if self._worth(best) <= _LITTLE:
                 break
         if best is not None and best.cost <= self._enough:
             return found
         order = self._order if best is None else best.order
-        last = self._walk_from(order, self._worth(best) * (1 - _STARTS) * seconds, _WARM)
-        return found if last is None else [*found, last]
+        return found + self._walk_long(order, self._worth(best) * (seconds - tried * short))
+
+    def _walk_long(self, order: Sequence[int], seconds: float) -> list[Found]:
+        """One walk, or some: of few operators any is moved often enough to end anywhere."""
+        count = max(1, math.ceil(0.75 * seconds / _SECONDS_OVER_SMALL)) if self._is_small else 1
+        heat = _HOT if self._is_small else _WARM
+        return self._until_enough(
+            self._walk_from(order, seconds / count, heat, seed) for seed in range(count)
+        )
 
     def _worth(self, best: Plan | Found | None) -> float:
         """The share of a long walk's time that what it could gain is worth."""
@@ -284,8 +284,13 @@ class _Search:
             return []
         if self._is_better(lowest.cost):
             self._take(lowest)
-        temperature = _HOTTER if self._is_small else _WARM
-        found = walk(self._line, lowest.order, self._seconds, temperature=temperature, penalty=_PENALTY)
+        temperature = _HOT if self._is_small else _WARM
+        starts = [lowest.order, *self._returns[:1]]
+        share = self._seconds / len(starts)
+        walks = (
+            walk(self._line, start, share, temperature=temperature, penalty=_PENALTY) for start in starts
+        )
+        found = min(filter(None, walks), key=lambda found: found.cost, default=None)
         if found is None:
             return []
         cheaper = walk(self._line, found.order, _CHEAPER * self._seconds, temperature=_COLD)
@@ -303,6 +308,7 @@ class _Search:
         backward = self._program.backward
         return [self._order, *([] if backward is None else cuts(self._line, backward))]
 
+    @cached_property
     def _returns(self) -> list[Sequence[int]]:
         from dtr_fx.search.chain import Chain, returns
 
