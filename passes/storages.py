@@ -116,7 +116,7 @@ class GraphProgram:
                     may_defer=self._may_defer(number),
                     replay_workspace=call.replay_workspace,
                     serves_recompute=call.role in (SAVE_RNG, KEEP),
-                    movable=call.movable and (self.boundary is None or number < self.boundary),
+                    movable=call.movable,
                 )
             )
             found += [*map(Keep, call.pins), *map(Release, call.releases)]

@@ -233,7 +233,8 @@ class Lifetimes:
 
     def is_deferred(self, op: int, run: int) -> bool:
         """True if an operator that has not run yet is left out here: a later run makes what is read."""
-        return self.operators.may_defer[op] and run != self.runs[op][-1] and not self.is_read(op, run)
+        may_defer = self.operators.may_defer[op] and op not in self.moved
+        return may_defer and run != self.runs[op][-1] and not self.is_read(op, run)
 
     def dies(self, storage: int, slot: int) -> bool | None:
         """None while what the storage holds is read after ``slot``; else, True if it is made again."""

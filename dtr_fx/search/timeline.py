@@ -272,6 +272,7 @@ class Timeline(Lifetimes):
             self.moved[op] = None
             self._undoing.append((self.moved.pop, op, None))
         self._hold_until_copied()
+        self._defer(op)
         self.load += self.operators.out[op] if op in self.moved else -self.operators.out[op]
         if op in self.moved or self.operators.repeats[op]:
             for slot in slots:
