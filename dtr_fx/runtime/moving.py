@@ -121,6 +121,8 @@ class Moving(Deallocating):
         storage.arrives = self.channels.bring_back(self.clock, storage.size, storage.outside)
         self._step(steps.RELOAD, storage, self.channels.bandwidth.seconds_back(storage.size))
         self._enter(storage, first=False)
+        for view in storage.tensors:  # what writes in place is not done again: its result is what comes back
+            view.defined |= view.op is not None and not view.op.recomputable
 
     def wait_for(self, storage: Storage) -> None:
         """Wait until a storage's copies have ended, out and back."""

@@ -94,6 +94,9 @@ class _Execution:
         self._moved = {op: waits for op, waits in moved.items() if comes_back[op] > 1}
         self._lives = Lifetimes(operators, enumerate(self._order), len(self._order), self._moved)
         self._movers = self._lives.moved_until()
+        self._starting: dict[int, list[int]] = {}
+        for mover in sorted(self._moved):
+            self._starting.setdefault(operators.written[mover], []).append(mover)
         self._returning = self._storages_that_return()
         self._calls = list(program.calls())
         self._tensors: dict[int, Tensor] = {}
@@ -135,8 +138,9 @@ class _Execution:
         self._done.add(op)
         for kept in self._program.kept_after.get(op, ()) if op < len(self._calls) - 1 else ():
             keep(self._runtime, self._tensors[kept])
-        for storage in sorted(self._returning.intersection(self._operators.makes[op])):
-            self._runtime.move_out(self._tensor(storage))
+        for mover in self._starting.get(op, ()):
+            for storage in sorted(self._returning.intersection(self._operators.makes[mover])):
+                self._runtime.move_out(self._tensor(storage))
 
     def _run_again(self, op: int, ends: Container[int]) -> None:
         """Have what an operator makes once more, but for what nothing reads."""

@@ -33,7 +33,8 @@ class Operators:
     ``maker``, ``size`` and ``tensor``, its number in the program, are per storage.  ``kept`` are read at the
     end.  ``holds`` are the bytes of an operator's results that stay from its first run on; they are none of
     the storages.  Where an operator's results may be moved, ``out`` and ``back`` are what copying all of them
-    takes, else infinite, and ``taken`` the bytes that they take in the ``tier``.  ``ends`` is when each
+    takes, else infinite, and ``taken`` the bytes that they take in the ``tier``; ``written`` is the operator
+    after which they change no more: itself, or the last that writes them in place.  ``ends`` is when each
     operator ends if each runs once and none waits.
     """
 
@@ -52,6 +53,7 @@ class Operators:
     back: tuple[float, ...]
     ends: tuple[float, ...]
     taken: tuple[int, ...]
+    written: tuple[int, ...]
     tier: Tier | None
 
     @staticmethod
@@ -94,6 +96,7 @@ class Operators:
                 sum(program.tier.taken_by(one.size) for one in outputs) if program.tier else 0
                 for outputs in fresh
             ),
+            written=_written(calls, maker, number),
             tier=program.tier,
         )
 
@@ -102,15 +105,16 @@ class Operators:
         found: dict[int, int] = {}
         copied: dict[int, float] = {}
         ends, waited, last = 0.0, 0.0, len(self.ends) - 1
-        waits = sorted((until, op) for op, until in moved.items() if until is not None)
-        for at, op in sorted([*waits, *((op, -1) for op in moved)]):
-            if op >= 0:
+        waits = ((until, 0, op) for op, until in moved.items() if until is not None)
+        starts = ((self.written[op], -1, op) for op in moved)
+        for at, is_start, op in sorted([*waits, *starts]):
+            if is_start:
+                copied[op] = ends = max(ends, self.ends[at] + waited) + self.out[op]
+                if moved[op] is None:
+                    found[op] = min(bisect_left(self.ends, ends - waited, at + 1), last)
+            else:
                 found[op] = at
                 waited += max(0.0, copied[op] - waited - self.ends[at])
-            else:
-                copied[at] = ends = max(ends, self.ends[at] + waited) + self.out[at]
-                if moved[at] is None:
-                    found[at] = min(bisect_left(self.ends, ends - waited, at + 1), last)
         return found, waited
 
     def in_time(self, order: Iterable[int], moved: Moved) -> list[int]:
@@ -137,6 +141,16 @@ def _runs_again(
             if not call.recomputable:
                 repeats[op] = False
     return tuple(again), tuple(repeats)
+
+
+def _written(calls: Sequence[Call], maker: Sequence[int], number: Mapping[int, int]) -> tuple[int, ...]:
+    """``written`` of ``Operators``: what may not run twice writes what its results are views of."""
+    written = list(range(len(calls)))
+    for at, call in enumerate(calls):
+        for output in call.outputs if not call.recomputable else ():
+            if output.alias is not None and output.tensor in number:
+                written[maker[number[output.tensor]]] = at
+    return tuple(written)
 
 
 def _transfers(

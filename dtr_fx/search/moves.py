@@ -164,7 +164,7 @@ def _idle(line: Timeline, ops: Iterable[int], worst: int, *, waits: bool) -> Ite
     """Of operators the bytes that idle in a slot and can be gone by then, with the next read of them."""
     makes = line.operators.makes
     for op in ops:
-        made = line.runs[op][0]
+        made = line.written_at(op)
         if op in line.moved:
             is_out = waits or line.copied_at(op) < worst
         else:
@@ -184,7 +184,7 @@ def _is_hidden(line: Timeline, queues: tuple[_Queue, _Queue], idle: tuple[int, i
     _, op, slot = idle
     operators, clock = line.operators, line.clock
     out, back = queues
-    made, gone, read = (float(clock[at]) for at in (line.runs[op][0] + 1, worst, slot))
+    made, gone, read = (float(clock[at]) for at in (line.written_at(op) + 1, worst, slot))
     is_out = op in line.moved or out.take(made, gone, operators.out[op], late=False)
     return is_out and back.take(gone, read, operators.back[op], late=True)
 

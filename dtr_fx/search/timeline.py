@@ -111,8 +111,10 @@ class Timeline(Lifetimes):
         outside: dict[int, float] = {}
         arrives: dict[int, float] = {}
         moved = {op for op in self.moved if len(self.runs[op]) > 1}
+        starts: dict[int, list[int]] = {}
         left: dict[int, list[int]] = {}
-        for op in moved:
+        for op in sorted(moved):
+            starts.setdefault(ops.written[op], []).append(op)
             back = self.runs[op][1]
             left.setdefault(max(self.touched_before(each, back) for each in ops.makes[op]), []).append(op)
         leaving: list[tuple[float, int]] = []
@@ -129,9 +131,9 @@ class Timeline(Lifetimes):
                 until = max([clock, *(arrives.pop(each, 0.0) for each in ops.reads[op])])
                 waited += until - clock
                 clock = until + ops.again[op]
-                if op in moved:
-                    outside[op] = max(
-                        channels.move_out(clock, ops.size[storage]) for storage in ops.makes[op]
+                for mover in starts.get(op, ()) if op not in known else ():
+                    outside[mover] = max(
+                        channels.move_out(clock, ops.size[storage]) for storage in ops.makes[mover]
                     )
                 known.add(op)
             leaving += [(outside[mover], mover) for mover in left.get(slot, ())]
@@ -279,6 +281,10 @@ class Timeline(Lifetimes):
                 if op not in self.moved or slot > self.copied_at(op):
                     self.add(op, slot)
 
+    def written_at(self, op: int) -> int:
+        """The slot in which what an operator makes is written last: its copy out starts then."""
+        return self.runs[self.operators.written[op]][0]
+
     def copied_at(self, op: int) -> int:
         """The slot in which what a moved operator makes has been copied out."""
         return self.runs[self.copied_by[op]][0]
@@ -323,7 +329,7 @@ class Timeline(Lifetimes):
         """Let compute wait for the copies of what is moved before a slot, or hold it until these end."""
         until = None if before is None else self.first_before(before)
         self._undoing.append((self.moved.__setitem__, op, self.moved[op]))
-        self.moved[op] = until if until is None else max(until, op)
+        self.moved[op] = until if until is None else max(until, self.operators.written[op])
         self._hold_until_copied()
 
     def first_before(self, slot: int) -> int:
