@@ -296,7 +296,15 @@ def reload_another(graph: torch.fx.GraphModule) -> None:
     second.replace_input_with(second.all_input_nodes[0], first.all_input_nodes[0])
 
 
-@pytest.mark.parametrize("spoil", [read_too_early, reload_unwaited, reload_another])
+def write_what_is_out(graph: torch.fx.GraphModule) -> None:
+    moved = nodes(graph, transfers.offload)[0]
+    value = moved.all_input_nodes[0]
+    with graph.graph.inserting_after(moved):
+        written = graph.graph.call_function(torch.ops.aten.add_.Tensor, (value, value))
+    written.meta["val"] = value.meta["val"]
+
+
+@pytest.mark.parametrize("spoil", [read_too_early, reload_unwaited, reload_another, write_what_is_out])
 def test_a_graph_that_moves_wrongly_is_told(spoil: Callable[[torch.fx.GraphModule], None]) -> None:
     graph = rewritten()
     verify(graph)
