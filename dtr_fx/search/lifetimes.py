@@ -1,7 +1,8 @@
 """How long values live in an order of operators, some of which run again.
 
 A value lives from the run that makes it to the last read before its next run.  Any order in which every
-operator first comes after those that it reads is a plan.
+operator first comes after those that it reads is a plan.  An order has the operators as they run, first and
+again, and ``~op`` where what one made, and what was moved out, is brought back.
 """
 
 from __future__ import annotations
@@ -118,13 +119,23 @@ class Operators:
         return found, waited
 
     def in_time(self, order: Iterable[int], moved: Moved) -> list[int]:
-        """The order without copies back that are issued before the copies out have ended."""
+        """The order without what has been moved out again before the copies have ended."""
         copied_by, done, found = self.copied_by(moved)[0], set(), []
-        for op in order:
+        for run in order:
+            op = operator_of(run)
             if op not in done or op not in moved or copied_by[op] in done:
-                found.append(op)
+                found.append(run)
             done.add(op)
         return found
+
+
+def operator_of(run: int) -> int:
+    """The operator that runs, or whose results come back, at a place of an order.
+
+    >>> operator_of(3), operator_of(~3)
+    (3, 3)
+    """
+    return max(run, ~run)
 
 
 def _runs_again(
@@ -170,8 +181,8 @@ def _transfers(
 class Lifetimes:
     """Where each operator runs and each storage is read, by slots that grow along an order.
 
-    The order is slots with the operators that run there; at ``end`` what is kept is read.  Where the results
-    of an operator are ``moved`` out, its repeated runs are transfers and read nothing.
+    The order is slots with what runs there; at ``end`` what is kept is read.  Among an operator's ``runs``
+    are the slots in which its results come ``back``; these read nothing.
     """
 
     def __init__(
@@ -187,11 +198,15 @@ class Lifetimes:
         self.runs: list[list[int]] = [[] for _ in operators.makes]
         self.reads: list[list[int]] = [[] for _ in operators.size]
         self.copied_by, self.stalled = operators.copied_by(self.moved)
+        self.back: set[int] = set()
         movers = self.moved_until()
-        for slot, op in order:
+        for slot, run in order:
+            op = operator_of(run)
             is_first = not self.runs[op]
             self.runs[op].append(slot)
-            for storage in operators.reads[op] if is_first or op not in self.moved else ():
+            if run < 0:
+                self.back.add(slot)
+            for storage in operators.reads[op] if run >= 0 else ():
                 self.reads[storage].append(slot)
             for mover in movers.get(op, ()) if is_first else ():
                 for storage in operators.makes[mover]:

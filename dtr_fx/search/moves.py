@@ -151,7 +151,7 @@ def _move_away(line: Timeline, op: int, worst: int, slot: int) -> None:
         line.hold(op, worst)
     target = _free_from(line, line.slot_at(line.clock[slot] - line.operators.back[op]), worst, slot)
     if target is not None:
-        line.add(op, target)
+        line.add(op, target, back=True)
 
 
 def _free_from(line: Timeline, wanted: int, after: int, before: int) -> int | None:
@@ -195,10 +195,10 @@ def issued_ahead(line: Timeline, order: Sequence[int], moved: Moved) -> Found:
     best = line.settle(order, moved)
     waited = line.waited()
     needed = math.inf
-    for slot in sorted((slot for slot in line.repeated if line.op_at[slot] in line.moved), reverse=True):
-        op = line.op_at.get(slot, -1)
-        if op not in line.moved:  # it went with another
+    for slot in sorted(line.back, reverse=True):
+        if slot not in line.back:  # it went with another
             continue
+        op = line.op_at[slot]
         reads = [line.reads[storage] for storage in operators.makes[op]]
         first = min((read for slots in reads for read in slots if read > slot), default=line.end)
         needed = min(needed, float(line.clock[first])) - operators.back[op]
@@ -212,7 +212,7 @@ def issued_ahead(line: Timeline, order: Sequence[int], moved: Moved) -> Found:
         if target is None:
             continue
         line.remove(slot)
-        line.add(op, target)
+        line.add(op, target, back=True)
         if line.over > best.over:
             line.undo()
         else:
