@@ -55,7 +55,7 @@ class AccumulateOutOfPlace(Pass):
 
     def call(self, gm: GraphModule) -> bool:
         written = gm.graph.find_nodes(op="call_function", target=_ADD_IN_PLACE)
-        totals = [node for node in written if node.meta.get(_MARK)]
+        totals = list(filter(is_sum_in_place, written))
         for total in totals:
             views: list[Node] = [total.args[0]]
             keys = storage_keys(total)
@@ -66,6 +66,11 @@ class AccumulateOutOfPlace(Pass):
                 node.meta["val"] = view_like(node.meta["val"], fresh)
             total.target = _ADD
         return bool(totals)
+
+
+def is_sum_in_place(node: Node) -> bool:
+    """True if ``AccumulateInPlace`` made the node write: who reads on in its storage reads the node."""
+    return node.target is _ADD_IN_PLACE and bool(node.meta.get(_MARK))
 
 
 def _may_hold(term: Node, total: Node, holders: Mapping[int, Sequence[Node]]) -> bool:

@@ -5,7 +5,7 @@ Requires: ``meta["val"]`` on every node (see ``propagate``), nodes in execution 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -16,7 +16,8 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from dtr_fx.passes import rng
-from dtr_fx.passes.effects import last_writes, may_run_twice
+from dtr_fx.passes.accumulate import is_sum_in_place
+from dtr_fx.passes.effects import last_writes, may_run_twice, mutated_tensors
 from dtr_fx.passes.marks import mark_of
 from dtr_fx.passes.old_values import read_before_updates
 from dtr_fx.passes.reach import Reached, given_back, reached_by_caller, written_after_forward
@@ -33,6 +34,7 @@ from dtr_fx.passes.tensors import (
     is_tangent,
     is_update,
     module_state,
+    storage_key,
     tensors_of,
 )
 from dtr_fx.runtime.program import Call, Constant, Instruction, Keep, Output, Program, Release
@@ -116,7 +118,7 @@ class GraphProgram:
                     may_defer=self._may_defer(number),
                     replay_workspace=call.replay_workspace,
                     serves_recompute=call.role in (SAVE_RNG, KEEP),
-                    movable=call.movable and (self.boundary is None or number < self.boundary),
+                    movable=call.movable,
                 )
             )
             found += [*map(Keep, call.pins), *map(Release, call.releases)]
@@ -210,6 +212,7 @@ def analyze(
         replays_randomness,
         writes,
         last_write,
+        _totals(gm, writes.keys() - between) if moves else set(),
         given_back(gm),
         moves,
         *read_before_updates(gm),
@@ -227,8 +230,8 @@ class _Analysis:
     """The state of one reading of a graph.
 
     ``last_write`` is where each storage is changed last, be it by one of the graph's ``writes`` or between
-    the passes; what is ``given_back`` is there until the backward pass starts.  ``read_before`` and ``stay``
-    are as of ``read_before_updates``.
+    the passes; ``totals`` are those that nothing but sums in place writes; what is ``given_back`` is there
+    until the backward pass starts.  ``read_before`` and ``stay`` are as of ``read_before_updates``.
     """
 
     program: GraphProgram
@@ -237,6 +240,7 @@ class _Analysis:
     replays_randomness: bool
     writes: dict[int, int]
     last_write: dict[int, int]
+    totals: set[int]
     given_back: set[int]
     moves: bool
     read_before: dict[int, int]
@@ -327,17 +331,17 @@ class _Analysis:
         if fresh or not may_run_twice(node):  # a view is free, whatever it is of
             step.cost = self.cost(node)
             step.workspace = self.workspace.get(node, 0)
-        step.movable = bool(fresh) and not is_written and self._is_movable(node, step)
+        step.movable = bool(fresh) and self._is_movable(node, step)
         self.step_of[node] = step
         self.program.calls.append(step)
 
     def _is_movable(self, node: Node, step: NodeCall) -> bool:
-        """True if the results are large enough to be moved, and nobody writes them or holds on to them."""
-        if (
-            not self.moves
-            or _is_used_whole(node)
-            or any(self.keys[v] in self.last_write for v in step.outputs)
-        ):
+        """True if the results are large enough to be moved, and nobody writes them or holds on to them.
+
+        Sums in place may write them: they are moved after the last one.
+        """
+        keys = {self.keys[value] for value in step.outputs}
+        if not self.moves or _is_used_whole(node) or not self.totals.issuperset(keys & {*self.last_write}):
             return False
         tensors = tensors_of(node.meta.get("val"))
         nbytes = sum(self.program.values[value].nbytes for value in step.outputs)
@@ -425,6 +429,12 @@ class _Analysis:
         self.keys.append(key)
         self.program.values.append(Value(name, kind, nbytes, first))
         return number
+
+
+def _totals(gm: GraphModule, keys: Set[int]) -> set[int]:
+    """Those of the storages, all of them written, that nothing but sums in place writes."""
+    others = (node for node in gm.graph.nodes if node.op.startswith("call") and not is_sum_in_place(node))
+    return {*keys}.difference(storage_key(tensor) for node in others for tensor in mutated_tensors(node))
 
 
 def _is_used_whole(node: Node) -> bool:

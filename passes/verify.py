@@ -9,7 +9,8 @@ same values        and on what its origin read: origins, their recomputes, kept 
 same randomness    a random recompute replays the state saved right before its origin
 not twice          nothing that writes, or takes part in an effect, is recomputed
 moved              what is brought back was moved out before, and both copies have been waited for: before the
-                   moved value is dropped, and before anything reads the one that is back
+                   moved value is dropped, and before anything reads the one that is back; nothing writes what
+                   has been copied out
 not after a write  a recompute neither reads a storage that was written since its origin read it, nor makes
                    anew one that was written since
 """
@@ -93,6 +94,7 @@ class _Check:
         self._versions_read: dict[str, dict[str, int]] = {}
         self._open_states: list[Node] = []
         self._state_of: dict[str, Node] = {}
+        self._copied: dict[int, Node] = {}
         self._leaving: dict[int, Node] = {}
         self._arriving: dict[int, Node] = {}
 
@@ -132,6 +134,7 @@ class _Check:
             if origin_name(value) != name:
                 raise _broken("moved", node, f"it moves {value}, not {name}")
             self._leaving.update(dict.fromkeys(self._keys[value], node))
+            self._copied.update(dict.fromkeys(self._keys[value], node))
         elif node.target is transfers.wait_offload:
             value, handle = handle, value
             assert isinstance(value, Node)
@@ -171,7 +174,10 @@ class _Check:
                 own = (state for state in self._open_states if state.meta["dtr"]["origin"] == node.name)
                 self._state_of.update((node.name, state) for state in own)
                 self._open_states = []
-            self._writes.update(map(storage_key, _written(node)))
+            written = list(map(storage_key, _written(node)))
+            for copy in filter(None, map(self._copied.get, written)):
+                raise _broken("moved", node, f"it writes {origin_name(copy)}, which {copy} has copied out")
+            self._writes.update(written)
 
     def _check_recompute(self, node: Node) -> None:
         origin = self._origins.get(node.meta["dtr"]["origin"])

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from dtr_fx.passes import rng
+from dtr_fx.passes.accumulate import is_sum_in_place
 from dtr_fx.passes.contract import ORDER, PLAN, VALUES, VERIFIED, Pass
 from dtr_fx.passes.drops import drop, hoist_drops
 from dtr_fx.passes.modes import fake_mode_of
@@ -59,6 +60,8 @@ class Writer:
         self._mode = fake_mode_of(gm)
         trees = reversed(program.values_of.items())
         self._holder = {tree: node for node, tree in trees if isinstance(tree, int)}
+        for node in filter(is_sum_in_place, program.values_of):
+            self._holder[program.storage(program.values_in(node)[0])] = node
         recomputed = {step.op for step in self._steps if step.kind == RECOMPUTE}
         self._read_again = {value for number in recomputed for value in self._calls[number].inputs}
         self._newest: dict[Node, Node] = {}

@@ -60,10 +60,27 @@ class Recurrent(nn.Module):
         return h
 
 
+class Residual(nn.Module):
+    """Wide blocks; the gradient that goes by each of them, a sum in place, idles in its backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        blocks = [nn.Sequential(nn.Linear(32, 256), nn.GELU(), nn.Linear(256, 32)) for _ in range(2)]
+        self.first, self.blocks = nn.Linear(32, 32), nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (mlp, (512, 128)),
     "convolutions": (convolutions, (4, 4, 16, 16)),
     "recurrent": (Recurrent, (128, 64)),
+    "residual": (Residual, (512, 32)),
 }
 
 
@@ -100,7 +117,14 @@ class Trained:
 
 @pytest.mark.parametrize(
     ("name", "budget"),
-    [("mlp", "70%"), ("mlp", "50%"), ("convolutions", "85%"), ("recurrent", "75%"), ("recurrent", "60%")],
+    [
+        ("mlp", "70%"),
+        ("mlp", "50%"),
+        ("convolutions", "85%"),
+        ("recurrent", "75%"),
+        ("recurrent", "60%"),
+        ("residual", "66%"),
+    ],
 )
 def test_gradients_are_those_of_the_step_as_it_was_and_the_peak_is_within_the_budget(
     name: str, budget: str
@@ -134,6 +158,21 @@ def test_the_online_planner_moves_what_is_cheaper_to_move(name: str, budget: str
     assert all(map(torch.equal, moving.gradients, expected))
     moving.model.zero_grad(set_to_none=True)
     assert measure_peak(moving.step) <= report.budget
+
+
+def test_a_gradient_that_waits_is_moved_where_it_sets_the_smallest_budget() -> None:
+    smallest = []
+    for offload in (None, FAST):
+        with pytest.raises(InfeasibleBudgetError) as refused:
+            Trained("residual", budget=1, offload=offload)
+        smallest.append(refused.value.smallest)
+    assert smallest[0] - smallest[1] == torch.empty(MODELS["residual"][1]).nbytes
+    expected = Trained("residual", "aot_eager").gradients
+    moving = Trained("residual", budget=smallest[1], offload=FAST)
+    assert moving.reports[0].planned_peak == smallest[1]
+    assert all(map(torch.equal, moving.gradients, expected))
+    moving.model.zero_grad(set_to_none=True)
+    assert measure_peak(moving.step) <= smallest[1]
 
 
 def test_where_moving_never_pays_the_plan_is_the_one_without() -> None:
@@ -257,7 +296,15 @@ def reload_another(graph: torch.fx.GraphModule) -> None:
     second.replace_input_with(second.all_input_nodes[0], first.all_input_nodes[0])
 
 
-@pytest.mark.parametrize("spoil", [read_too_early, reload_unwaited, reload_another])
+def write_what_is_out(graph: torch.fx.GraphModule) -> None:
+    moved = nodes(graph, transfers.offload)[0]
+    value = moved.all_input_nodes[0]
+    with graph.graph.inserting_after(moved):
+        written = graph.graph.call_function(torch.ops.aten.add_.Tensor, (value, value))
+    written.meta["val"] = value.meta["val"]
+
+
+@pytest.mark.parametrize("spoil", [read_too_early, reload_unwaited, reload_another, write_what_is_out])
 def test_a_graph_that_moves_wrongly_is_told(spoil: Callable[[torch.fx.GraphModule], None]) -> None:
     graph = rewritten()
     verify(graph)

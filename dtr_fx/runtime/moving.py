@@ -93,6 +93,12 @@ class Moving(Deallocating):
         ):
             self._leave(self._leaving.pop(0))
 
+    def _leave_now(self, tensor: Tensor) -> None:
+        """Wait for its copy out if the tensor is to leave: it comes back."""
+        if tensor in self._leaving:
+            self._leaving.remove(tensor)
+            self._leave(tensor)
+
     def _leave(self, tensor: Tensor) -> None:
         storage = tensor.storage
         self.wait_for(storage)
@@ -110,9 +116,7 @@ class Moving(Deallocating):
         assert storage.root.op is not None
         self._away.pop(storage, None)
         self._asked = storage.id
-        if tensor in self._leaving:
-            self._leaving.remove(tensor)
-            self._leave(tensor)
+        self._leave_now(tensor)
         transfer = Operator(storage.root.op.id, (), 0.0, storage.size, recomputable=False)
         self.allocate_buffer(transfer)
         self._place([storage])
@@ -121,6 +125,8 @@ class Moving(Deallocating):
         storage.arrives = self.channels.bring_back(self.clock, storage.size, storage.outside)
         self._step(steps.RELOAD, storage, self.channels.bandwidth.seconds_back(storage.size))
         self._enter(storage, first=False)
+        for view in storage.tensors:  # what writes in place is not done again: its result is what comes back
+            view.defined |= view.op is not None and not view.op.recomputable
 
     def wait_for(self, storage: Storage) -> None:
         """Wait until a storage's copies have ended, out and back."""

@@ -58,12 +58,13 @@ class Plan:
 
     @property
     def order(self) -> list[int]:
-        """The operators as they run, those included that are recomputed or whose results are brought back."""
+        """The operators as they run, first and again; ``~op`` where what one made is brought back."""
         order: list[int] = []
         for step, before in zip(self.steps, (None, *self.steps)):
-            is_another = before is None or (before.kind, before.op) != (RELOAD, step.op)
-            if step.kind in (COMPUTE, RECOMPUTE) or (step.kind == RELOAD and is_another):
+            if step.kind in (COMPUTE, RECOMPUTE):
                 order.append(step.op)
+            elif step.kind == RELOAD and (before is None or (before.kind, before.op) != (RELOAD, step.op)):
+                order.append(~step.op)
         return order
 
     @property

@@ -57,10 +57,17 @@ class Runtime(Figure1):
 
     def access(self, tensor: Tensor) -> None:
         """Make a tensor defined, rematerializing it if it must be."""
-        self._touch(tensor.storage)
         if tensor.is_moved:
+            self._touch(tensor.storage)
             self.bring_back(tensor)
             self.wait_for(tensor.storage)
-        elif not tensor.defined:
+        else:
+            self.recompute(tensor)
+
+    def recompute(self, tensor: Tensor) -> None:
+        """Make a tensor defined, and not by a transfer."""
+        self._touch(tensor.storage)
+        self._leave_now(tensor)
+        if not tensor.defined:
             assert tensor.op is not None
             self._perform(tensor.op)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 from dtr_fx.runtime import Plan, Program, RunFailed, Runtime, Tensor, collector_paused
 from dtr_fx.runtime.caching_allocator import CachingAllocator
 from dtr_fx.runtime.driver import constant, keep, perform
 from dtr_fx.runtime.program import Constant
 
-from .lifetimes import NOTHING, Lifetimes, Moved, Operators
+from .lifetimes import NOTHING, Lifetimes, Moved, Operators, operator_of
 
 
 class RefusedOrder(Exception):
@@ -33,7 +32,7 @@ def execute_order(
     one that is kept before the last operator stays.  What comes again for nothing is left out.  An operator
     that may be deferred runs when something reads what it makes.  What an order forgets, such as a view that
     must be taken again, the runtime rematerializes by itself.  What the operators ``moved`` make is moved
-    out, and comes back where they come again.
+    out, and comes back where the order has ``~op``.
 
     Raises ``RunFailed`` if the order does not fit into the budget.
     """
@@ -89,11 +88,14 @@ class _Execution:
     def __init__(self, program: Program, order: Sequence[int], runtime: Runtime, moved: Moved) -> None:
         self._program, self._runtime = program, runtime
         self._operators = operators = Operators.of(program)
-        self._order = _without_idle(operators, operators.in_time(order, moved), moved)
-        comes_back = Counter(self._order)
-        self._moved = {op: waits for op, waits in moved.items() if comes_back[op] > 1}
+        self._order = _without_idle(operators, operators.in_time(order, moved))
+        comes_back = {~run for run in self._order}
+        self._moved = {op: waits for op, waits in moved.items() if op in comes_back}
         self._lives = Lifetimes(operators, enumerate(self._order), len(self._order), self._moved)
         self._movers = self._lives.moved_until()
+        self._starting: dict[int, list[int]] = {}
+        for mover in sorted(self._moved):
+            self._starting.setdefault(operators.written[mover], []).append(mover)
         self._returning = self._storages_that_return()
         self._calls = list(program.calls())
         self._tensors: dict[int, Tensor] = {}
@@ -105,19 +107,22 @@ class _Execution:
             if isinstance(step, Constant):
                 constant(runtime, step, tensors)
         reads = self._reads()
-        for slot, op in enumerate(self._order):
+        for slot, run in enumerate(self._order):
+            op = operator_of(run)
             is_first = op not in self._done
             movers = self._movers.get(op, ()) if is_first else ()
             copied = [storage for mover in movers for storage in self._operators.makes[mover]]
-            read = reads[op] if is_first or op not in self._moved else ()
-            touched = (*read, *self._operators.makes[op], *copied)
+            touched = (*(reads[op] if run >= 0 else ()), *self._operators.makes[op], *copied)
             ends = {
                 storage: again
                 for storage in touched
                 if (again := self._lives.dies(storage, slot)) is not None
             }
             if not is_first:
-                self._run_again(op, ends)
+                have = runtime.bring_back if run < 0 else runtime.recompute
+                for storage in self._operators.makes[op]:
+                    if storage not in ends:  # else nothing reads it
+                        have(self._tensor(storage))
             elif not self._lives.is_deferred(op, slot):
                 self._run_first(op)
             for storage, is_made_again in ends.items():
@@ -135,16 +140,9 @@ class _Execution:
         self._done.add(op)
         for kept in self._program.kept_after.get(op, ()) if op < len(self._calls) - 1 else ():
             keep(self._runtime, self._tensors[kept])
-        for storage in sorted(self._returning.intersection(self._operators.makes[op])):
-            self._runtime.move_out(self._tensor(storage))
-
-    def _run_again(self, op: int, ends: Container[int]) -> None:
-        """Have what an operator makes once more, but for what nothing reads."""
-        for storage in self._operators.makes[op]:
-            if storage not in ends:
-                (self._runtime.bring_back if op in self._moved else self._runtime.access)(
-                    self._tensor(storage)
-                )
+        for mover in self._starting.get(op, ()):
+            for storage in sorted(self._returning.intersection(self._operators.makes[mover])):
+                self._runtime.move_out(self._tensor(storage))
 
     def _tensor(self, storage: int) -> Tensor:
         return self._tensors[self._operators.tensor[storage]]
@@ -156,7 +154,7 @@ class _Execution:
             storage
             for op in self._moved
             for storage in self._operators.makes[op]
-            if any(lives.last_read(storage, slot) > slot for slot in lives.runs[op][1:])
+            if any(lives.last_read(storage, slot) > slot for slot in lives.back.intersection(lives.runs[op]))
         }
 
     def _reads(self) -> list[list[int]]:
@@ -169,17 +167,18 @@ class _Execution:
         return [[number[tensor] for tensor in read if tensor in number] for read in bases]
 
 
-def _without_idle(operators: Operators, order: Sequence[int], moved: Moved) -> list[int]:
+def _without_idle(operators: Operators, order: Sequence[int]) -> list[int]:
     """The order without the repeated runs of which nothing that is made is read."""
     first: dict[int, int] = {}
-    for slot, op in enumerate(order):
-        first.setdefault(op, slot)
+    for slot, run in enumerate(order):
+        first.setdefault(operator_of(run), slot)
     read = set(operators.kept)
     found = []
     for slot in reversed(range(len(order))):
-        op = order[slot]
+        run = order[slot]
+        op = operator_of(run)
         if first[op] == slot or not read.isdisjoint(operators.makes[op]):
-            found.append(op)
+            found.append(run)
             read.difference_update(operators.makes[op])
-            read.update(operators.reads[op] if first[op] == slot or op not in moved else ())
+            read.update(operators.reads[op] if run >= 0 else ())
     return found[::-1]

@@ -1,7 +1,8 @@
 """How long values live in an order of operators, some of which run again.
 
 A value lives from the run that makes it to the last read before its next run.  Any order in which every
-operator first comes after those that it reads is a plan.
+operator first comes after those that it reads is a plan.  An order has the operators as they run, first and
+again, and ``~op`` where what one made, and what was moved out, is brought back.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Operators:
     ``maker``, ``size`` and ``tensor``, its number in the program, are per storage.  ``kept`` are read at the
     end.  ``holds`` are the bytes of an operator's results that stay from its first run on; they are none of
     the storages.  Where an operator's results may be moved, ``out`` and ``back`` are what copying all of them
-    takes, else infinite, and ``taken`` the bytes that they take in the ``tier``.  ``ends`` is when each
+    takes, else infinite, and ``taken`` the bytes that they take in the ``tier``; ``written`` is the operator
+    after which they change no more: itself, or the last that writes them in place.  ``ends`` is when each
     operator ends if each runs once and none waits.
     """
 
@@ -54,6 +56,7 @@ class Operators:
     back: tuple[float, ...]
     ends: tuple[float, ...]
     taken: tuple[int, ...]
+    written: tuple[int, ...]
     tier: Tier | None
 
     @staticmethod
@@ -96,6 +99,7 @@ class Operators:
                 sum(program.tier.taken_by(one.size) for one in outputs) if program.tier else 0
                 for outputs in fresh
             ),
+            written=_written(calls, maker, number),
             tier=program.tier,
         )
 
@@ -104,25 +108,36 @@ class Operators:
         found: dict[int, int] = {}
         copied: dict[int, float] = {}
         ends, waited, last = 0.0, 0.0, len(self.ends) - 1
-        waits = sorted((until, op) for op, until in moved.items() if until is not None)
-        for at, op in sorted([*waits, *((op, -1) for op in moved)]):
-            if op >= 0:
+        waits = ((until, 0, op) for op, until in moved.items() if until is not None)
+        starts = ((self.written[op], -1, op) for op in moved)
+        for at, is_start, op in sorted([*waits, *starts]):
+            if is_start:
+                copied[op] = ends = max(ends, self.ends[at] + waited) + self.out[op]
+                if moved[op] is None:
+                    found[op] = min(bisect_left(self.ends, ends - waited, at + 1), last)
+            else:
                 found[op] = at
                 waited += max(0.0, copied[op] - waited - self.ends[at])
-            else:
-                copied[at] = ends = max(ends, self.ends[at] + waited) + self.out[at]
-                if moved[at] is None:
-                    found[at] = min(bisect_left(self.ends, ends - waited, at + 1), last)
         return found, waited
 
     def in_time(self, order: Iterable[int], moved: Moved) -> list[int]:
-        """The order without copies back that are issued before the copies out have ended."""
+        """The order without what has been moved out again before the copies have ended."""
         copied_by, done, found = self.copied_by(moved)[0], set(), []
-        for op in order:
+        for run in order:
+            op = operator_of(run)
             if op not in done or op not in moved or copied_by[op] in done:
-                found.append(op)
+                found.append(run)
             done.add(op)
         return found
+
+
+def operator_of(run: int) -> int:
+    """The operator that runs, or whose results come back, at a place of an order.
+
+    >>> operator_of(3), operator_of(~3)
+    (3, 3)
+    """
+    return max(run, ~run)
 
 
 def _runs_again(
@@ -139,6 +154,16 @@ def _runs_again(
             if not call.recomputable:
                 repeats[op] = False
     return tuple(again), tuple(repeats)
+
+
+def _written(calls: Sequence[Call], maker: Sequence[int], number: Mapping[int, int]) -> tuple[int, ...]:
+    """``written`` of ``Operators``: what may not run twice writes what its results are views of."""
+    written = list(range(len(calls)))
+    for at, call in enumerate(calls):
+        for output in call.outputs if not call.recomputable else ():
+            if output.alias is not None and output.tensor in number:
+                written[maker[number[output.tensor]]] = at
+    return tuple(written)
 
 
 def _transfers(
@@ -158,8 +183,8 @@ def _transfers(
 class Lifetimes:
     """Where each operator runs and each storage is read, by slots that grow along an order.
 
-    The order is slots with the operators that run there; at ``end`` what is kept is read.  Where the results
-    of an operator are ``moved`` out, its repeated runs are transfers and read nothing.
+    The order is slots with what runs there; at ``end`` what is kept is read.  Among an operator's ``runs``
+    are the slots in which its results come ``back``; these read nothing.
     """
 
     def __init__(
@@ -175,11 +200,15 @@ class Lifetimes:
         self.runs: list[list[int]] = [[] for _ in operators.makes]
         self.reads: list[list[int]] = [[] for _ in operators.size]
         self.copied_by, self.stalled = operators.copied_by(self.moved)
+        self.back: set[int] = set()
         movers = self.moved_until()
-        for slot, op in order:
+        for slot, run in order:
+            op = operator_of(run)
             is_first = not self.runs[op]
             self.runs[op].append(slot)
-            for storage in operators.reads[op] if is_first or op not in self.moved else ():
+            if run < 0:
+                self.back.add(slot)
+            for storage in operators.reads[op] if run >= 0 else ():
                 self.reads[storage].append(slot)
             for mover in movers.get(op, ()) if is_first else ():
                 for storage in operators.makes[mover]:
@@ -235,7 +264,8 @@ class Lifetimes:
 
     def is_deferred(self, op: int, run: int) -> bool:
         """True if an operator that has not run yet is left out here: a later run makes what is read."""
-        return self.operators.may_defer[op] and run != self.runs[op][-1] and not self.is_read(op, run)
+        may_defer = self.operators.may_defer[op] and op not in self.moved
+        return may_defer and run != self.runs[op][-1] and not self.is_read(op, run)
 
     def dies(self, storage: int, slot: int) -> bool | None:
         """None while what the storage holds is read after ``slot``; else, True if it is made again."""

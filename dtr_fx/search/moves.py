@@ -151,7 +151,7 @@ def _move_away(line: Timeline, op: int, worst: int, slot: int) -> None:
         line.hold(op, worst)
     target = _free_from(line, line.slot_at(line.clock[slot] - line.operators.back[op]), worst, slot)
     if target is not None:
-        line.add(op, target)
+        line.add(op, target, back=True)
 
 
 def _free_from(line: Timeline, wanted: int, after: int, before: int) -> int | None:
@@ -164,7 +164,7 @@ def _idle(line: Timeline, ops: Iterable[int], worst: int, *, waits: bool) -> Ite
     """Of operators the bytes that idle in a slot and can be gone by then, with the next read of them."""
     makes = line.operators.makes
     for op in ops:
-        made = line.runs[op][0]
+        made = line.written_at(op)
         if op in line.moved:
             is_out = waits or line.copied_at(op) < worst
         else:
@@ -184,7 +184,7 @@ def _is_hidden(line: Timeline, queues: tuple[_Queue, _Queue], idle: tuple[int, i
     _, op, slot = idle
     operators, clock = line.operators, line.clock
     out, back = queues
-    made, gone, read = (float(clock[at]) for at in (line.runs[op][0] + 1, worst, slot))
+    made, gone, read = (float(clock[at]) for at in (line.written_at(op) + 1, worst, slot))
     is_out = op in line.moved or out.take(made, gone, operators.out[op], late=False)
     return is_out and back.take(gone, read, operators.back[op], late=True)
 
@@ -195,10 +195,10 @@ def issued_ahead(line: Timeline, order: Sequence[int], moved: Moved) -> Found:
     best = line.settle(order, moved)
     waited = line.waited()
     needed = math.inf
-    for slot in sorted((slot for slot in line.repeated if line.op_at[slot] in line.moved), reverse=True):
-        op = line.op_at.get(slot, -1)
-        if op not in line.moved:  # it went with another
+    for slot in sorted(line.back, reverse=True):
+        if slot not in line.back:  # it went with another
             continue
+        op = line.op_at[slot]
         reads = [line.reads[storage] for storage in operators.makes[op]]
         first = min((read for slots in reads for read in slots if read > slot), default=line.end)
         needed = min(needed, float(line.clock[first])) - operators.back[op]
@@ -212,7 +212,7 @@ def issued_ahead(line: Timeline, order: Sequence[int], moved: Moved) -> Found:
         if target is None:
             continue
         line.remove(slot)
-        line.add(op, target)
+        line.add(op, target, back=True)
         if line.over > best.over:
             line.undo()
         else:

@@ -93,7 +93,7 @@ def rerun_forward(program: Program, order: Sequence[int]) -> list[int]:
     assert program.backward is not None
     repeats = [call.recomputable for call in program.calls()]
     start = order.index(program.backward)
-    again = [op for op in order[:start] if repeats[op]]
+    again = [op for op in order[:start] if op >= 0 and repeats[op]]
     return [*order[: start + 1], *again, *order[start + 1 :]]
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dtr_fx.runtime.channels import Channels
 
-from .lifetimes import NOTHING, Lifetimes, Moved, Operators
+from .lifetimes import NOTHING, Lifetimes, Moved, Operators, operator_of
 
 # Free slots before each run, for runs that are inserted later.
 _STRIDE = 8
@@ -26,7 +26,7 @@ _DENSE = 5
 class Found(NamedTuple):
     """An order, the cost of its repeated runs, and its bytes above the budget, summed over slots.
 
-    The results of the operators ``moved`` are moved out: these run again as transfers.
+    The results of the operators ``moved`` are moved out.
     """
 
     cost: float
@@ -60,28 +60,30 @@ class Timeline(Lifetimes):
         self._added = 0
         self.cost = self.load = self.late = 0.0
         self._late: dict[int, float] = {}
+        runs: list[tuple[int, int]] = []
         known: set[int] = set()
-        for position, op in enumerate(ops.in_time(order, moved) if moved else order):
+        for position, run in enumerate(ops.in_time(order, moved) if moved else order):
+            op = operator_of(run)
             if op in known and not ops.makes[op]:
                 continue
             slot = (position + 1) * _STRIDE
+            runs.append((slot, run))
             self.op_at[slot] = op
+            if run < 0:
+                self.load += ops.back[op]
+            elif op in known:
+                self.cost += ops.again[op]
             if op in known:
-                if op in moved:
-                    self.load += ops.back[op]
-                else:
-                    self.cost += ops.again[op]
                 self._list(slot)
             known.add(op)
         self.load += sum(ops.out[op] for op in moved)
         self.slots = list(self.op_at)
-        super().__init__(ops, self.op_at.items(), (len(order) + 1) * _STRIDE, moved)
+        super().__init__(ops, runs, (len(order) + 1) * _STRIDE, moved)
         self.used = self._live()
         if ops.tier is not None:
             self._measure()
-        for op in self.moved:
-            for slot in self.runs[op][1:]:
-                self._set_late(slot, self._lateness(op, slot))
+        for slot in sorted(self.back):
+            self._set_late(slot, self._lateness(self.op_at[slot], slot))
         self.commit()
         for op in range(len(self.runs)):
             self._defer(op)
@@ -91,10 +93,8 @@ class Timeline(Lifetimes):
     def _measure(self) -> None:
         """``clock`` is when what runs in each slot starts if nothing waits, as of the last ``settle``."""
         taken = np.zeros(self.end + 3)
-        known: set[int] = set()
         for slot, op in self.op_at.items():
-            taken[slot + 1] = 0.0 if op in known and op in self.moved else self.operators.again[op]
-            known.add(op)
+            taken[slot + 1] = 0.0 if slot in self.back else self.operators.again[op]
         self.clock = np.cumsum(taken)
 
     def slot_at(self, time: float) -> int:
@@ -110,42 +110,43 @@ class Timeline(Lifetimes):
         clock = waited = 0.0
         outside: dict[int, float] = {}
         arrives: dict[int, float] = {}
-        moved = {op for op in self.moved if len(self.runs[op]) > 1}
+        moved = {self.op_at[slot] for slot in self.back}
+        starts: dict[int, list[int]] = {}
         left: dict[int, list[int]] = {}
-        for op in moved:
-            back = self.runs[op][1]
-            left.setdefault(max(self.touched_before(each, back) for each in ops.makes[op]), []).append(op)
+        for op in sorted(moved):
+            starts.setdefault(ops.written[op], []).append(op)
+            again = self.runs[op][1]
+            left.setdefault(max(self.touched_before(each, again) for each in ops.makes[op]), []).append(op)
         leaving: list[tuple[float, int]] = []
         for slot in self.slots:
             op = self.op_at[slot]
-            comes_back = op in known and op in moved
-            until = self._room_at(slot, clock, leaving, op if comes_back else None)
+            until = self._room_at(slot, clock, leaving, op if op in known else None)
             waited += until - clock
             clock = until
-            if comes_back:
+            if slot in self.back:
                 for storage in ops.makes[op]:
                     arrives[storage] = channels.bring_back(clock, ops.size[storage], outside[op])
             else:
                 until = max([clock, *(arrives.pop(each, 0.0) for each in ops.reads[op])])
                 waited += until - clock
                 clock = until + ops.again[op]
-                if op in moved:
-                    outside[op] = max(
-                        channels.move_out(clock, ops.size[storage]) for storage in ops.makes[op]
+                for mover in starts.get(op, ()) if op not in known else ():
+                    outside[mover] = max(
+                        channels.move_out(clock, ops.size[storage]) for storage in ops.makes[mover]
                     )
                 known.add(op)
             leaving += [(outside[mover], mover) for mover in left.get(slot, ())]
         return waited
 
-    def _room_at(self, slot: int, clock: float, leaving: list[tuple[float, int]], back: int | None) -> float:
+    def _room_at(self, slot: int, clock: float, leaving: list[tuple[float, int]], again: int | None) -> float:
         """When there is room for what runs in a slot, as copies out have ended: they leave.
 
-        What comes ``back`` has to have left before.
+        What an operator makes ``again`` has to have left before.
         """
         leaving.sort()
         held = int(self.used[slot]) + sum(self._nbytes(op) for _, op in leaving)
         while leaving and (
-            leaving[0][0] <= clock or held > self.budget or any(op == back for _, op in leaving)
+            leaving[0][0] <= clock or held > self.budget or any(op == again for _, op in leaving)
         ):
             ended, op = leaving.pop(0)
             clock = max(clock, ended)
@@ -162,7 +163,7 @@ class Timeline(Lifetimes):
         for op, runs in enumerate(self.runs):
             for number, slot in enumerate(runs):
                 stays = 0 if number else ops.holds[op]
-                temporary = self._temporary(op) if number else ops.temporary[op]
+                temporary = self._temporary(op, slot)
                 change[slot] += temporary
                 change[slot + 1] -= temporary - stays
                 change[self.end + 1] -= stays
@@ -173,8 +174,8 @@ class Timeline(Lifetimes):
 
     @property
     def order(self) -> list[int]:
-        """The operators in the order of their runs."""
-        return [self.op_at[slot] for slot in self.slots]
+        """The operators in the order of their runs, and where their results come back."""
+        return [~self.op_at[slot] if slot in self.back else self.op_at[slot] for slot in self.slots]
 
     @property
     def over(self) -> int:
@@ -212,17 +213,22 @@ class Timeline(Lifetimes):
         if self._added * _DENSE > len(self.slots):
             self.settle(self.order, self.moved)
 
-    def add(self, op: int, slot: int) -> None:
-        """Run an operator once more, in an empty slot; what is read later is read from this run."""
+    def add(self, op: int, slot: int, *, back: bool) -> None:
+        """Run an operator once more, in an empty slot; what is read later is read from this run.
+
+        Or its results come ``back`` there.
+        """
         before = self.run_before(op, slot)
+        self._set_back(slot, back)
+        self._undoing.append((self._set_back, slot, False))
         self._count(op, slot, before, 1)
         self._write(op, slot)
         self._added += 1
         self._undoing.append((self._erase, op, slot))
-        self._pay(op, 1)
-        for storage in self.reads_again(op):
+        self._pay(op, slot, 1)
+        for storage in self._reads_at(op, slot):
             self._read(storage, slot)
-        if op in self.moved:
+        if back:
             self._set_late(slot, self._lateness(op, slot))
             self._undoing.append((self._late.pop, slot, None))
         if not self.is_read(op, before):
@@ -237,22 +243,37 @@ class Timeline(Lifetimes):
         self._count(op, slot, slot, -1)
         self._erase(op, slot)
         self._undoing.append((self._write, op, slot))
-        self._pay(op, -1)
-        if op in self.moved:
+        self._pay(op, slot, -1)
+        if slot in self.back:
             late = self._late.pop(slot)
             self.late -= late
             self._undoing.append((self._late.__setitem__, slot, late))
-        for storage in self.reads_again(op):
+        for storage in self._reads_at(op, slot):
             self._unread(storage, slot)
             maker = self.operators.maker[storage]
             run = self.run_before(maker, slot)
             if not self.is_read(maker, run):
                 self.remove(run)
+        self._undoing.append((self._set_back, slot, slot in self.back))
+        self._set_back(slot, False)
         self._defer(op)
 
-    def reads_again(self, op: int) -> tuple[int, ...]:
-        """The storages that a repeated run of an operator reads."""
-        return () if op in self.moved else self.operators.reads[op]
+    def turn(self, slot: int) -> None:
+        """Run an operator again where its results come back, or the other way round."""
+        op, back = self.op_at[slot], slot in self.back
+        self.remove(slot)
+        self.add(op, slot, back=not back)
+
+    def again_after(self, op: int) -> int:
+        """The slot after which an operator can run again, or its results come back."""
+        return self.copied_at(op) if op in self.moved else self.runs[op][0]
+
+    def _reads_at(self, op: int, slot: int) -> tuple[int, ...]:
+        """The storages that are read in a slot for an operator that runs again."""
+        return () if slot in self.back else self.operators.reads[op]
+
+    def _set_back(self, slot: int, back: bool) -> None:
+        (self.back.add if back else self.back.discard)(slot)
 
     def has_room_for(self, op: int) -> bool:
         """True if the tier has room for an operator's results beside all that is moved."""
@@ -262,7 +283,7 @@ class Timeline(Lifetimes):
         return sum(taken[each] for each in self.moved) + taken[op] <= tier.limit
 
     def move(self, op: int) -> None:
-        """Move an operator's results out, or no longer; its repeated runs become the other kind."""
+        """Move an operator's results out, and bring them back where it runs again, or no longer."""
         slots = self.runs[op][1:]
         for slot in slots:
             self.remove(slot)
@@ -272,11 +293,16 @@ class Timeline(Lifetimes):
             self.moved[op] = None
             self._undoing.append((self.moved.pop, op, None))
         self._hold_until_copied()
+        self._defer(op)
         self.load += self.operators.out[op] if op in self.moved else -self.operators.out[op]
         if op in self.moved or self.operators.repeats[op]:
             for slot in slots:
-                if op not in self.moved or slot > self.copied_at(op):
-                    self.add(op, slot)
+                if slot > self.again_after(op):
+                    self.add(op, slot, back=op in self.moved)
+
+    def written_at(self, op: int) -> int:
+        """The slot in which what an operator makes is written last: its copy out starts then."""
+        return self.runs[self.operators.written[op]][0]
 
     def copied_at(self, op: int) -> int:
         """The slot in which what a moved operator makes has been copied out."""
@@ -322,7 +348,7 @@ class Timeline(Lifetimes):
         """Let compute wait for the copies of what is moved before a slot, or hold it until these end."""
         until = None if before is None else self.first_before(before)
         self._undoing.append((self.moved.__setitem__, op, self.moved[op]))
-        self.moved[op] = until if until is None else max(until, op)
+        self.moved[op] = until if until is None else max(until, self.operators.written[op])
         self._hold_until_copied()
 
     def first_before(self, slot: int) -> int:
@@ -332,15 +358,15 @@ class Timeline(Lifetimes):
             index -= 1
         return self.op_at[self.slots[max(0, index)]]
 
-    def _pay(self, op: int, sign: int) -> None:
-        if op in self.moved:
+    def _pay(self, op: int, slot: int, sign: int) -> None:
+        if slot in self.back:
             self.load += sign * self.operators.back[op]
         else:
             self.cost += sign * self.operators.again[op]
 
-    def _temporary(self, op: int) -> int:
-        """The bytes that a repeated run takes for itself."""
-        return 0 if op in self.moved else self.operators.temporary[op]
+    def _temporary(self, op: int, slot: int) -> int:
+        """The bytes that a run takes for itself."""
+        return 0 if slot in self.back else self.operators.temporary[op]
 
     def _count(self, op: int, slot: int, run: int, sign: int) -> None:
         """Count the bytes that a run in a slot takes or, where what ``run`` makes is read later, saves."""
@@ -350,7 +376,7 @@ class Timeline(Lifetimes):
                 self._bytes(self.touched_before(storage, slot) + 1, slot, -size)
             else:
                 self._bytes(slot, slot + 1, size)
-        self._bytes(slot, slot + 1, sign * self._temporary(op))
+        self._bytes(slot, slot + 1, sign * self._temporary(op, slot))
 
     def _defer(self, op: int) -> None:
         """Count the first run of an operator as none, or as one, if that has changed."""

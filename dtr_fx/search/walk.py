@@ -35,6 +35,8 @@ _TOLL, _CHEAPER, _DEARER, _HIDDEN = 0.02, 0.9, 1.15, 0.01
 # Seconds per run of a simulation of the transfers; how often something is moved or no longer, one of those
 # that come back, and how often a copy back is issued ahead.
 _SIMULATE, _MOVES, _ONE_OF_THEM, _AHEAD = 1e-6, 0.1, 0.8, 0.8
+# How often what is moved is computed again at one place, or brought back there after all, in place of that.
+_TURN = 0.2
 # How often compute is to wait for the copies of what is moved, or no longer, in place of that.
 _HURRY = 0.3
 # How many storages are looked at for one that is idle, and how often for one run less.
@@ -162,11 +164,15 @@ class _Walk:
             self._swap()
 
     def _move(self) -> None:
-        """The results of an operator that runs again are moved instead, or no longer."""
+        """The results of an operator that runs again are moved instead, or no longer, or not each time."""
         line = self._line
         op = self._random.choice(self._movable)
         if line.repeated and self._random.random() < _ONE_OF_THEM:
-            op = line.op_at[self._random.choice(line.repeated)]
+            slot = self._random.choice(line.repeated)
+            op = line.op_at[slot]
+            if op in line.moved and self._operators.repeats[op] and self._random.random() < _TURN:
+                line.turn(slot)
+                return
         if op in line.moved and self._random.random() < _HURRY:
             self._hold(op)
             return
@@ -202,9 +208,10 @@ class _Walk:
         op = line.op_at[slot]
         index = bisect_left(line.slots, slot) + round(self._random.gauss(0, _FAR))
         target = line.free_slot(0, line.slots[min(max(index, 0), len(line.slots) - 1)])
-        if target is not None and target > line.runs[op][0]:
+        if target is not None and target > line.again_after(op):
+            back = slot in line.back
             line.remove(slot)
-            line.add(op, target)
+            line.add(op, target, back=back)
 
     def _run_again(self) -> None:
         """Make something again before an operator reads it, or for the end if it is kept."""
@@ -271,22 +278,21 @@ class _Walk:
         """Run a storage's operator before ``slot``, maybe others before it; not if nothing came between."""
         line, operators = self._line, self._operators
         op = operators.maker[storage]
-        touched = line.touched_before(storage, slot)
-        if op in line.moved:
-            touched = max(touched, line.copied_at(op))
-        elif not operators.repeats[op]:
+        touched = max(line.touched_before(storage, slot), line.again_after(op))
+        back = op in line.moved
+        if not back and not operators.repeats[op]:
             return
         if not line.runs_between(touched, slot):
             return
         target = line.free_slot(touched, slot)
         if target is None:
             return
-        for read in line.reads_again(op):
+        for read in () if back else operators.reads[op]:
             if self._random.random() < self._chance(read, target, depth):
                 self._make_again(read, target, depth + 1)
         target = line.free_slot(touched, slot)
         if target is not None:
-            line.add(op, target)
+            line.add(op, target, back=back)
 
     def _chance(self, storage: int, slot: int, depth: int) -> float:
         """How likely it is that what an operator reads is made again for it, rather than kept until then."""
