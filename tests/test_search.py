@@ -51,10 +51,10 @@ from dtr_fx.search import (
     Policy,
     default_effort,
     execute_order,
+    find_plan,
     least_recomputed,
     lower_bound,
     run_policy,
-    search,
     smallest,
     smallest_by_passes,
 )
@@ -638,7 +638,7 @@ def plan_of(graph: OperatorGraph, budget: int, seconds: float | None = None) -> 
     """The total cost of the plan that is found, infinite without one; the plan has passed both checks."""
     program = graph.program
     try:
-        run = search(program, budget, FIRST, seconds)
+        run = find_plan(program, budget, FIRST, seconds)
     except Infeasible:
         return math.inf
     check_plan(program, run, budget)
@@ -653,7 +653,7 @@ def plan_of(graph: OperatorGraph, budget: int, seconds: float | None = None) -> 
 def test_every_plan_does_what_the_program_does(program, share):
     budget = program.constants + int(share * (program.peak - program.constants))
     try:
-        run = search(program, budget, FIRST, LITTLE)
+        run = find_plan(program, budget, FIRST, LITTLE)
     except Infeasible:
         return
     check_plan(program, run, budget)
@@ -773,7 +773,7 @@ def test_a_search_ends_when_nothing_is_left_to_find():
     program = training_chain_of(50).program
     budget = round(0.5 * program.peak)
     least = least_recomputed(program, budget)
-    found = search(program, budget, FIRST, seconds=3600, least=least)
+    found = find_plan(program, budget, FIRST, seconds=3600, least=least)
     assert found.cost == pytest.approx(least)
 
 
@@ -794,7 +794,7 @@ def test_the_same_arguments_give_the_same_plan(graph):
 
     def found() -> Plan | None:
         try:
-            return search(program, budget, FIRST, LITTLE)
+            return find_plan(program, budget, FIRST, LITTLE)
         except Infeasible:
             return None
 
@@ -826,7 +826,7 @@ def test_the_smallest_budget_is_feasible_and_not_below_the_bound(graph):
         assert run.peak >= graph.floor
         assert check(graph, plan_order(graph, run.order)).peak <= run.peak
     with pytest.raises(Infeasible):
-        search(program, graph.floor - 1, FIRST, LITTLE)
+        find_plan(program, graph.floor - 1, FIRST, LITTLE)
 
 
 def test_chains_fit_into_what_one_operator_needs():
@@ -863,7 +863,7 @@ def test_search_never_costs_more_than_one_pass(size, heuristic):
 
 def _cost(program: Program, budget: int, first: Policy) -> float:
     try:
-        return search(program, budget, first, LITTLE).cost
+        return find_plan(program, budget, first, LITTLE).cost
     except Infeasible:
         return math.inf
 
