@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
+from rivals import Labelled
 from tabulate import tabulate
 from torch import nn
 
@@ -39,6 +40,7 @@ from dtr_fx.planning.planner import Planner
 from dtr_fx.planning.planning import Planning
 from dtr_fx.runtime import Plan, Program
 from dtr_fx.search import Operators, execute_order
+from dtr_fx.search.bound import Bounds
 from dtr_fx.search.moves import moving_alone as greedy
 from dtr_fx.search.timeline import Timeline
 from dtr_fx.tiers.tier import Bandwidth, Tier
@@ -52,8 +54,8 @@ ROUNDS = 20
 Inputs: TypeAlias = "tuple[torch.Tensor, ...]"
 
 
-class Labelled(nn.Module):
-    """GPT-2 of transformers, called with labels."""
+class GPT2(nn.Module):
+    """GPT-2 of transformers, to its loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,10 +72,10 @@ class Labelled(nn.Module):
 
 
 def gpt2_transformers() -> tuple[nn.Module, tuple[torch.Tensor]]:
-    return Labelled(), (torch.randint(0, 8192, (8, 1024)),)
+    return GPT2(), (torch.randint(0, 8192, (8, 1024)),)
 
 
-MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
+MODELS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     "gpt_full": zoo.gpt_full,
     "resnet50_full": zoo.resnet50_full,
     "unet_full": zoo.unet_full,
@@ -92,19 +94,10 @@ def labelled(name: str, config: str, **sizes: object) -> Callable[[], tuple[nn.M
         import transformers
 
         model = getattr(transformers, name)(getattr(transformers, config)(vocab_size=WORDS, **sizes))
-        return Loss(model), (torch.randint(3, WORDS, (4, 128)),)
+        ids = torch.randint(3, WORDS, (4, 128))
+        return Labelled(model, ("input_ids", "labels")), (ids, ids)
 
     return make
-
-
-class Loss(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = self.model(input_ids=tokens, labels=tokens).loss
-        return loss
 
 
 def of_library(name: str, setting: str) -> Callable[[], tuple[nn.Module, Inputs]]:
@@ -139,7 +132,11 @@ SMALL: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
 
 
 def smallest(names: Sequence[str]) -> Iterator[dict[str, object]]:
-    """The smallest budgets by recomputing and with a file; what is kept as it may not run twice."""
+    """The smallest budgets by recomputing and with a file, and what sets them.
+
+    At the peak of the first: what is kept there as it may not run twice.  At that of the second: what its
+    operator alone needs, with the results that are there by then.  Beside it: what any plan needs.
+    """
     tier = Tier("disk", tempfile.gettempdir(), speed=Bandwidth(2e9, 2e9, 1e-5, source="given"))
     options = Options(offload=tier, cache=False)
     for name in names:
@@ -150,11 +147,14 @@ def smallest(names: Sequence[str]) -> Iterator[dict[str, object]]:
             yield {"model": name, "recomputing": f"{error}"}
             continue
         alone, both = Planner(replace(planner.program, tier=None), options).smallest, planner.smallest
+        number = next(step.op for step in both.steps if step.live == both.peak)
+        needed = Bounds(planner.program).while_running[number]
         yield {
             "model": name,
             "recomputing": format_bytes(alone.peak),
             "kept there": format_bytes(idle_for_good(planner.program, alone)),
             "with a file": format_bytes(both.peak),
+            "its operator needs": format_bytes(needed.nbytes),
             "no plan below": format_bytes(planner.need.nbytes),
         }
 
@@ -182,7 +182,7 @@ def idle_for_good(program: Program, plan: Plan) -> int:
     return 0
 
 
-def program_of(make: Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]) -> tuple[Program, Options]:
+def program_of(make: Callable[[], tuple[nn.Module, Inputs]]) -> tuple[Program, Options]:
     """A model's training step on an absent H200."""
     options = Options(costs=roofline(named_device("h200")), offload=Tier("host", speed=SPEED))
     with WithoutMemory(math.inf), FakeTensorMode(allow_non_fake_inputs=True):
@@ -198,7 +198,7 @@ def moving_alone(program: Program, budget: int) -> Plan | None:
     return min(plans, key=lambda plan: plan.extra, default=None)
 
 
-def rows_of(name: str, program: Program) -> Iterator[tuple[object, ...]]:
+def rows_of(name: str, program: Program) -> Iterator[tuple[str, float, float, float, float, int]]:
     options = Options(cache=False)
     both, alone = (Planner(each, options) for each in (program, replace(program, tier=None)))
     for share in SHARES:
@@ -208,8 +208,10 @@ def rows_of(name: str, program: Program) -> Iterator[tuple[object, ...]]:
             moving_alone(program, budget),
             both.search(budget, both.program, lambda: alone.smallest),
         ]
-        extra = [math.inf if plan is None else plan.extra / program.cost for plan in plans]
-        yield name, share, *extra, plans[-1].outside if plans[-1] else 0
+        computed, moved, together = (
+            math.inf if plan is None else plan.extra / program.cost for plan in plans
+        )
+        yield name, share, computed, moved, together, plans[-1].outside if plans[-1] else 0
 
 
 def steps(names: Sequence[str]) -> Iterator[dict[str, object]]:
@@ -246,7 +248,8 @@ class Trained:
             model, **(plain if budget is None else {"backend": "dtr", "options": options})
         )
         self.take_step()
-        self.gradients = [parameter.grad.clone() for parameter in model.parameters()]
+        gradients = (parameter.grad for parameter in model.parameters())
+        self.gradients = [gradient.clone() for gradient in gradients if gradient is not None]
         self.seconds.clear()
         self.peak = dtr_fx.measure_peak(self.take_step)
 
@@ -258,7 +261,7 @@ class Trained:
         self.seconds.append(time.perf_counter() - started)
 
     def row(self, expected: Trained) -> dict[str, object]:
-        found = {
+        found: dict[str, object] = {
             "peak": format_bytes(self.peak),
             "fastest": f"{min(self.seconds) * 1e3:.0f} ms",
             "median": f"{statistics.median(self.seconds) * 1e3:.0f} ms",

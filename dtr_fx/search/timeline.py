@@ -213,7 +213,7 @@ class Timeline(Lifetimes):
         if self._added * _DENSE > len(self.slots):
             self.settle(self.order, self.moved)
 
-    def add(self, op: int, slot: int, *, back: bool) -> None:
+    def add(self, op: int, slot: int, *, back: bool = False) -> None:
         """Run an operator once more, in an empty slot; what is read later is read from this run.
 
         Or its results come ``back`` there.
