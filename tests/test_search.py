@@ -7,6 +7,7 @@ import random
 import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -64,6 +65,7 @@ from dtr_fx.search.lifetimes import Operators
 from dtr_fx.search.starts import cheapest_cut, cuts, read_back, relieved
 from dtr_fx.search.timeline import Timeline
 from dtr_fx.search.walk import walk
+from dtr_fx.tiers.tier import Bandwidth, Tier
 
 FIRST = Policy(HEURISTICS["next-use"])
 LITTLE = 0.03  # seconds of effort where how good a plan is does not matter
@@ -242,13 +244,17 @@ def state(line: Timeline) -> tuple[object, ...]:
         [list(runs) for runs in line.runs],
         [list(reads) for reads in line.reads],
         sorted(line.repeated),
+        sorted(line.back),
+        dict(line.moved),
+        line.load,
+        line.stalled,
     )
 
 
 def change(line: Timeline, dice: random.Random) -> None:
     """One run more or less, if there is a place for it."""
     op = dice.randrange(len(line.operators.makes))
-    free = [slot for slot in range(line.runs[op][0] + 1, line.end) if slot not in line.op_at]
+    free = [slot for slot in range(line.again_after(op) + 1, line.end) if slot not in line.op_at]
     if line.repeated and dice.random() < 0.4:
         line.remove(dice.choice(line.repeated))
     elif free and line.operators.makes[op]:
@@ -280,6 +286,51 @@ def test_a_timeline_is_kept_up_to_date(program, seed):
             line.commit()
             if dice.random() < 0.3:
                 line.spread_if_dense()
+        committed = state(line)
+
+
+def change_moves(line: Timeline, dice: random.Random) -> None:
+    """Something is moved or no longer, or comes back in another way, or once more or less, if it can."""
+    operators = line.operators
+    movable = [op for op, makes in enumerate(operators.makes) if makes and operators.back[op] < math.inf]
+    turning = [slot for slot in line.repeated if line.op_at[slot] in line.moved]
+    chance = dice.random()
+    if movable and chance < 0.3:
+        line.move(dice.choice(movable))
+    elif turning and chance < 0.6:
+        line.turn(dice.choice(turning))
+    elif line.moved and chance < 0.9:
+        op = dice.choice(list(line.moved))
+        free = [slot for slot in range(line.again_after(op) + 1, line.end) if slot not in line.op_at]
+        if free:
+            line.add(op, dice.choice(free), back=dice.random() < 0.5)
+    else:
+        change(line, dice)
+
+
+@settings(max_examples=30)
+@given(small_networks | programs() | graphs().map(lambda graph: graph.program), st.integers(0, 10**9))
+def test_a_timeline_with_transfers_is_kept_up_to_date(program, seed):
+    """After any changes it is what a timeline is of the same order and of what is moved."""
+    dice = random.Random(seed)
+    moving = program.with_calls(lambda _, call: call._replace(movable=True))
+    speed = Bandwidth(dice.uniform(0.1, 100), dice.uniform(0.1, 100))
+    operators = Operators.of(replace(moving, tier=Tier("host", speed=speed)))
+    line = timeline(operators, range(len(operators.makes)), dice.randint(1, program.peak + 1))
+    committed = state(line)
+    for _ in range(12):
+        for _ in range(dice.randint(1, 3)):
+            change_moves(line, dice)
+        anew = Timeline(operators, line.budget)
+        anew.settle(line.order, line.moved)
+        assert anew.order == line.order
+        assert [*line.used[line.slots], line.used[line.end]] == [*anew.used[anew.slots], anew.used[anew.end]]
+        assert (line.cost, line.load, line.stalled) == pytest.approx((anew.cost, anew.load, anew.stalled))
+        if dice.random() < 0.4:
+            line.undo()
+            assert state(line) == committed
+        else:
+            line.commit()
         committed = state(line)
 
 
