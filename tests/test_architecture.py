@@ -102,8 +102,8 @@ def test_a_compile_loads_little_of_the_package(tmp_path: Path) -> None:
     The first process times the operators and searches for a plan; the second finds times and plan on disk.
     """
     first, second = (_lines(_loaded_by(_COMPILE, DTR_CACHE=str(tmp_path))) for _ in range(2))
-    assert first <= 13_900
-    assert second <= 10_000
+    assert first <= 14_000
+    assert second <= 10_100
 
 
 def _lines(modules: Iterable[str]) -> int:

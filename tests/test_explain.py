@@ -243,15 +243,16 @@ def test_pytorchs_own_viewer_reads_the_snapshot(report: Report) -> None:
 
 def test_a_plan_out_of_all_proportion_says_from_where_it_is_not(caplog: pytest.LogCaptureFixture) -> None:
     layers = [layer for _ in range(24) for layer in (nn.Linear(32, 32), nn.Tanh())]
-    model, x = nn.Sequential(*layers), torch.randn(512, 32)
+    model, x = nn.Sequential(*layers), torch.randn(2048, 32)
+    effort = {"plan_seconds": 0.7}
     with pytest.raises(dtr_fx.InfeasibleBudgetError, match="at most 5 forward passes") as caught:
-        dtr_fx.explain(model, x, "5%")
+        dtr_fx.explain(model, x, "5%", **effort)
     assert caught.value.sane is not None
     with caplog.at_level(logging.WARNING, logger="dtr_fx"):
-        [dear] = dtr_fx.explain(model, x, caught.value.smallest)
+        [dear] = dtr_fx.explain(model, x, caught.value.smallest, **effort)
     assert any("at most 5" in record.getMessage() for record in caplog.records)
     assert dear.sane_from is not None
-    [sane] = dtr_fx.explain(model, x, dear.sane_from)
+    [sane] = dtr_fx.explain(model, x, dear.sane_from, **effort)
     assert sane.sane_from is None
     assert not sane.caution
     assert dear.budget < sane.budget < sane.baseline_peak

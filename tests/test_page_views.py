@@ -430,7 +430,8 @@ def test_going_to_an_operator_brings_it_into_view(open_page: Open, report: Repor
 # --- the search ---------------------------------------------------------------------------------------------
 
 
-def test_one_search_filters_list_tree_and_storages(open_page: Open, report: Report) -> None:
+def test_one_search_filters_list_tree_and_storages(open_page: Open) -> None:
+    report = plan("80%")  # of which much is folded
     page = open_page(report)
     line = next(event.source for event in report.events if event.source).partition(" ")[0]
     wanted: dict[str, Callable[[Event], bool]] = {
@@ -586,7 +587,9 @@ def test_a_finger_points_and_goes_nowhere(open_page: Open, report: Report) -> No
     page.touchscreen.tap(*at(page, 0.5))
     settle(page)
     assert page.locator("#tip").is_visible()
-    assert operators(report)[len(operators(report)) // 2].origin in page.locator("#tip").inner_text()
+    found, told = operators(report), page.locator("#tip").inner_text()
+    middle = {found[(len(found) - 1) // 2].origin, found[len(found) // 2].origin}
+    assert told.split()[0] in middle
     assert page.evaluate("scrollY") == before
     assert page.locator("#diff [aria-selected=true]").count() == 0
     box = page.locator("#tip").bounding_box()
