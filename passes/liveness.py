@@ -20,6 +20,7 @@ from dtr_fx.passes.tensors import (
     is_tangent,
     is_update,
     module_state,
+    parameters_first,
     storage_bytes,
     storage_keys,
 )
@@ -110,7 +111,7 @@ def allocations(gm: GraphModule, workspace: Mapping[str, int], device: torch.dev
         yield from _allocation(-1 - number, "parameter", storage_bytes(tensor, device))
     tangents: list[Node] = []
     held = [*gm.graph.find_nodes(op="placeholder"), *gm.graph.find_nodes(op="get_attr")]
-    for node in sorted(held, key=lambda node: constant_kind(node) != "parameter"):
+    for node in parameters_first(held, constant_kind):
         if node.users and is_tangent(node):
             tangents.append(node)
         elif counts(node):

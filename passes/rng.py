@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from dtr_fx.passes.tensors import is_here
 from dtr_fx.torch_private import OpOverload, schema_of
 
 
@@ -66,10 +67,9 @@ def save_state(device: str) -> torch.Tensor:
     """The state of the device's default generator, on the CPU (5,056 bytes for the CPU, 16 for CUDA)."""
     if device == "cpu":
         return torch.get_rng_state()
-    module = torch.get_device_module(device)
-    if not module.is_available():  # the graph is planned for another machine
+    if not is_here(torch.device(device)):
         return torch.zeros(16, dtype=torch.uint8)
-    state: torch.Tensor = module.get_rng_state(device)
+    state: torch.Tensor = torch.get_device_module(device).get_rng_state(device)
     return state
 
 

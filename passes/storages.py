@@ -34,6 +34,7 @@ from dtr_fx.passes.tensors import (
     is_tangent,
     is_update,
     module_state,
+    parameters_first,
     storage_key,
     tensors_of,
 )
@@ -273,7 +274,7 @@ class _Analysis:
         self._arrive()
         self._give_back()
         values = self.program.values
-        self.program.constants = sorted(self.constants, key=lambda value: values[value].kind != "parameter")
+        self.program.constants = parameters_first(self.constants, lambda value: values[value].kind)
         last_use: dict[int, NodeCall] = {}
         # What a result is a view of stays from when it is made, as the search has it.
         held = self.results | {self.program.storage(value) for value in self.results}

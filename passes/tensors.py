@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import repeat
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch.fx import GraphModule, Node
 
 from dtr_fx.torch_private import FakeTensor, pytree, unset_fake_temporarily
 from dtr_fx.torch_private import storage_key as key_of
+
+_T = TypeVar("_T")
 
 UPDATE = "is_update"  # the tag of what an optimizer does, beside those of AOTAutograd
 
@@ -58,6 +60,11 @@ def constant_kind(node: Node) -> str:
     if node.meta.get("dtr_state"):
         return "optimizer"
     return "parameter" if node.op == "get_attr" or node.meta.get("dtr_parameter") else "input"
+
+
+def parameters_first(given: Iterable[_T], kind_of: Callable[[_T], str]) -> list[_T]:
+    """What is there before a graph runs in the order in which a training loop makes it."""
+    return sorted(given, key=lambda each: kind_of(each) != "parameter")
 
 
 def is_tangent(node: Node) -> bool:
