@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch.fx import GraphModule
@@ -118,6 +119,7 @@ def _fewest(planning: Planning, region: Region, room: float) -> Sliced | None:
     small = region.summed_bytes() + _SMALL * (whole + planning.graph.constant_bytes)
     layouts, counts = region.layouts if options.slices == "summed" else [None], region.counts()
 
+    @cache
     def target(rows: int) -> Sliced:
         found = (sliced(planning.gm, region, rows, layout) for layout in layouts)
         return min(found, key=lambda each: above_inputs(each.runs))
